@@ -1,5 +1,6 @@
 """Checkpoints of a small run as versions of a model: each an increment of the one before, and each in full."""
 
+import shutil
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,8 @@ from rowwise.recipes.ensemble import predict_ensemble
 from rowwise.recipes.export import export
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.served import load_rows, open_version
-from rowwise.serve.package import version_folder
+from rowwise.serve.package import version_folder, write_traffic
+from rowwise.serve.traffic import Traffic
 from rowwise.serve.version import ServedVersion
 
 STEPS = (4, 8, 12, 16)
@@ -27,6 +29,17 @@ class Increments(NamedTuple):
     data: object  # a file with new rows
     table: pa.Table
     logits: dict[int, np.ndarray]  # of the new rows, by version
+
+    @property
+    def rows(self):
+        """The columns of the new rows that a request has."""
+        return self.table.select(["user", "item", "seen", "d0", "d1"]).to_pydict()
+
+    def copied(self, folder):
+        """Versions of a test's own; the first is the current one."""
+        models = shutil.copytree(self.models, folder / "models")
+        write_traffic(models, Traffic(1))
+        return models
 
 
 def make_increments(folder) -> Increments:

@@ -7,6 +7,7 @@ so that what comes out gets past the parser and into the code behind it. `mutate
 import copy
 import json
 import math
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -175,3 +176,11 @@ ODD_BYTES = (
         b"'",
     ),
 )
+
+
+def flip(path: Path, place: int = -1) -> None:
+    """Change a bit of a file; others that it was linked to stay as they are."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.unlink()
+    path.write_bytes(content)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import threading
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
@@ -20,11 +21,21 @@ def server(models, *options, folder=None, environment=None):
         yield urlsplit(line.split(" at ")[1]).netloc, process
 
 
+@contextmanager
+def quiet_server(models, *options):
+    """The address of a server that ends when it is told to, without an error."""
+    with server(models, "--timeout", "60000", *options) as (netloc, process):
+        yield netloc
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
+
+
 class Clients:
     """Clients that ask until the `with` ends, and check each answer."""
 
     def __init__(self, netloc, exported, count=3):
-        self.netloc, (_, self.rows, self.logits) = netloc, exported
+        self.netloc, self.rows, self.logits = netloc, exported.rows, exported.logits
         self.count = len(next(iter(self.rows.values())))
         self.seen, self.wrong, self.failed, self.lock = {}, 0, [], threading.Lock()
         self.ending = threading.Event()
@@ -70,14 +81,26 @@ def score(connection, body, path="/v1/models/small/score"):
     return response.status, answer.get("version"), answer["outputs"]["label_logit"] if "outputs" in answer else answer
 
 
-def get(netloc, path):
+def ask(netloc, path, body=None, **headers):
+    """The status, the headers and the body of an answer."""
+    headers = {"content-type": "application/json"} | headers
     with closing(HTTPConnection(netloc, timeout=60)) as connection:
-        connection.request("GET", path)
-        return connection.getresponse().read()
+        connection.request("GET" if body is None else "POST", path, body, headers)
+        response = connection.getresponse()
+        return response.status, dict(response.getheaders()), response.read()
+
+
+def get(netloc, path):
+    return ask(netloc, path)[2]
 
 
 def about(netloc):
     return json.loads(get(netloc, "/v1/versions"))
+
+
+def files_of(version):
+    """The content of each file of a folder."""
+    return {str(file.relative_to(version)): file.read_bytes() for file in version.rglob("*") if file.is_file()}
 
 
 def workers_of(pid):

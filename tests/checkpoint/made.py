@@ -48,11 +48,11 @@ def saved(folder, steps=3, **data) -> Checkpoint:
     return write_by(folder, Trained.make(TABLES, steps), SPREAD, **data)
 
 
-def drawn(seed: int, world: int) -> tuple[random.Random, Trained, Plan]:
+def drawn(seed: int, world: int, **shape: int) -> tuple[random.Random, Trained, Plan]:
     """Tables and a plan by chance."""
     chance = random.Random(seed)
     torch.manual_seed(seed)
-    trained = Trained.make(make_tables(chance), seed=seed)
+    trained = Trained.make(make_tables(chance, **shape), seed=seed)
     return chance, trained, make_plan(chance, trained.tables, world)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from mutations import flip
 
 from rowwise import CheckpointError, RowType
 from rowwise.checkpoint.local_shard import LocalShard
@@ -77,9 +78,7 @@ def test_all_damage_is_told_not_only_the_first(sound, tmp_path):
     shutil.copytree(sound, tmp_path / "one")
     files = sorted((tmp_path / "one").glob("*.safetensors"))
     for path in files:
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
-        path.write_bytes(content)
+        flip(path)
     found = Checkpoint.open(tmp_path / "one").find_damage()
     assert {bad.file for bad in found} == {path.name for path in files}
     assert "rows 30 to 39, columns 16 to 31" in {bad.place for bad in found if bad.tensor == "model/codes"}

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 from problems import make_problem
+from small import same
 from trainings import Killed, World, fast, left
 
 from rowwise import CheckpointError, Embeddings, Jagged, Plan, RowType, RowWiseAdagrad, Table
@@ -93,12 +94,6 @@ def save_both(run, folder, bits, background=False, steps=4):
         return [x.clone() for held in model.embeddings.local_tiles() for x in (held.rows, *held.state.values())]
 
     return run_threads(run.plan.world, rank, timeout_s=60)
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(
-        torch.equal(a[name].flatten().view(torch.uint8), b[name].flatten().view(torch.uint8)) for name in a
-    )
 
 
 @pytest.fixture
@@ -187,6 +182,14 @@ def one_table(rows=1000, **settings):
     return model
 
 
+def incremental(folder, *, background=False, **how):
+    return CheckpointFolder(folder, background=background, reduction=CheckpointReduction(incremental=True, **how))
+
+
+def has_rows_of(checkpoint, model):
+    return torch.equal(checkpoint.load("model/embeddings.t"), model.embeddings.table("t"))
+
+
 def touch(model, ids):
     model.embeddings(Jagged.from_lists({"t": [ids]})).matrix_BS.sum().backward()
     model.embeddings.update()
@@ -202,7 +205,7 @@ def add_and_wait(saved, step, model):
 
 
 def test_a_checkpoint_stands_alone_when_those_it_builds_on_are_gone(tmp_path):
-    model, saved = one_table(), CheckpointFolder(tmp_path, reduction=CheckpointReduction(incremental=True))
+    model, saved = one_table(), incremental(tmp_path)
     for step in range(4):
         touch(model, [step, 7])
         add(saved, step, model)
@@ -221,7 +224,7 @@ def test_a_checkpoint_stands_alone_when_those_it_builds_on_are_gone(tmp_path):
 
 def add_for_ever(folder, ready):
     """In a process of its own: the n-th checkpoint has the rows before n touched."""
-    model, saved = one_table(), CheckpointFolder(folder, reduction=CheckpointReduction(incremental=True))
+    model, saved = one_table(), incremental(folder)
     for step in range(1000):
         add(saved, step, model)
         saved.prune(2, None)
@@ -289,12 +292,12 @@ def test_a_run_goes_on_from_rounded_rows(tmp_path):
 
 
 def test_of_a_table_that_nothing_touched_an_increment_has_nothing(tmp_path):
-    model, saved = one_table(), CheckpointFolder(tmp_path, reduction=CheckpointReduction(incremental=True))
+    model, saved = one_table(), incremental(tmp_path)
     add(saved, 0, model)
     add(saved, 1, model)
     entry = saved.open().entry("model/embeddings.t")
     assert [piece.ids for piece in entry.chunks] == [None] * len(entry.chunks)
-    assert torch.equal(saved.open().load("model/embeddings.t"), model.embeddings.table("t"))
+    assert has_rows_of(saved.open(), model)
 
 
 def test_without_hard_links_it_is_a_full_one_and_says_so(tmp_path, monkeypatch):
@@ -302,36 +305,30 @@ def test_without_hard_links_it_is_a_full_one_and_says_so(tmp_path, monkeypatch):
         raise OSError(1, "Operation not permitted")
 
     said = []
-    model, saved = (
-        one_table(),
-        CheckpointFolder(tmp_path, reduction=CheckpointReduction(incremental=True, log=said.append)),
-    )
+    model, saved = one_table(), incremental(tmp_path, log=said.append)
     add(saved, 0, model)
     monkeypatch.setattr(os, "link", link)
     touch(model, [3])
     add(saved, 1, model)
     assert len(saved.open().manifest.chain_bytes) == 1
-    assert torch.equal(saved.open().load("model/embeddings.t"), model.embeddings.table("t"))
+    assert has_rows_of(saved.open(), model)
     assert said == [
         f"step-000000001 is a full checkpoint: no hard link to files of {tmp_path / 'step-000000000'} can be made"
     ]
 
 
 def test_what_it_builds_on_may_be_gone(tmp_path):
-    model, saved = one_table(), CheckpointFolder(tmp_path, reduction=CheckpointReduction(incremental=True))
+    model, saved = one_table(), incremental(tmp_path)
     add(saved, 0, model)
     shutil.rmtree(saved.path(0))
     touch(model, [3])
     add(saved, 1, model)
-    assert torch.equal(saved.open().load("model/embeddings.t"), model.embeddings.table("t"))
+    assert has_rows_of(saved.open(), model)
 
 
 @pytest.mark.parametrize("background", [False, True])
 def test_after_one_that_failed_comes_a_full_one(tmp_path, monkeypatch, background):
-    model, saved = (
-        one_table(),
-        CheckpointFolder(tmp_path, background=background, reduction=CheckpointReduction(incremental=True)),
-    )
+    model, saved = one_table(), incremental(tmp_path, background=background)
     add(saved, 0, model)
     saved.wait()
     touch(model, [3])
@@ -347,7 +344,7 @@ def test_after_one_that_failed_comes_a_full_one(tmp_path, monkeypatch, backgroun
     add(saved, 2, model)
     saved.wait()
     assert len(saved.open().manifest.chain_bytes) == 1
-    assert torch.equal(saved.open().load("model/embeddings.t"), model.embeddings.table("t"))
+    assert has_rows_of(saved.open(), model)
     touch(model, [5])
     add(saved, 3, model)
     saved.wait()
@@ -355,21 +352,21 @@ def test_after_one_that_failed_comes_a_full_one(tmp_path, monkeypatch, backgroun
 
 
 def test_rows_written_by_hand_are_in_the_next_one(tmp_path):
-    model, saved = one_table(), CheckpointFolder(tmp_path, reduction=CheckpointReduction(incremental=True))
+    model, saved = one_table(), incremental(tmp_path)
     add(saved, 0, model)
     model.load_state_dict({"embeddings.t": torch.randn(1000, 16)})
     add(saved, 1, model)
-    assert torch.equal(saved.open().load("model/embeddings.t"), model.embeddings.table("t"))
+    assert has_rows_of(saved.open(), model)
     restore(Checkpoint.open(saved.path(0)), model, {})
     add(saved, 2, model)
-    assert torch.equal(saved.open().load("model/embeddings.t"), model.embeddings.table("t"))
+    assert has_rows_of(saved.open(), model)
 
 
 @pytest.mark.parametrize(
     "key", ["model/embeddings.t[3:8]", "model/embeddings.t[3:8] ids", "rows/embeddings.t/sum[3:8] ids"]
 )
 def test_a_flipped_byte_of_an_increment_is_found_and_named(tmp_path, key):
-    model, saved = one_table(), CheckpointFolder(tmp_path, reduction=CheckpointReduction(incremental=True, bits=8))
+    model, saved = one_table(), incremental(tmp_path, bits=8)
     add(saved, 0, model)
     touch(model, [3, 7])
     add(saved, 1, model)
@@ -386,14 +383,14 @@ def test_a_flipped_byte_of_an_increment_is_found_and_named(tmp_path, key):
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_row_that_is_not_finite_is_not_rounded(tmp_path, bits):
-    model, saved = one_table(), CheckpointFolder(tmp_path, reduction=CheckpointReduction(incremental=True, bits=bits))
+    model, saved = one_table(), incremental(tmp_path, bits=bits)
     add(saved, 0, model)
     touch(model, [3, 7])
     model.embeddings.table("t")[7, 2] = torch.nan
     with pytest.raises(CheckpointError, match=r"'model/embeddings\.t': row 7"):
         add(saved, 1, model)
     assert saved.steps() == [0]
-    exact = CheckpointFolder(tmp_path, reduction=CheckpointReduction(incremental=True))
+    exact = incremental(tmp_path)
     add(exact, 1, model)
     assert torch.equal(exact.open().load("model/embeddings.t").isnan(), model.embeddings.table("t").isnan())
 
@@ -415,7 +412,7 @@ def test_weights_are_rounded_and_state_is_not(tmp_path, bits, most):
 def test_int8_rows_stay_as_they_are_at_eight_bits(tmp_path):
     model = one_table(row_type="int8")
     add(CheckpointFolder(tmp_path, reduction=CheckpointReduction(bits=8)), 0, model)
-    assert torch.equal(CheckpointFolder(tmp_path).open().load("model/embeddings.t"), model.embeddings.table("t"))
+    assert has_rows_of(CheckpointFolder(tmp_path).open(), model)
 
 
 histories = st.tuples(
@@ -448,7 +445,7 @@ def test_a_chain_of_equal_increments_ends_where_its_average_is_least(increment_b
 
 
 def test_a_manifest_with_rows_outside_its_tensor_is_refused(tmp_path):
-    model, saved = one_table(), CheckpointFolder(tmp_path, reduction=CheckpointReduction(incremental=True))
+    model, saved = one_table(), incremental(tmp_path)
     add(saved, 0, model)
     touch(model, [3])
     add(saved, 1, model)

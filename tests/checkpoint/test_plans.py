@@ -1,13 +1,15 @@
 """A checkpoint written by one plan is read by any other, to the bit: rows, their state, and all that is dense."""
 
-import random
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 from checkpoint import checkpoint_ranks
-from checkpoint.plans import Net, Trained, contents, differences, empty, make_plan, make_tables
+from checkpoint.made import drawn, write_by
+from checkpoint.memory_rows import streamed
+from checkpoint.plans import Net, contents, differences, empty, make_plan
 from msgspec import structs
 
 from rowwise import CheckpointError, Plan, RowWiseAdagrad, Table, Tile
@@ -20,17 +22,6 @@ from rowwise.shard.apply import shard
 from rowwise.train.snapshot import collect, restore, warm_start
 
 WORLDS = (1, 2, 3, 8)
-
-
-def save(trained, plan, folder):
-    """By as many ranks as a plan has."""
-
-    def run(comm):
-        model, optimizers = trained.by(plan, comm)
-        write(folder, *collect(model, optimizers, comm), comm)
-
-    run_threads(plan.world, run)
-    return Checkpoint.open(folder)
 
 
 def read(trained, plan, folder, world):
@@ -51,9 +42,8 @@ def read(trained, plan, folder, world):
 
 
 def check(tmp_path, seed, worlds=WORLDS, **shape):
-    chance = random.Random(seed)
-    trained = Trained.make(make_tables(chance, **shape), seed=seed)
-    first = save(trained, make_plan(chance, trained.tables, 4), tmp_path / "four")
+    chance, trained, plan = drawn(seed, 4, **shape)
+    first = write_by(tmp_path / "four", trained, plan)
     first.verify()
     alone = tmp_path / "alone"
     write(alone, *collect(trained.model, {"dense": trained.optimizer}))
@@ -86,7 +76,8 @@ def test_many_plans(tmp_path, seed):
     check(tmp_path, seed, count=8, rows=3000)
 
 
-def test_a_plan_that_keeps_a_state_for_each_column_piece(tmp_path):
+@pytest.mark.parametrize("held_by", [nullcontext, streamed], ids=["memory", "streams"])
+def test_a_plan_that_keeps_a_state_for_each_column_piece(tmp_path, held_by):
     """By the same plan what was there comes back; by another, that of a row's first columns."""
     table = Table(name="t", rows=30, dim=16, optimizer=RowWiseAdagrad(lr=0.1))
     tiles = [Tile(table="t", rank=rank, rows=(0, 30), cols=(rank * 8, rank * 8 + 8)) for rank in range(2)]
@@ -96,9 +87,10 @@ def test_a_plan_that_keeps_a_state_for_each_column_piece(tmp_path):
         model = shard(Net((table,)), plan, comm)
         (held,) = model.embeddings.local_tiles()
         held.state["sum"].copy_(torch.arange(30.0) + 100 * comm.rank)
-        write(tmp_path / "one", *collect(model, {}, comm), comm)
-        held.state["sum"].zero_()
-        restore(Checkpoint.open(tmp_path / "one"), model, {}, comm)
+        with held_by(model.embeddings):
+            write(tmp_path / "one", *collect(model, {}, comm), comm)
+            held.state["sum"].zero_()
+            restore(Checkpoint.open(tmp_path / "one"), model, {}, comm)
         return held.state["sum"].clone()
 
     first, second = run_threads(2, run)
@@ -152,9 +144,8 @@ def test_what_is_another_on_each_rank_comes_back_to_it(tmp_path):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_warm_start_by_any_plan_is_that_of_one_device(tmp_path, seed):
     """Tables that have grown, that have other rows, and that are new; each rank is told the same."""
-    chance = random.Random(seed)
-    trained = Trained.make(make_tables(chance), seed=seed)
-    save(trained, make_plan(chance, trained.tables, 4), tmp_path / "one")
+    chance, trained, plan = drawn(seed, 4)
+    write_by(tmp_path / "one", trained, plan)
     grown = [structs.replace(trained.tables[0], rows=trained.tables[0].rows + 9)]
     kind = {"row_type": "bf16", "column_group": None}
     tables = (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from problems import make_problem
 
-from rowwise import Adam, Lamb, Plan, RowWiseAdagrad, Sgd, StateError, Table, Tile
+from rowwise import Adam, Lamb, Plan, RowWiseAdagrad, Sgd, StateError, Table
 from rowwise.checkpoint import windows
 from rowwise.checkpoint.delta import round_shards
 from rowwise.checkpoint.read import Checkpoint
@@ -175,26 +175,6 @@ def test_runs_are_of_bounded_size(tmp_path):
             assert sum(written) == 3 * 5000 * 16 * 4
             copy_tables(Net((table,)).embeddings, other.embeddings)
             assert max(written) <= 2000
-
-
-def test_a_number_per_row_of_each_column_tile(tmp_path):
-    table = Table(name="t", rows=30, dim=16, optimizer=RowWiseAdagrad(lr=0.1))
-    tiles = [Tile(table="t", rank=rank, rows=(0, 30), cols=(rank * 8, rank * 8 + 8)) for rank in range(2)]
-    plan = Plan(world=2, tiles=tuple(tiles), approximate=("t",))
-
-    def run(comm):
-        model = shard(Net((table,)), plan, comm)
-        (tile,) = model.embeddings.local_tiles()
-        tile.state["sum"].copy_(torch.arange(30.0) + 100 * comm.rank)
-        with streamed(model.embeddings):
-            write(tmp_path / "one", *collect(model, {}, comm), comm)
-            tile.state["sum"].zero_()
-            restore(Checkpoint.open(tmp_path / "one"), model, {}, comm)
-        return tile.state["sum"].clone()
-
-    first, second = run_threads(2, run)
-    assert torch.equal(first, torch.arange(30.0))
-    assert torch.equal(second, first + 100)
 
 
 def test_a_save_in_the_background_has_streams_as_they_were(tmp_path):

@@ -21,7 +21,7 @@ from rowwise.checkpoint.check import verify
 from rowwise.checkpoint.diff import diff
 from rowwise.checkpoint.export import export_parquet, export_torch, own_names, torchrec_names
 from rowwise.checkpoint.listing import list_checkpoints, list_tensors
-from rowwise.checkpoint.manifest import NAME, TensorChunk, TensorEntry
+from rowwise.checkpoint.manifest import NAME, CheckpointManifest, TensorEntry
 from rowwise.checkpoint.named import open_named, tables_of
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.rewrite import retype_tables, rewrite
@@ -165,18 +165,6 @@ def test_every_bad_piece_is_named(three):
     assert all(one.file in (gone, piece.file) for one in checked.damage)
 
 
-@settings(max_examples=25)
-@given(data=st.data())
-def test_a_changed_byte_is_found_wherever_it_is(tmp_path_factory, one_saved, data):
-    folder = tmp_path_factory.mktemp("ckpt") / "one"
-    shutil.copytree(one_saved, folder)
-    file = data.draw(st.sampled_from(sorted(path.name for path in folder.iterdir())))
-    flip(folder, file, data.draw(st.integers(0, (folder / file).stat().st_size - 1)))
-    (checked,) = verify(folder).checked
-    assert checked.damage
-    assert all(one.file == file for one in checked.damage)
-
-
 @pytest.fixture(scope="module")
 def one_saved(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("kept") / "one").folder
@@ -196,7 +184,7 @@ def test_an_older_one_that_is_whole_is_named(tmp_path, one_saved):
     flip(newest, "00001-00000.safetensors")
     flip(middle, NAME, 300)
     found = verify(newest)
-    assert [bool(one.damage) for one in found.checked] == [True, True, False]
+    assert [{bad.file for bad in one.damage} for one in found.checked] == [{"00001-00000.safetensors"}, {NAME}, set()]
     assert found.whole == "step-000000005"
     assert verify(run) == found
     assert verify(run / "ckpt" / "step-000000005").good
@@ -410,10 +398,6 @@ def test_a_manifest_says_what_it_is_to_others(three, tmp_path):
 
 
 def test_tables_of_two_modules_may_have_one_name(tmp_path):
-    entry = TensorEntry(dtype="float32", shape=(4, 4), row_type=RowType.FP32, chunks=())
-    piece = TensorChunk(rows=(0, 4), cols=None, file="f", key="k", crc32=0)
-    assert piece.rows == (0, 4)
-    from rowwise.checkpoint.manifest import CheckpointManifest
-
+    entry = TensorEntry(dtype="float32", shape=(4, 4), row_type=RowType.FP32)
     both = CheckpointManifest(format=2, data={}, files={}, tensors={"model/a.t": entry, "model/b.t": entry})
     assert list(tables_of(both)) == ["a.t", "b.t"]

@@ -6,6 +6,20 @@ import pytest
 from increments import make_increments
 
 
+class Clock:
+    """Seconds that pass where a test says so."""
+
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
 @pytest.fixture(scope="session")
 def increments(tmp_path_factory):
     """Versions of one run, each an increment of the one before; tests leave them as they are."""

@@ -15,13 +15,24 @@ async def nothing(scope, receive, send):
     """An application that is never asked."""
 
 
+def server_at(bound):
+    config = uvicorn.Config(nothing, log_level="warning")
+    config.load()
+    server = _DrainingServer(config, ScoringService(ServiceLimits()), bound)
+    server.lifespan = config.lifespan_class(config)
+    return server
+
+
+async def close_all(server):
+    for connection in list(server.server_state.connections):
+        connection.shutdown()
+    await asyncio.sleep(0.05)
+
+
 def test_a_call_takes_one_connection():
     async def go():
         with socket.create_server(("127.0.0.1", 0)) as bound:
-            config = uvicorn.Config(nothing, log_level="warning")
-            config.load()
-            server = _DrainingServer(config, ScoringService(ServiceLimits()), bound)
-            server.lifespan = config.lifespan_class(config)
+            server = server_at(bound)
             clients = [socket.create_connection(bound.getsockname()) for _ in range(3)]
             bound.setblocking(False)
             counts = []
@@ -29,11 +40,9 @@ def test_a_call_takes_one_connection():
                 server._accept_one()
                 await asyncio.gather(*server._arriving)
                 counts.append(len(server.server_state.connections))
-            for connection in list(server.server_state.connections):
-                connection.shutdown()
             for client in clients:
                 client.close()
-            await asyncio.sleep(0.05)
+            await close_all(server)
             return counts
 
     assert asyncio.run(go()) == [1, 2, 3, 3]
@@ -59,18 +68,13 @@ def test_a_worker_without_files_takes_connections_later(monkeypatch, capsys):
 
     async def go():
         with socket.create_server(("127.0.0.1", 0)) as bound:
-            config = uvicorn.Config(nothing, log_level="warning")
-            config.load()
-            server = _DrainingServer(config, ScoringService(ServiceLimits()), Full(bound))
-            server.lifespan = config.lifespan_class(config)
+            server = server_at(Full(bound))
             server.accept()
             with socket.create_connection(bound.getsockname()):
                 while not server.server_state.connections:
                     await asyncio.sleep(0.01)
                 asyncio.get_running_loop().remove_reader(server._bound)
-                for connection in list(server.server_state.connections):
-                    connection.shutdown()
-                await asyncio.sleep(0.05)
+                await close_all(server)
 
     asyncio.run(asyncio.wait_for(go(), 30))
     assert capsys.readouterr().err.count("no connection can be taken: Too many open files") == 2

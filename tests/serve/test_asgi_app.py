@@ -1,7 +1,6 @@
 """The application behind a server that is not ours: it follows the versions of its folder, and refuses damaged ones."""
 
 import asyncio
-import shutil
 import threading
 
 import numpy as np
@@ -20,9 +19,7 @@ from rowwise.serve.traffic import Canary, Traffic
 
 @pytest.fixture
 def models(increments, tmp_path):
-    folder = shutil.copytree(increments.models, tmp_path / "models")
-    write_traffic(folder, Traffic(1))
-    return folder
+    return increments.copied(tmp_path)
 
 
 class Running:
@@ -47,11 +44,10 @@ class Running:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("memory", [None, "200kB"])
 def test_it_follows_its_folder(increments, models, memory):
-    rows = increments.table.select(["user", "item", "seen", "d0", "d1"]).to_pydict()
     with Running(rowwise.asgi_app(models, memory=memory)) as url, ScoringClient(url, 60.0) as client:
 
         def answers(number):
-            found = np.array(client.score(rows)["label_logit"], np.float32)
+            found = np.array(client.score(increments.rows)["label_logit"], np.float32)
             np.testing.assert_array_equal(found, increments.logits[number])
 
         answers(1)

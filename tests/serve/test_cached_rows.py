@@ -376,11 +376,9 @@ def test_a_server_with_small_memory(increments, tmp_path):
     """Versions change, a worker and Redis are killed: each answer has the bits of its version."""
     models = shutil.copytree(increments.models, tmp_path / "models")
     write_traffic(models, Traffic(1))
-    rows = increments.table.to_pydict()
-    exported = models, {name: rows[name] for name in ("user", "item", "seen", "d0", "d1")}, increments.logits
     with one_server(tmp_path) as redis:
         options = ("--memory", f"{SMALL}B", "--redis", redis.address)
-        with server(models, *options) as (netloc, process), Clients(netloc, exported) as clients:
+        with server(models, *options) as (netloc, process), Clients(netloc, increments) as clients:
             for number in (1, 2, 3, 4, 2):
                 write_traffic(models, Traffic(number))
                 clients.wait_for(number)

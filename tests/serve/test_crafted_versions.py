@@ -28,6 +28,7 @@ from rowwise.inside import number_in
 from rowwise.recipes.audit import audit
 from rowwise.recipes.export import export
 from rowwise.recipes.served import open_version
+from rowwise.serve.client import arrow_stream
 from rowwise.serve.default_rows import MEANS, read_mean_rows
 from rowwise.serve.forward import arrays_of
 from rowwise.serve.hot_rows import HOT, read_hot_rows
@@ -113,12 +114,9 @@ def test_what_a_file_unpacks_to_is_bounded(kind, tmp_path):
 
 
 def test_a_request_is_as_large_as_its_texts():
-    sink = pa.BufferOutputStream()
-    table = pa.table({"x": long_texts(100)})
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
+    body = arrow_stream(pa.table({"x": long_texts(100)}))
     with pytest.raises(DataError, match=r"request: .* 104,858,400 bytes"):
-        RequestReader(pa.schema([("x", pa.string())]), 1000).read_arrow(sink.getvalue().to_pybytes())
+        RequestReader(pa.schema([("x", pa.string())]), 1000).read_arrow(body)
 
 
 def any_table(rows=1005):

@@ -4,7 +4,6 @@ A CPU stands in for the device, with the reference of its kernels; one test is f
 """
 
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -83,12 +82,9 @@ def test_a_version_of_items_is_refused(tmp_path):
 @pytest.mark.slow
 def test_a_server_with_slots(increments, tmp_path):
     """Versions change while clients ask: each answer has the bits of its version."""
-    models = shutil.copytree(increments.models, tmp_path / "models")
-    write_traffic(models, Traffic(1))
-    rows = increments.table.to_pydict()
-    exported = models, {name: rows[name] for name in ("user", "item", "seen", "d0", "d1")}, increments.logits
+    models = increments.copied(tmp_path)
     options = ("--device", "cpu", "--device-memory", f"{CACHED}B", "--rows-at-once", "32")
-    with server(models, *options) as (netloc, _), Clients(netloc, exported) as clients:
+    with server(models, *options) as (netloc, _), Clients(netloc, increments) as clients:
         for number in (1, 3, 2, 4, 1):
             write_traffic(models, Traffic(number))
             clients.wait_for(number)

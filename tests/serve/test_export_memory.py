@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from serving import files_of
 from small import RECIPE, trained
 from towers import MANY, trained_towers, write_item_table
 
@@ -31,10 +32,6 @@ print(json.dumps({"grown": peak() - before, "size": written.size_bytes}))
 """
 
 
-def contents(version):
-    return {str(file.relative_to(version)): file.read_bytes() for file in version.rglob("*") if file.is_file()}
-
-
 @pytest.mark.few(2)
 @pytest.mark.parametrize("rows", [None, RowType.FP16, RowType.BF16, RowType.INT8, RowType.INT4])
 def test_versions_have_the_same_bytes_with_less_memory(increments, tmp_path, rows):
@@ -44,7 +41,7 @@ def test_versions_have_the_same_bytes_with_less_memory(increments, tmp_path, row
         for name, memory in (("whole", None), ("parts", SMALL)):
             written = export(run, tmp_path / name, which=f"step-{step}", rows=rows, memory_bytes=memory)
             assert written.base == (None if number == 1 else 1)
-        whole, parts = (contents(version_folder(tmp_path / name, number).path) for name in ("whole", "parts"))
+        whole, parts = (files_of(version_folder(tmp_path / name, number).path) for name in ("whole", "parts"))
         assert parts.keys() >= {"hot.arrow", "golden.arrow", "manifest.json"}
         assert parts == whole
 
@@ -57,7 +54,7 @@ def test_items_have_the_same_bytes_with_less_memory(tmp_path):
     for name, memory in (("whole", None), ("parts", SMALL)):
         written = export(run, tmp_path / name, items=items, memory_bytes=memory)
         assert written.items.index is not None
-    whole, parts = (contents(version_folder(tmp_path / name, 1).path) for name in ("whole", "parts"))
+    whole, parts = (files_of(version_folder(tmp_path / name, 1).path) for name in ("whole", "parts"))
     assert parts.keys() >= {"retrieval/items.vectors", "retrieval/items.faiss"}
     assert parts == whole
 

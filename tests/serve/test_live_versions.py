@@ -15,14 +15,15 @@ from itertools import cycle
 import numpy as np
 import pytest
 import torch
+from increments import Increments, predicted
 from launching import rowwise, started, wait_for, write_recipe
+from mutations import flip
 from pyarrow import parquet as pq
 from serving import Clients, about, exists, loaders_of, score, server, workers_of
 from small import WORLD, trained
 
 from rowwise import RowType, RowwiseError
 from rowwise.cli.export import versions
-from rowwise.recipes.ensemble import predict_ensemble
 from rowwise.recipes.export import export
 from rowwise.serve.package import list_versions, version_folder, write_traffic
 from rowwise.serve.record import REQUEST, VERSION
@@ -43,20 +44,14 @@ def exported(tmp_path_factory):
         export(run.folder.path, folder / "models", rows=rows)
     table = WORLD.rows(90_000, ROWS).drop_columns(["label", "logit"])
     pq.write_table(table, folder / "new.parquet")
-    logits = {}
-    for number in range(1, 1 + len(VERSIONS)):
-        version, out = version_folder(folder / "models", number).path, folder / "p.parquet"
-        predict_ensemble([version], out, data=f"parquet:{folder / 'new.parquet'}")
-        logits[number] = pq.read_table(out)["label_logit"].to_numpy()
-    return folder / "models", table.select(["user", "item", "seen", "d0", "d1"]).to_pydict(), logits
+    numbers = range(1, 1 + len(VERSIONS))
+    logits = {number: predicted(folder / "models", number, folder / "new.parquet") for number in numbers}
+    return Increments(run, folder / "models", None, folder / "new.parquet", table, logits)
 
 
 @pytest.fixture
 def models(exported, tmp_path):
-    """A folder of versions of one's own; the first is the current one."""
-    shutil.copytree(exported[0], tmp_path / "models")
-    write_traffic(tmp_path / "models", Traffic(1))
-    return tmp_path / "models"
+    return exported.copied(tmp_path)
 
 
 def test_each_answer_is_one_version_while_they_change(models, exported):
@@ -72,11 +67,8 @@ def test_each_answer_is_one_version_while_they_change(models, exported):
 
 def test_increments_are_served_from_one_memory(increments, tmp_path):
     """Each answer is that of the version it names, also after steps back; there is one file with rows, and not five."""
-    models = shutil.copytree(increments.models, tmp_path / "models")
-    write_traffic(models, Traffic(1))
-    rows = increments.table.select(["user", "item", "seen", "d0", "d1"]).to_pydict()
-    expected = None, rows, increments.logits
-    with server(models) as (netloc, process), Clients(netloc, expected) as clients:
+    models = increments.copied(tmp_path)
+    with server(models) as (netloc, process), Clients(netloc, increments) as clients:
         clients.wait_for(1)
         for number in (2, 3, 1, 4, 2, 4):
             clients.seen.pop(number, None)
@@ -91,10 +83,7 @@ def test_increments_are_served_from_one_memory(increments, tmp_path):
 
 def test_versions_that_change_faster_than_they_load(increments, tmp_path):
     """The server moves all the time, skips wishes, and arrives at the newest after at most one other version."""
-    models = shutil.copytree(increments.models, tmp_path / "models")
-    write_traffic(models, Traffic(1))
-    rows = increments.table.select(["user", "item", "seen", "d0", "d1"]).to_pydict()
-    expected, moves, made, ending = (None, rows, increments.logits), [], [], threading.Event()
+    models, moves, made, ending = increments.copied(tmp_path), [], [], threading.Event()
 
     def follow(lines):
         moves.extend(line for line in lines if "is the current one" in line)
@@ -107,7 +96,7 @@ def test_versions_that_change_faster_than_they_load(increments, tmp_path):
             if ending.wait(g.uniform(0.2, 0.5)):
                 return
 
-    with ThreadPoolExecutor(2) as pool, server(models) as (netloc, process), Clients(netloc, expected, 1) as clients:
+    with ThreadPoolExecutor(2) as pool, server(models) as (netloc, process), Clients(netloc, increments, 1) as clients:
         following, changing = pool.submit(follow, process.stdout), pool.submit(change)
         try:
             for least in (2, 4):
@@ -136,8 +125,7 @@ def fds_of(pid):
 def test_a_stock_client_of_the_open_inference_protocol(models, exported):
     from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
-    _, rows, logits = exported
-    seen = rows["seen"]
+    rows, seen = exported.rows, exported.rows["seen"]
     offsets = np.cumsum([0, *map(len, seen)])
     arrays = {name: np.array(rows[name], np.int64) for name in ("user", "item")}
     arrays |= {name: np.array(rows[name], np.float32) for name in ("d0", "d1")}
@@ -157,12 +145,12 @@ def test_a_stock_client_of_the_open_inference_protocol(models, exported):
                 inputs[-1].set_data_from_numpy(array, binary_data=binary)
             output = InferRequestedOutput("label_logit", binary_data=binary)
             found = client.infer("small", inputs, outputs=[output], model_version="1")
-            assert found.as_numpy("label_logit").tobytes() == logits[1].tobytes()
+            assert found.as_numpy("label_logit").tobytes() == exported.logits[1].tobytes()
             assert found.get_response()["model_version"] == "1"
 
 
 def test_a_canary_answers_its_share(models, exported):
-    body = json.dumps({"rows": {name: values[:1] for name, values in exported[1].items()}})
+    body = json.dumps({"rows": {name: values[:1] for name, values in exported.rows.items()}})
     with server(models, "--workers", "1") as (netloc, process):
         done = rowwise(models.parent, "versions", "models", "--canary", "3=25%")
         assert done.stdout.splitlines()[3].split()[:4] == ["3", "canary,", "25", "%"]
@@ -171,7 +159,7 @@ def test_a_canary_answers_its_share(models, exported):
             seen = []
             for _ in range(100):
                 _, version, logits = score(connection, body)
-                assert np.array(logits, np.float32).tobytes() == exported[2][version][:1].tobytes()
+                assert np.array(logits, np.float32).tobytes() == exported.logits[version][:1].tobytes()
                 seen.append(version)
             assert abs(seen.count(3) - 25) <= 2
             assert set(seen) == {1, 3}
@@ -190,11 +178,7 @@ def test_canaries_that_are_none(models, text):
 
 
 def test_a_version_that_cannot_be_served_is_refused_and_the_old_one_goes_on(models, exported, tmp_path):
-    weights = next(version_folder(models, 2).path.glob("*.safetensors"))
-    content = bytearray(weights.read_bytes())
-    content[-5] ^= 1
-    weights.unlink()  # it may be a hard link
-    weights.write_bytes(content)
+    flip(next(version_folder(models, 2).path.glob("*.safetensors")), -5)
     columns = {"sparse": [{"column": name, "ids": "direct"} for name in ("user", "item")], "dense": [{"column": "d0"}]}
     tables = [{"name": name, "rows": rows, "dim": 8, "pooling": "mean"} for name, rows in WORLD.ids]
     other, _ = trained(tmp_path, columns=columns, tables={"list": tables}, train={"epochs": 1})
@@ -280,7 +264,7 @@ def test_a_server_of_one_version_stays_with_it(models, exported, pinned):
 
 
 def test_sigterm_lets_requests_end(models, exported):
-    rows = {name: values * 200 for name, values in exported[1].items()}
+    rows = {name: values * 200 for name, values in exported.rows.items()}
     body = json.dumps({"rows": rows})
     with server(models, "--timeout", "60000") as (netloc, process), ExitStack() as stack:
         connections = [stack.enter_context(closing(HTTPConnection(netloc, timeout=60))) for _ in range(4)]
@@ -291,7 +275,7 @@ def test_sigterm_lets_requests_end(models, exported):
             for one in found:
                 code, version, logits = one.result()
                 assert (code, version) == (200, 1)
-                assert np.array(logits, np.float32).tobytes() == np.tile(exported[2][1], 200).tobytes()
+                assert np.array(logits, np.float32).tobytes() == np.tile(exported.logits[1], 200).tobytes()
         assert process.wait(60) == 0
         assert process.stderr.read() == ""
 

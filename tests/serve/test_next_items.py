@@ -1,18 +1,16 @@
 """The items that follow lists, by exported models of lists: those of `NextItem.scores`, whoever asks for them."""
 
 import json
-import signal
 from functools import cache
-from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from item_lists import BASE, ITEMS, KINDS, sections, write_lists
-from launching import started
 from pyarrow import csv
 from pyarrow import parquet as pq
+from serving import quiet_server
 from small import trained
 
 from rowwise import DataError, Jagged, SpecError
@@ -36,7 +34,7 @@ RUNS = [
     pytest.param(("sasrec", "direct"), marks=pytest.mark.slow),
     pytest.param(("hstu", "hash"), marks=pytest.mark.slow),
 ]
-OPTIONS = ["--port", "0", "--workers", "1", "--record", "kept", "--record-share", "100%"]
+OPTIONS = ["--workers", "1", "--record", "kept", "--record-share", "100%"]
 LISTS = [[3], [1, 2, 5], [], [7, 7, 7, 22], [9, 28, 5, 16, 9, 28, 5, 16, 9], [39]]  # of up to 6 items, 6 are read
 
 
@@ -192,14 +190,12 @@ def test_a_server_answers_the_same_and_is_audited(kind, tmp_path, command):
     run = train_lists(tmp_path, kind, "direct")
     version = export(run, tmp_path / "models", warn=[].append)
     options = [*OPTIONS, "--expect", version.digest]
-    with started(tmp_path, "serve", "models", *options) as process:
-        line = process.stdout.readline()
-        assert " at http://" in line, process.stderr.read()
-        with ScoringClient("http://" + urlsplit(line.split(" at ")[1]).netloc, timeout_s=60) as client:
-            answers = [client.retrieve({"seen": items}, 10, without=items) for items in LISTS]
-            some = client.retrieve({"seen": LISTS[1]}, among=[4, 8, 400])
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+    with (
+        quiet_server(tmp_path / "models", *options) as netloc,
+        ScoringClient(f"http://{netloc}", timeout_s=60) as client,
+    ):
+        answers = [client.retrieve({"seen": items}, 10, without=items) for items in LISTS]
+        some = client.retrieve({"seen": LISTS[1]}, among=[4, 8, 400])
     retriever = open_version(version.folder.path).retriever
     for scores, items, answer in zip(scores_of(run, "direct", LISTS), LISTS, answers, strict=True):
         assert (answer.items, answer.scores) == retriever.retrieve({"seen": items}, 10, without=items)[:2]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import DataError
+from rowwise.serve.client import arrow_stream
 from rowwise.serve.json_body import BodyLimits, SMALL_bytes
 from rowwise.serve.request import RequestReader, RequestRows
 
@@ -26,22 +27,15 @@ def read(value):
     return reader().read_json(json.dumps(value).encode())
 
 
-def as_stream(table):
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
-
-
 def test_json_and_arrow_are_read_alike():
     found = read({"rows": ROWS | {"more": [1]}})
     assert (found.rows, found.ignored) == (2, 1)
     assert pa.table(found.arrays).schema == SCHEMA
     assert pa.table(found.arrays).to_pydict() == ROWS
     table = pa.table(ROWS, schema=SCHEMA).append_column("more", pa.array([1, 2]))
-    assert reader().read_arrow(as_stream(table)).arrays == found.arrays
+    assert reader().read_arrow(arrow_stream(table)).arrays == found.arrays
     wide = table.set_column(0, "user", pa.array([1, None], pa.int8())).set_column(1, "x", pa.array([0.5, None]))
-    assert reader().read_arrow(as_stream(wide)).arrays == found.arrays
+    assert reader().read_arrow(arrow_stream(wide)).arrays == found.arrays
 
 
 def test_a_context_is_repeated_for_each_candidate():
@@ -136,17 +130,17 @@ def test_what_mistakes_in_arrow_are_told():
         (lambda t: t.set_column(3, "seen", pa.array([[True], [False]])), "column 'seen' holds list<.*bool>"),
     ):
         with pytest.raises(DataError, match=message):
-            reader().read_arrow(as_stream(change(table)))
-    for body in (b"", b"nothing", as_stream(table)[:-100]):
+            reader().read_arrow(arrow_stream(change(table)))
+    for body in (b"", b"nothing", arrow_stream(table)[:-100]):
         with pytest.raises(DataError, match=r"not an Arrow IPC stream|no column"):
             reader().read_arrow(body)
 
 
 def test_text_of_digits_is_a_whole_number_in_arrow():
     table = pa.table(ROWS, schema=SCHEMA).set_column(0, "user", pa.array(["-12", None]))
-    assert reader().read_arrow(as_stream(table)).arrays["user"].to_pylist() == [-12, None]
+    assert reader().read_arrow(arrow_stream(table)).arrays["user"].to_pylist() == [-12, None]
     encoded = table.set_column(0, "user", table["user"].dictionary_encode())
-    assert reader().read_arrow(as_stream(encoded)).arrays["user"].to_pylist() == [-12, None]
+    assert reader().read_arrow(arrow_stream(encoded)).arrays["user"].to_pylist() == [-12, None]
 
 
 LONG = "x" * 60_000
@@ -166,7 +160,7 @@ LONG = "x" * 60_000
 )
 def test_columns_of_arrow_that_grow_with_their_type_are_refused(column, values):
     table = pa.table({name: [found[1]] * 100 for name, found in ROWS.items()}, schema=SCHEMA)
-    body = as_stream(table.set_column(table.column_names.index(column), column, values))
+    body = arrow_stream(table.set_column(table.column_names.index(column), column, values))
     with pytest.raises(DataError, match=r"bytes (when it is unpacked|in that type)|expected plain values"):
         RequestReader(SCHEMA, 100, most_bytes=100_000).read_arrow(body)
 
@@ -180,9 +174,9 @@ def test_streams_of_many_messages_or_columns_are_refused():
         reader(100_000).read_arrow(sink.getvalue().to_pybytes())
     many = pa.table({"n" * 5000 + str(k): [1] for k in range(220)})
     with pytest.raises(DataError, match="most 1,048,576"):
-        reader().read_arrow(as_stream(many))
+        reader().read_arrow(arrow_stream(many))
     with pytest.raises(DataError, match="300 columns"):
-        reader().read_arrow(as_stream(pa.table({str(k): [1] for k in range(300)})))
+        reader().read_arrow(arrow_stream(pa.table({str(k): [1] for k in range(300)})))
 
 
 ONES = b", ".join([b"1"] * 30_000)
@@ -216,7 +210,7 @@ def test_what_is_in_texts_is_not_counted():
 
 @given(st.data())
 def test_a_damaged_stream_is_one_clear_error(data):
-    body = bytearray(as_stream(pa.table(ROWS, schema=SCHEMA)))
+    body = bytearray(arrow_stream(pa.table(ROWS, schema=SCHEMA)))
     for _ in range(data.draw(st.integers(1, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     try:

@@ -1,14 +1,10 @@
 """Items that a version of two towers retrieves: the bits of an exact search, by an index or not, behind a server."""
 
 import json
-import os
 import shutil
-import signal
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
-from http.client import HTTPConnection
-from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +12,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from launching import started, wait_for
+from launching import wait_for
+from mutations import flip
 from pyarrow import parquet as pq
+from serving import ask, quiet_server, server
 from small import WORLD, trained
 from towers import MANY, SETTINGS, TOWERS, contexts, tables, trained_towers, write_item_table
 
@@ -55,22 +53,11 @@ def many(tmp_path_factory):
     return run, folder / "models", first, second
 
 
-@contextmanager
-def server(folder, *options):
-    with started(folder.parent, "serve", str(folder), "--port", "0", "--timeout", "60000", *options) as process:
-        line = process.stdout.readline()
-        assert " at http://" in line, process.stderr.read()
-        yield "http://" + urlsplit(line.split(" at ")[1]).netloc, process
-
-
 @pytest.fixture(scope="module")
-def url(many):
-    """A server of the second version."""
-    with server(many[1], "--workers", "2") as (address, process):
+def netloc(many):
+    """The address of a server of the second version."""
+    with quiet_server(many[1]) as address:
         yield address
-        os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(60) == 0
-        assert process.stderr.read() == ""
 
 
 def all_dots(retriever, context):
@@ -178,14 +165,14 @@ def test_searches_that_an_index_cannot_answer_are_exact(many):
 
 
 @pytest.mark.slow
-def test_a_server_answers_the_same(many, url):
+def test_a_server_answers_the_same(many, netloc):
     """From several clients at once, with filters and without."""
     retriever = open_version(many[3].folder.path).retriever
     keys = retriever.items.keys.to_pylist()
 
     def go(seed):
         draw = np.random.default_rng(seed)
-        with ScoringClient(url, timeout_s=60) as client:
+        with ScoringClient(f"http://{netloc}", timeout_s=60) as client:
             for context in contexts(12, 91_000 + 12 * seed):
                 k, exact = int(draw.choice([1, 10, 100, 1500])), bool(draw.integers(2))
                 some = draw.choice(keys, 50).tolist()
@@ -197,31 +184,27 @@ def test_a_server_answers_the_same(many, url):
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(go, range(4)))
-    with ScoringClient(url, timeout_s=60) as client:
+    with ScoringClient(f"http://{netloc}", timeout_s=60) as client:
         about = client.versions()["retrieval"]
     assert (about["key"], about["items"], about["dim"]) == ("item", MANY, 8)
     assert about["context"].keys() == {"user", "seen", "d0"}
     assert about["index"]["recall"] == 0.95
 
 
-def ask(url, path, body, **headers):
-    connection = HTTPConnection(urlsplit(url).netloc, timeout=60)
-    connection.request("POST", path, body if isinstance(body, bytes) else json.dumps(body).encode(), headers)
-    response = connection.getresponse()
-    found = response.status, json.loads(response.read() or b"{}")
-    connection.close()
-    return found
+def retrieved(netloc, body, path="/v1/models/small/retrieve", **headers):
+    code, _, answer = ask(netloc, path, body if isinstance(body, bytes) else json.dumps(body).encode(), **headers)
+    return code, json.loads(answer)
 
 
 @pytest.mark.slow
-def test_what_bad_requests_are_told(url):
-    path, (context,) = "/v1/models/small/retrieve", contexts(1)
+def test_what_bad_requests_are_told(netloc):
+    (context,) = contexts(1)
 
-    def told(body, where=path, **headers):
-        code, answer = ask(url, where, body, **headers)
+    def told(*of, **headers):
+        code, answer = retrieved(netloc, *of, **headers)
         return code, answer.get("error", "")
 
-    code, answer = ask(url, path, {"context": context, "k": 2, "without": ["7"]})
+    code, answer = retrieved(netloc, {"context": context, "k": 2, "without": ["7"]})
     assert (code, answer["model"], answer["version"], len(answer["items"])) == (200, "small", 2, 2)
     assert told({"context": context}, "/v1/models/small/versions/2/retrieve")[0] == 200
     assert told({"context": context}, "/v1/models/small/versions/9/retrieve")[0] == 404
@@ -249,14 +232,12 @@ def test_what_bad_requests_are_told(url):
 
 
 @pytest.mark.slow
-def test_a_bad_request_leaves_its_neighbours_alone(url):
+def test_a_bad_request_leaves_its_neighbours_alone(netloc):
     (context,) = contexts(1)
 
     def go(number):
         bad = number % 2
-        return [
-            ask(url, "/v1/models/small/retrieve", {"context": context | {"user": 50 if bad else 3}}) for _ in range(9)
-        ]
+        return [retrieved(netloc, {"context": context | {"user": 50 if bad else 3}}) for _ in range(9)]
 
     with ThreadPoolExecutor(6) as pool:
         for number, found in enumerate(pool.map(go, range(6))):
@@ -336,7 +317,7 @@ def test_a_version_whose_items_are_damaged_is_refused(many, tmp_path, command):
     for name in (VECTORS, INDEX, ITEMS):
         path = copy / RETRIEVAL / name
         content = path.read_bytes()
-        path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+        flip(path, 100)
         with pytest.raises(CheckpointError, match=rf"{name} does not match its checksum; export the version again"):
             open_version(copy)
         code, out, _ = command("ckpt", "verify", str(copy), "--json")
@@ -360,14 +341,12 @@ def test_a_version_whose_items_are_damaged_is_refused(many, tmp_path, command):
 def test_recorded_searches_are_computed_again(many, command):
     folder = many[1]
     records = folder.parent / "records"
-    with server(folder, "--workers", "1", "--record", str(records), "--record-share", "100%") as (address, process):
-        with ScoringClient(address) as client:
-            for context in contexts(6):
-                client.retrieve(context, 7)
-                few = client.retrieve(context, 3, among=[5, 1, 2, 10**9])
-                client.retrieve(context, 5, without=few.items, exact=True)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+    options = ("--workers", "1", "--record", str(records), "--record-share", "100%")
+    with quiet_server(folder, *options) as address, ScoringClient(f"http://{address}") as client:
+        for context in contexts(6):
+            client.retrieve(context, 7)
+            few = client.retrieve(context, 3, among=[5, 1, 2, 10**9])
+            client.retrieve(context, 5, without=few.items, exact=True)
     code, out, err = command("audit", str(folder), str(records), "--json")
     assert code == 0, err
     found = json.loads(out)
@@ -396,11 +375,9 @@ def test_other_models_have_no_items(tmp_path, few):
         ItemOptions(recall=1.5)
     with server(tmp_path / "models", "--workers", "1") as (address, _):
         (context,) = contexts(1)
-        code, answer = ask(address, "/v1/models/small/retrieve", {"context": context})
+        code, answer = retrieved(address, {"context": context})
         assert code == 404
-        assert (
-            answer["error"] == "version 1 of 'small' has no items to retrieve: expected two towers, or a model of lists"
-        )
+        assert answer["error"].startswith("version 1 of 'small' has no items to retrieve: expected two towers, or a")
 
 
 def test_an_increment_has_vectors_of_its_own(few, tmp_path):
@@ -433,7 +410,7 @@ def test_versions_change_while_clients_ask(many, tmp_path):
         seen, stop = {1: 0, 2: 0}, []
 
         def go(seed):
-            with ScoringClient(address, timeout_s=60) as client:
+            with ScoringClient(f"http://{address}", timeout_s=60) as client:
                 while not stop:
                     for number, context in enumerate(asked):
                         answer = client.retrieve(context, 50)
@@ -447,9 +424,7 @@ def test_versions_change_while_clients_ask(many, tmp_path):
                 write_traffic(models, Traffic(number))
                 wait_for(lambda n=number, b=before: seen[n] > b + 60 or any(one.done() for one in running))
             vectors = version_folder(models, 2).path / RETRIEVAL / VECTORS
-            content = vectors.read_bytes()
-            vectors.unlink()
-            vectors.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+            flip(vectors)
             wait_for(lambda: "version 1" in process.stdout.readline())
             write_traffic(models, Traffic(2))
             wait_for(lambda: "items.vectors does not match its checksum" in process.stdout.readline())

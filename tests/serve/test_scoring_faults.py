@@ -15,16 +15,6 @@ from rowwise.serve.service import ScoringService
 ROW_s, BATCH_s = 1e-5, 5e-4
 
 
-class Clock:
-    """Seconds that pass where a test says so."""
-
-    def __init__(self):
-        self.now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
-
-
 class Version:
     """Computes rows in a time that a test sets; `fault` is raised instead."""
 
@@ -46,8 +36,7 @@ def rows_of(count):
 
 
 @pytest.fixture
-def service():
-    clock = Clock()
+def service(clock):
     return SimpleNamespace(service=ScoringService(ServiceLimits(), clock), clock=clock, first=Version(1, clock))
 
 

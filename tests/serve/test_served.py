@@ -1,23 +1,21 @@
 """A run is exported, opened and served: the answers are the bits of `rowwise predict`, and damage is refused."""
 
 import json
-import os
 import re
 import shutil
-import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from http.client import HTTPConnection
-from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from launching import started
+from mutations import flip
 from pyarrow import parquet as pq
+from serving import ask, quiet_server
 from small import RECIPE, WORLD, trained
 
 from rowwise import CheckpointError, DataError, RowType, SpecError
@@ -63,32 +61,11 @@ def served(tmp_path_factory):
     return run.folder.path, folder / "models", first, second, folder / "new.parquet"
 
 
-@contextmanager
-def server(folder, *options):
-    """The address of a server, and its process."""
-    with started(folder.parent, "serve", str(folder), "--port", "0", *options) as process:
-        line = process.stdout.readline()
-        assert " at http://" in line, process.stderr.read()
-        yield "http://" + urlsplit(line.split(" at ")[1]).netloc, process
-
-
 @pytest.fixture(scope="module")
-def url(served):
-    """A server of the current version."""
-    with server(served[1], "--workers", "2", "--rows-at-once", "64", "--timeout", "60000") as (address, process):
+def netloc(served):
+    """The address of a server of the current version."""
+    with quiet_server(served[1], "--rows-at-once", "64") as address:
         yield address
-        os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(60) == 0
-        assert process.stderr.read() == ""
-
-
-def ask(url, path, body=None, **headers):
-    connection = HTTPConnection(urlsplit(url).netloc, timeout=60)
-    connection.request("GET" if body is None else "POST", path, body, {"content-type": "application/json"} | headers)
-    response = connection.getresponse()
-    found = response.status, dict(response.getheaders()), response.read()
-    connection.close()
-    return found
 
 
 def predicted(folder, data, out):
@@ -163,10 +140,7 @@ def test_a_version_that_changed_is_refused(served, tmp_path):
     write_golden(copy, golden._replace(logits=pa.table({"label": logits + np.float32(1e-3)})))
     refused(r"golden rows differ by 1\.0e-03")
     write_golden(copy, golden)
-    weights = next(copy.glob("*.safetensors"))
-    content = bytearray(weights.read_bytes())
-    content[-5] ^= 1
-    weights.write_bytes(content)
+    flip(next(copy.glob("*.safetensors")), -5)
     refused("do not match their checksum")
 
 
@@ -179,7 +153,7 @@ def test_an_export_that_fails_leaves_nothing(served, tmp_path):
         export(tmp_path, tmp_path / "models")
 
 
-def test_answers_are_the_bits_of_predict(served, url, tmp_path):
+def test_answers_are_the_bits_of_predict(served, netloc, tmp_path):
     """Of rows one by one, in groups, in JSON and Arrow, from several clients at once."""
     _, models, _, _, data = served
     wanted, rows = predicted(models, data, tmp_path / "p.parquet"), pq.read_table(data)
@@ -202,28 +176,28 @@ def test_answers_are_the_bits_of_predict(served, url, tmp_path):
 
     def go(seed):
         g = np.random.default_rng(seed)
-        with ScoringClient(url) as client:
+        with ScoringClient(f"http://{netloc}") as client:
             for _ in range(15):
                 count = int(g.choice([1, 1, 2, 5, 17, 100, 300]))
                 check(client, int(g.integers(0, len(rows) - count)), count, str(g.choice(["json", "arrow", "context"])))
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(go, range(4)))
-    with ScoringClient(url, timeout_s=60) as client:
+    with ScoringClient(f"http://{netloc}", timeout_s=60) as client:
         check(client, 0, len(rows), "arrow")  # of several batches
         about = client.versions()
     assert (about["model"], about["version"], about["identity"]) == ("small", 2, "exact")
-    metrics = ask(url, "/metrics")[2].decode()
+    metrics = ask(netloc, "/metrics")[2].decode()
     assert 'rowwise_requests_total{code="200",version="2"}' in metrics
     assert "rowwise_waiting_rows 0.0" in metrics
 
 
-def test_what_bad_requests_are_told(served, url):
+def test_what_bad_requests_are_told(served, netloc):
     rows = {name: values[:1] for name, values in pq.read_table(served[4]).slice(0, 1).to_pydict().items()}
     path = "/v1/models/small/score"
 
     def told(body, where=path, **headers):
-        code, _, answer = ask(url, where, json.dumps(body).encode(), **headers)
+        code, _, answer = ask(netloc, where, json.dumps(body).encode(), **headers)
         return code, json.loads(answer).get("error", "")
 
     assert told({"rows": rows}) == (200, "")
@@ -238,12 +212,12 @@ def test_what_bad_requests_are_told(served, url):
     assert told({"rows": rows}, **{"x-timeout-ms": "soon"}) == (400, soon)
     many = {name: values * 100 for name, values in rows.items()} | {"user": [1] * 99 + [99]}  # in the second batch
     assert "row 99, column 'user'" in told({"rows": many})[1]
-    assert ask(url, "/v1/health/ready")[0] == 200
-    assert ask(url, "/nothing")[0] == 404
+    assert ask(netloc, "/v1/health/ready")[0] == 200
+    assert ask(netloc, "/nothing")[0] == 404
 
 
-def test_a_body_that_is_too_large_is_not_read(served, url):
-    connection = HTTPConnection(urlsplit(url).netloc, timeout=60)
+def test_a_body_that_is_too_large_is_not_read(served, netloc):
+    connection = HTTPConnection(netloc, timeout=60)
     connection.putrequest("POST", "/v1/models/small/score")
     connection.putheader("content-length", str((64 << 20) + 1))
     connection.endheaders()
@@ -254,14 +228,14 @@ def test_a_body_that_is_too_large_is_not_read(served, url):
     connection.close()
 
 
-def test_a_bad_request_leaves_its_neighbours_alone(served, url):
+def test_a_bad_request_leaves_its_neighbours_alone(served, netloc):
     rows = pq.read_table(served[4]).slice(0, 20).to_pydict()
     bad = rows | {"item": [29] * 19 + [31]}
     ready = threading.Barrier(6)
 
     def go(body):
         found = []
-        with ScoringClient(url, timeout_s=60) as client:
+        with ScoringClient(f"http://{netloc}", timeout_s=60) as client:
             ready.wait(60)
             for _ in range(5):
                 try:
@@ -276,22 +250,22 @@ def test_a_bad_request_leaves_its_neighbours_alone(served, url):
             assert all("row 19, column 'item': id 31" in one if number % 2 else one == 20 for one in found)
 
 
-def test_what_cannot_be_answered_in_time_is_refused(served, url):
+def test_what_cannot_be_answered_in_time_is_refused(served, netloc):
     body = json.dumps({"rows": {n: v * 20 for n, v in pq.read_table(served[4]).to_pydict().items()}}).encode()
     code, tries = 504, 0
     while code == 504:  # by a worker that has not computed a batch yet, and so does not know how long one takes
         tries += 1
         assert tries < 100
-        assert ask(url, "/v1/models/small/score", body)[0] == 200
-        code, headers, answer = ask(url, "/v1/models/small/score", body, **{"x-timeout-ms": "1"})
+        assert ask(netloc, "/v1/models/small/score", body)[0] == 200
+        code, headers, answer = ask(netloc, "/v1/models/small/score", body, **{"x-timeout-ms": "1"})
     assert code == 503
     assert re.match(r"it has 14,000 rows: about [\d,]+ ms are needed of the 1 ms", json.loads(answer)["error"])
     assert int(headers["retry-after"]) >= 1
 
 
 @pytest.mark.slow
-def test_a_server_that_cannot_start_and_a_client_without_a_server(served, url):
-    models, port = served[1], str(urlsplit(url).port)
+def test_a_server_that_cannot_start_and_a_client_without_a_server(served, netloc):
+    models, port = served[1], netloc.partition(":")[2]
     with started(models.parent, "serve", str(models), "--port", port) as other:
         assert other.wait(60) == 2
         wanted = f"rowwise: 127.0.0.1:{port}: Address already in use: expected another --host or --port\n"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from increments import NUMBERS, TABLE_ROWS, predicted
 from msgspec import structs
+from mutations import flip
 from small import RECIPE, trained
 
 from rowwise import CheckpointError, RowType
@@ -189,10 +190,7 @@ def test_two_increments_of_one_base_do_not_share_places(increments, tmp_path, fi
 def test_a_damaged_increment_is_refused_and_changes_nothing(increments, tmp_path, files):
     models = shutil.copytree(increments.models, tmp_path / "models")
     (weights,) = version_folder(models, 2).path.glob("000002.*.safetensors")
-    content = bytearray(weights.read_bytes())
-    content[-5] ^= 1
-    weights.unlink()  # it may be a hard link
-    weights.write_bytes(content)
+    flip(weights, -5)
     shared = loaded(models, 1, files(), None, None)
     first = open_version(models, number=1, rows=shared)
     with pytest.raises(CheckpointError, match="do not match their"):

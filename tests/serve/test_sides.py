@@ -14,6 +14,7 @@ from small import WORLD, trained
 from rowwise import DataError
 from rowwise.recipes.export import export
 from rowwise.recipes.served import open_version
+from rowwise.serve.client import arrow_stream
 from rowwise.serve.request import RequestReader
 from rowwise.serve.sides import SideTable, load_side
 
@@ -55,12 +56,9 @@ def test_candidates_and_arrow_are_joined_alike():
     found = READER.read_json(json.dumps({"context": {"user": 7}, "candidates": {"item": [10, 30]}}).encode())
     wanted = read({"user": [7, 7], "item": [10, 30]})
     assert found.arrays == wanted.arrays
-    sink = pa.BufferOutputStream()
-    table = pa.table({"user": [7, 7], "item": [10, 30]})
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    assert READER.read_arrow(sink.getvalue().to_pybytes()).arrays == wanted.arrays
-    assert READER.read_columns({"user": pa.array([7, 7]), "item": pa.array([10, 30])}).arrays == wanted.arrays
+    columns = {"user": pa.array([7, 7]), "item": pa.array([10, 30])}
+    assert READER.read_arrow(arrow_stream(pa.table(columns))).arrays == wanted.arrays
+    assert READER.read_columns(columns).arrays == wanted.arrays
     with pytest.raises(DataError, match="no column 'item'"):
         read({"user": [1]})
 

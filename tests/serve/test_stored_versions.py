@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 from launching import ENVIRONMENT, rowwise, wait_for
-from serving import Clients, server
+from serving import Clients, files_of, server
 from small import trained
 from storage.stores import FAULTS, MemoryStorage, connect, s3_server
 
@@ -63,10 +63,6 @@ def elsewhere(store, folder):
         yield found
 
 
-def contents(version):
-    return {str(p.relative_to(version.path)): p.read_bytes() for p in version.path.rglob("*") if p.is_file()}
-
-
 def test_a_fetched_version_has_the_bytes_and_the_digest_of_the_one_that_was_sent(store, tmp_path):
     for number in (1, 2):
         store.send(number)
@@ -74,7 +70,7 @@ def test_a_fetched_version_has_the_bytes_and_the_digest_of_the_one_that_was_sent
     with elsewhere(store, tmp_path / "there") as there:
         for number in (2, 1, 2):
             fetched, sent = there.fetch(number), version_folder(store.folder, number)
-            assert contents(fetched) == contents(sent)
+            assert files_of(fetched.path) == files_of(sent.path)
             assert fetched.digest == sent.digest == there.read_list(number).digest
         shared = {path.stat().st_ino for path in version_folder(there.folder, 1).path.iterdir()}
         assert shared & {path.stat().st_ino for path in version_folder(there.folder, 2).path.iterdir()}
@@ -109,7 +105,7 @@ def test_every_prefix_of_an_export_is_no_version_and_goes_on(store, tmp_path):
     store.send(1)  # only `current.json` was missing
     with elsewhere(store, tmp_path / "there") as there:
         assert there.fetch_current() == Traffic(1)
-        assert contents(version_folder(there.folder, 1)) == contents(version_folder(store.folder, 1))
+        assert files_of(version_folder(there.folder, 1).path) == files_of(version_folder(store.folder, 1).path)
 
 
 class CountingStorage(FailingStorage):
@@ -144,7 +140,7 @@ def test_a_copy_that_ended_goes_on_with_what_has_not_arrived(tmp_path, increment
             storage.allowed += 1
             there.fetch(1)
             assert sorted(storage.found) == sorted(f"models/files/{one}" for one in files)
-            assert contents(version_folder(there.folder, 1)) == contents(version_folder(store.folder, 1))
+            assert files_of(version_folder(there.folder, 1).path) == files_of(version_folder(store.folder, 1).path)
             assert not any((there.folder / "arrived").iterdir())
 
 
@@ -288,7 +284,6 @@ def of_store(endpoint):
 
 @pytest.mark.slow
 def test_each_answer_is_one_version_while_they_change_in_a_store_with_faults(increments, tmp_path):
-    rows = increments.table.select(["user", "item", "seen", "d0", "d1"]).to_pydict()
     with s3_server(tmp_path / "s3", **FAULTS) as s3:
         store = StorageFolder(connect(s3.endpoint), "models")
         with VersionStore(store, tmp_path / "here") as versions:
@@ -297,7 +292,7 @@ def test_each_answer_is_one_version_while_they_change_in_a_store_with_faults(inc
             url, environment = "s3://bucket/models", of_store(s3.endpoint)
             with (
                 server(url, "--cache", "there", folder=tmp_path, environment=environment) as (netloc, process),
-                Clients(netloc, (None, rows, increments.logits)) as clients,
+                Clients(netloc, increments) as clients,
             ):
                 clients.wait_for(1)
                 for number in (2, 3, 4):

@@ -24,16 +24,6 @@ ROWS, SLICES = 10, 40
 ITEMS_ID = torch.arange(4.0 * ROWS * SLICES).view(-1, 4) % 97
 
 
-class Clock:
-    """Seconds that pass where a test says so."""
-
-    def __init__(self):
-        self.now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
-
-
 class Searcher:
     """Searches in a time of its own; a query's vector is the number in its row."""
 
@@ -66,8 +56,7 @@ def query_of(number, *, exact=False):
 
 
 @pytest.fixture
-def waiting():
-    clock = Clock()
+def waiting(clock):
     service = RetrievalService(ScoringService(ServiceLimits(), clock))
     versions = [SimpleNamespace(number=number) for number in (1, 2)]
     return SimpleNamespace(service=service, clock=clock, searcher=Searcher(clock), versions=versions)

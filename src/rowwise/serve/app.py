@@ -24,10 +24,11 @@ from starlette.routing import Route
 from rowwise.errors import DataError, RowwiseError, one_line
 from rowwise.serve.answer import prediction_columns, prediction_names
 from rowwise.serve.batches import BAD_REQUEST, UNAVAILABLE, Rejection
+from rowwise.serve.client import ARROW, JSON, arrow_stream
 from rowwise.serve.json_body import SMALL_bytes
 from rowwise.serve.oip import HEADER, InferForm
 from rowwise.serve.oip import describe as describe_tensors
-from rowwise.serve.openapi import ARROW, JSON, describe_api
+from rowwise.serve.openapi import describe_api
 from rowwise.serve.request import RequestReader, RequestRows
 from rowwise.serve.retrieval import Retriever
 from rowwise.serve.retrieval_service import RetrievalService
@@ -348,10 +349,8 @@ def _answer(version: ServedVersion, predictions: Predictions, accept: str) -> Re
     predictions_RP = predictions.values_RP
     headers = {"rowwise-model": version.name, "rowwise-version": str(version.number)}
     if accept.startswith(ARROW):
-        table, sink = pa.table(prediction_columns(version.tasks, version.link, predictions_RP)), pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-        return Response(sink.getvalue().to_pybytes(), headers=headers, media_type=ARROW)
+        table = pa.table(prediction_columns(version.tasks, version.link, predictions_RP))
+        return Response(arrow_stream(table), headers=headers, media_type=ARROW)
     outputs = dict(zip(prediction_names(version.tasks, version.link), predictions_RP.T.tolist(), strict=True))
     answer: dict[str, Any] = {"model": version.name, "version": version.number, "outputs": outputs}
     if predictions.defaults_R:

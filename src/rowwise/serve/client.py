@@ -13,6 +13,14 @@ from rowwise.errors import DataError, PeerError
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 
 
+def arrow_stream(table: pa.Table) -> bytes:
+    """A table as it travels."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
 class FoundItems(NamedTuple):
     """Items for a user, the best first, and the version that found them."""
 
@@ -59,11 +67,7 @@ class ScoringClient:
 
     def score_table(self, rows: pa.Table) -> pa.Table:
         """Logits and probabilities of the rows of a table, which travel as Arrow."""
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, rows.schema) as writer:
-            writer.write_table(rows)
-        body = sink.getvalue().to_pybytes()
-        answer = self._send("POST", f"/v1/models/{self.model}/score", body, ARROW, ARROW)
+        answer = self._send("POST", f"/v1/models/{self.model}/score", arrow_stream(rows), ARROW, ARROW)
         return pa.ipc.open_stream(answer).read_all()
 
     def retrieve(

@@ -8,9 +8,9 @@ from pyarrow import types
 
 from rowwise.ingest.kinds import is_list, is_text
 from rowwise.serve.answer import prediction_names
+from rowwise.serve.client import ARROW, JSON
 from rowwise.serve.version import ServedVersion
 
-JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 Schema = dict[str, Any]
 
 
