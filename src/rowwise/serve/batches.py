@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
 
+from rowwise.errors import RowwiseError, StoreError, one_line
 from rowwise.serve.admission import Admission
 from rowwise.serve.queue import Costs, RequestQueue, RequestSlice
 
@@ -27,6 +28,29 @@ class Rejection(NamedTuple):
 
 LATE = Rejection(TOO_LATE, "the time of the request was over before it was computed")
 
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+def compute_apart(
+    requests: Sequence[R], compute: Callable[[Sequence[R]], list[T]], explain: Callable[[R, RowwiseError], Rejection]
+) -> list[T | Rejection]:
+    """The outcomes of requests that are computed together. One that is refused leaves the others alone.
+
+    Args:
+        requests: or slices of them.
+        compute: an outcome for each; raises for all of them.
+        explain: why a request is refused, by the error of computing it alone.
+    """
+    try:
+        return [*compute(requests)]
+    except StoreError as error:  # no fault of the requests
+        return [Rejection(UNAVAILABLE, one_line(error) or "")] * len(requests)
+    except RowwiseError as error:
+        if len(requests) == 1:
+            return [explain(requests[0], error)]
+        return [outcome for one in requests for outcome in compute_apart([one], compute, explain)]
+
 
 class WaitingRequest(Protocol):
     """A request that waits for its answer."""
@@ -35,11 +59,11 @@ class WaitingRequest(Protocol):
     def future(self) -> asyncio.Future[Any]: ...
 
 
-R = TypeVar("R", bound=WaitingRequest)
+W = TypeVar("W", bound=WaitingRequest)
 
 
 @final
-class BatchLoop(Generic[R]):
+class BatchLoop(Generic[W]):
     """Waiting requests by number, and when they are computed.
 
     Args:
@@ -57,7 +81,7 @@ class BatchLoop(Generic[R]):
         clock: Callable[[], float],
         what: str,
         *,
-        kind_of: Callable[[R], Any],
+        kind_of: Callable[[W], Any],
         compute: Callable[[Sequence[RequestSlice]], None],
         show: Callable[[int], None],
     ) -> None:
@@ -66,7 +90,7 @@ class BatchLoop(Generic[R]):
         self._kind_of, self._compute, self._show = kind_of, compute, show
         self.admission = Admission(rows_at_once)
         self._queue = RequestQueue(rows_at_once)
-        self.requests: dict[int, R] = {}
+        self.requests: dict[int, W] = {}
         self._next = 0
         self._left_at_s: float | None = None  # the end of the last batch, if it left requests waiting
         self._scheduled = False
@@ -91,15 +115,21 @@ class BatchLoop(Generic[R]):
             why = f"it has {rows:,} {self._what}: {took}: expected more time, or fewer {self._what}"
         return Rejection(UNAVAILABLE, why, delay_s)
 
-    async def answer(self, request: R, rows: int, deadline_s: float, costs: Costs | None = None) -> Any:
-        """What the request's future gets, by its batches or because its time is over."""
+    async def answer(
+        self, make: Callable[[asyncio.Future[Any]], W], rows: int, left_s: float, costs: Costs | None = None
+    ) -> Any:
+        """What the future of a request gets, by its batches or because its time is over; or why it is refused."""
+        refusal = self.refusal(rows, left_s)
+        if refusal is not None:
+            return refusal
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         number, self._next = self._next, self._next + 1
-        self.requests[number] = request
-        self._queue.add(number, rows, deadline_s, costs)
+        self.requests[number] = make(future)
+        self._queue.add(number, rows, self._clock() + left_s, costs)
         self._show(self.rows)
         self._schedule()
         try:
-            return await request.future
+            return await future
         finally:  # also when the client has gone
             self._queue.remove(number)
             self.requests.pop(number, None)

@@ -52,21 +52,14 @@ class WantedMetrics:
 
 
 @final
-class _Collected:
-    """Metrics that were read."""
-
-    def __init__(self, metrics: list[Metric]) -> None:
-        self._metrics = metrics
+class _AllWorkers:
+    """Collects the metrics of all workers."""
 
     def collect(self) -> list[Metric]:
-        return self._metrics
-
-
-def _read_all() -> list[Metric]:
-    """The metrics of all workers. A file is empty while a worker begins it, and stays so if the worker is killed."""
-    folder = Path(os.environ[FOLDER])  # noqa: TID251 - prometheus_client finds it there
-    files = [str(path) for path in folder.glob("*.db") if _has_content(path)]
-    return list(MultiProcessCollector.merge(files, accumulate=True))
+        """A file is empty while a worker begins it, and stays so if the worker is killed."""
+        folder = Path(os.environ[FOLDER])  # noqa: TID251 - prometheus_client finds it there
+        files = [str(path) for path in folder.glob("*.db") if _has_content(path)]
+        return list(MultiProcessCollector.merge(files, accumulate=True))
 
 
 def _has_content(path: Path) -> bool:
@@ -147,5 +140,5 @@ class ServerMetrics:
         if values.ValueClass is values.MutexValue:  # no folder was named: this is no worker of `rowwise serve`
             return self._registry
         registry = CollectorRegistry()
-        registry.register(_Collected(_read_all()))
+        registry.register(_AllWorkers())
         return registry

@@ -8,10 +8,11 @@ exact search holds up no other request for longer than a slice takes.
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, final
 
-from rowwise.errors import RowwiseError, StoreError, one_line
-from rowwise.serve.batches import BAD_REQUEST, LATE, UNAVAILABLE, BatchLoop, Rejection
+from rowwise.errors import one_line
+from rowwise.serve.batches import BAD_REQUEST, LATE, BatchLoop, Rejection, compute_apart
 from rowwise.serve.item_scan import ItemScan, NearItems
 from rowwise.serve.queue import RequestSlice
 from rowwise.serve.retrieval import QUERIES_AT_ONCE, ItemQuery, RetrievedItems, Retriever
@@ -67,20 +68,14 @@ class RetrievalService:
         self, version: ServedVersion, retriever: Retriever, query: ItemQuery, timeout_s: float | None
     ) -> Found:
         """The items of a query by a version, or why there are none."""
-        left_s = self._service.limits.seconds(timeout_s)
-        refusal = self._loop.refusal(1, left_s)
-        if refusal is not None:
-            return refusal
-        now_s, future = self._service.clock(), asyncio.get_running_loop().create_future()
-        waiting = _WaitingSearch(version, retriever, query, future, now_s, now_s + left_s)
-        found = await self._loop.answer(waiting, 1, waiting.deadline_s, query.rows.costs(QUERIES_AT_ONCE))
+        now_s, left_s = self._service.clock(), self._service.limits.seconds(timeout_s)
+        deadline_s = now_s + left_s
+        waiting = partial(_WaitingSearch, version, retriever, query, arrived_s=now_s, deadline_s=deadline_s)
+        found = await self._loop.answer(waiting, 1, left_s, query.rows.costs(QUERIES_AT_ONCE))
         if not isinstance(found, ItemScan):
             return found
-        refusal = self._scans.refusal(found.slices, waiting.deadline_s - self._service.clock())
-        if refusal is not None:
-            return refusal
-        scan = _WaitingScan(found, asyncio.get_running_loop().create_future())
-        near = await self._scans.answer(scan, found.slices, waiting.deadline_s)
+        scan = partial(_WaitingScan, found)
+        near = await self._scans.answer(scan, found.slices, deadline_s - self._service.clock())
         return near if isinstance(near, Rejection) else self._name(retriever, query, near)
 
     def _show(self, _: int) -> None:
@@ -106,26 +101,16 @@ class RetrievalService:
         waiting = [self._loop.requests[one.request] for one in slices]
         for one in waiting:
             metrics.stage["queue"].observe(begin_s - one.arrived_s)
-        found = self._found(waiting)
+        found = compute_apart(waiting, self._found, lambda _, error: Rejection(BAD_REQUEST, one_line(error) or ""))
         metrics.stage["compute"].observe(self._service.clock() - begin_s)
         for one, outcome in zip(slices, found, strict=True):
             self._loop.resolve(one.request, outcome)
 
     def _found(self, waiting: Sequence[_WaitingSearch]) -> list[Found | ItemScan]:
-        """The items of each request, to one version, or a search among many of them, which has not begun.
-
-        A request that is refused leaves the others alone.
-        """
-        retriever, metrics = waiting[0].retriever, self._service.metrics
-        try:
-            users_QD, counts = retriever.vectors([one.query.rows for one in waiting])
-        except StoreError as error:  # no fault of the request
-            return [Rejection(UNAVAILABLE, one_line(error) or "")] * len(waiting)
-        except RowwiseError as error:
-            if len(waiting) == 1:
-                return [Rejection(BAD_REQUEST, one_line(error) or "")]
-            return [outcome for one in waiting for outcome in self._found([one])]
-        metrics.count_rows(counts)
+        """The items of each request, to one version, or a search among many of them, which has not begun."""
+        retriever = waiting[0].retriever
+        users_QD, counts = retriever.vectors([one.query.rows for one in waiting])
+        self._service.metrics.count_rows(counts)
         found: list[Found | ItemScan] = []
         for user_D, one in zip(users_QD, waiting, strict=True):
             if one.deadline_s <= self._service.clock():  # a search among many items may take what the others have

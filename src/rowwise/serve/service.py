@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple, final
 
@@ -16,10 +17,10 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from rowwise.errors import RowwiseError, StoreError, one_line
+from rowwise.errors import RowwiseError, one_line
 from rowwise.serve.admission import ServiceLimits
 from rowwise.serve.answer import predictions_of
-from rowwise.serve.batches import BAD_REQUEST, UNAVAILABLE, BatchLoop, Rejection
+from rowwise.serve.batches import BAD_REQUEST, BatchLoop, Rejection, compute_apart
 from rowwise.serve.cached_rows import CachedBatches
 from rowwise.serve.json_body import BodyLimits
 from rowwise.serve.metrics import ServerMetrics
@@ -122,32 +123,24 @@ class ScoringService:
     def reader_of(self, version: ServedVersion) -> RequestReader:
         return self._readers[version.number]
 
-    def refusal(self, rows: int, timeout_s: float | None = None) -> Rejection | None:
-        """Why a request of so many rows cannot be answered in its time; None: it can."""
-        return self._loop.refusal(rows, self.limits.seconds(timeout_s))
-
     def refusal_unread(self, kind: str, size_bytes: int, timeout_s: float | None) -> Rejection | None:
         """Why a request cannot be answered in its time, by the size of its body; None where no rows wait."""
         if not self._loop.rows:
             return None
-        return self.refusal(min(self.admission.expected_rows(kind, size_bytes), self.limits.most_rows), timeout_s)
+        rows = min(self.admission.expected_rows(kind, size_bytes), self.limits.most_rows)
+        return self._loop.refusal(rows, self.limits.seconds(timeout_s))
 
     async def score(
         self, version: ServedVersion, rows: RequestRows, timeout_s: float | None = None, *, exact: bool = False
     ) -> Outcome:
         """The predictions of a request's rows by a version, or why there are none; `exact`: no row is left out."""
-        refusal = self.refusal(rows.rows, timeout_s)
-        if refusal is not None:
-            return refusal
-        now_s, future = self.clock(), asyncio.get_running_loop().create_future()
-        pending = _Pending(version, rows, future, now_s, exact)
-        return await self._loop.answer(
-            pending, rows.rows, now_s + self.limits.seconds(timeout_s), rows.costs(self.limits.rows_at_once)
-        )
+        pending = partial(_Pending, version, rows, arrived_s=self.clock(), exact=exact)
+        left_s, costs = self.limits.seconds(timeout_s), rows.costs(self.limits.rows_at_once)
+        return await self._loop.answer(pending, rows.rows, left_s, costs)
 
     def _compute(self, slices: Sequence[RequestSlice]) -> None:
         begin_s, rows = self.clock(), sum(end - begin for _, begin, end in slices)
-        outcomes = self._predict(slices)
+        outcomes = compute_apart(slices, self._predict, self._explain)
         computed_s = self.clock() - begin_s
         self.metrics.stage["compute"].observe(computed_s)
         self.metrics.batch_rows.observe(rows)
@@ -167,8 +160,8 @@ class ScoringService:
         if sum(len(part.values_RP) for part in pending.predictions) == pending.rows.rows:
             self._loop.resolve(number, Predictions.join(pending.predictions))
 
-    def _predict(self, slices: Sequence[RequestSlice]) -> list[Outcome]:
-        """The predictions of each slice, of one version. A request that is refused leaves the others alone."""
+    def _predict(self, slices: Sequence[RequestSlice]) -> list[Predictions]:
+        """The predictions of each slice, of one version."""
         sizes = [end - begin for _, begin, end in slices]
         first = self._loop.requests[slices[0].request]
         cached = CachedBatches(first.version.cached, exact=first.exact)
@@ -176,12 +169,6 @@ class ScoringService:
             logits_RK = first.version.forward(
                 self._gather(slices), sum(sizes), self.limits.rows_at_once, cached.collect if cached.tables else None
             )
-        except StoreError as error:  # no fault of the request
-            return [Rejection(UNAVAILABLE, one_line(error) or "")] * len(slices)
-        except RowwiseError as error:
-            if len(slices) == 1:
-                return [self._explain(slices[0], error)]
-            return [outcome for one in slices for outcome in self._predict([one])]
         finally:
             self.metrics.count_rows(cached.counts)
             self.metrics.count_device(first.version.device_caches)
