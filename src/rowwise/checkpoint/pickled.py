@@ -174,18 +174,6 @@ ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "BINPERSID": lambda machine, _: machine.push(PickledObject(GlobalName(*Persistent), machine.take(1))),
     **dict.fromkeys(("BINPUT", "LONG_BINPUT"), _Machine.remember),
     **dict.fromkeys(("BINGET", "LONG_BINGET"), _Machine.recall),
-    **dict.fromkeys(
-        (
-            "BININT",
-            "BININT1",
-            "BININT2",
-            "LONG1",
-            "BINFLOAT",
-            "SHORT_BINUNICODE",
-            "BINUNICODE",
-            "BINUNICODE8",
-            "SHORT_BINSTRING",
-        ),
-        _Machine.push,
-    ),
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"), _Machine.push),
+    **dict.fromkeys(("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINSTRING"), _Machine.push),
 }

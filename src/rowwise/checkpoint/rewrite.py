@@ -11,8 +11,9 @@ from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
 from rowwise.checkpoint.named import SavedTable, choose_tables, tables_of
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.checkpoint.stream import deal_shared, shard_outline, write_streamed
+from rowwise.checkpoint.stream import shard_outline, write_streamed
 from rowwise.checkpoint.windows import Tell
+from rowwise.checkpoint.write import deal_shared
 from rowwise.errors import CheckpointError
 from rowwise.plan import Plan, Tile
 from rowwise.spec import RowType, Table
@@ -58,7 +59,10 @@ def rewrite(
         if name not in taken and (state or name.startswith("model/")):
             shared.append(shard_outline(name, entry))
     order = {name: k for k, name in enumerate(checkpoint.names())}
-    shards_W = [sorted(one, key=lambda shard: order[shard.name]) for one in deal_shared(own_W, shared)]
+    dealt_W = deal_shared(shared, [sum(shard.size_bytes for shard in own) for own in own_W])
+    shards_W = [
+        sorted([*own, *dealt], key=lambda shard: order[shard.name]) for own, dealt in zip(own_W, dealt_W, strict=True)
+    ]
     data = {key: value for key, value in checkpoint.manifest.data.items() if state or key not in STATE}
     return write_streamed(folder, shards_W, data, checkpoint.fill, tell)
 
@@ -77,12 +81,7 @@ def _table_shards(
         elif not one.shape:
             shards.append((shard_outline(name, one), min(tile.rank for tile in tiles)))
         elif one.shape == saved.entry.shape:
-            shards += [(_cut(name, one, tile), tile.rank) for tile in tiles]
+            shards += [(shard_outline(name, one, tile.rows, tile.cols), tile.rank) for tile in tiles]
         else:  # a number per row: written by the tile with the first columns
             shards += [(shard_outline(name, one, tile.rows), tile.rank) for tile in tiles if tile.cols[0] == 0]
     return shards
-
-
-def _cut(name: str, entry: TensorEntry, tile: Tile) -> LocalShard:
-    cols = None if tile.cols == (0, entry.columns) else tile.cols
-    return shard_outline(name, entry, tile.rows, cols)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from rowwise.checkpoint import windows, write
-from rowwise.checkpoint.assign import assign_rows
 from rowwise.checkpoint.atomic import atomic_output
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import CheckpointManifest, Span, TensorEntry
@@ -24,7 +23,7 @@ Read = Callable[[LocalShard], None]  # fills a shard that has memory
 
 def shard_outline(name: str, entry: TensorEntry, rows: Span | None = None, cols: Span | None = None) -> LocalShard:
     """A shard on the meta device: shapes without memory."""
-    rows = rows or (0, entry.rows)
+    rows, cols = rows or (0, entry.rows), None if cols == (0, entry.columns) else cols
     plain = cols is None and entry.row_type is None
     shape = entry.shape[1:] if plain else (entry.stored_width(cols or (0, entry.columns)),)
     tensor = torch.empty((rows[1] - rows[0], *shape), dtype=getattr(torch, entry.dtype), device="meta")
@@ -32,17 +31,6 @@ def shard_outline(name: str, entry: TensorEntry, rows: Span | None = None, cols:
         name=name, tensor=tensor, shape=entry.shape, rows=rows, cols=cols,
         row_type=entry.row_type, column_group=entry.column_group,
     )  # fmt: skip
-
-
-def deal_shared(own_W: Sequence[Sequence[LocalShard]], shared: Sequence[LocalShard]) -> list[list[LocalShard]]:
-    """Assign the rows of shared shards to ranks, as `write.assign_shards` does, for all ranks in one process."""
-    dealt_W = [list(own) for own in own_W]
-    loads_W = [sum(shard.size_bytes for shard in own) for own in own_W]
-    cuts = assign_rows([(len(shard.tensor), shard.row_bytes) for shard in shared], loads_W)
-    for shard, assigned in zip(shared, cuts, strict=True):
-        for rank, begin, end in assigned:
-            dealt_W[rank].append(shard.cut(begin, end))
-    return dealt_W
 
 
 def write_streamed(

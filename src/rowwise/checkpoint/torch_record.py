@@ -29,11 +29,8 @@ PICKLE_bytes = 1 << 16  # of one tensor
 
 def load_tensor(file: BinaryIO, begin: int, size: int) -> Tensor:
     """The tensor in a range of bytes of a file."""
-    if not 0 <= begin <= begin + size <= os.fstat(file.fileno()).st_size:
-        raise CheckpointError(f"it ends before byte {begin + size}")
-    window = _FileWindow(file.fileno(), begin, size)
     try:
-        with zipfile.ZipFile(window) as archive:
+        with zipfile.ZipFile(_FileWindow(file.fileno(), begin, size)) as archive:
             return _tensor(archive)
     except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, OverflowError) as error:
         raise CheckpointError(f"bytes {begin} to {begin + size - 1} are no tensor of torch.save: {error}") from None

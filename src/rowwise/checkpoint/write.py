@@ -139,11 +139,19 @@ def assign_shards(shards: Sequence[LocalShard], comm: Comm) -> list[LocalShard]:
                 f"ranks {comm.ranks[0]} and {rank} do not share the same tensors",
                 "the same tensors in the same order, or LocalShard.whole(..., shared=False) on one rank",
             )
-    cuts = assign_rows([(len(shard.tensor), shard.row_bytes) for shard in shared], [load for load, _ in gathered_W2])
-    for shard, assigned in zip(shared, cuts, strict=True):
-        own += [shard.cut(begin, end) for rank, begin, end in assigned if rank == comm.rank]
+    own += deal_shared(shared, [load for load, _ in gathered_W2])[comm.rank]
     places = {shard.name: place for place, shard in reversed(list(enumerate(shards)))}
     return sorted(own, key=lambda shard: places[shard.name])  # in the order of `shards`
+
+
+def deal_shared(shared: Sequence[LocalShard], loads_W: Sequence[int]) -> list[list[LocalShard]]:
+    """The rows that each rank writes of shards that all ranks have; `loads_W`: bytes of each rank's own shards."""
+    dealt_W: list[list[LocalShard]] = [[] for _ in loads_W]
+    cuts = assign_rows([(len(shard.tensor), shard.row_bytes) for shard in shared], loads_W)
+    for shard, assigned in zip(shared, cuts, strict=True):
+        for rank, begin, end in assigned:
+            dealt_W[rank].append(shard.cut(begin, end))
+    return dealt_W
 
 
 def write_rank_files(

@@ -190,8 +190,8 @@ def read_item_table(version: Path, names: Sequence[str] | None = None) -> pa.Tab
 def open_items(version: Path, facts: RetrievalFacts, *, check: bool = True) -> ServedItems:
     """Map the vectors and the index of a version; `check`: compare each file with its checksum."""
     folder = version / RETRIEVAL
-    if check:
-        _check_files(folder, facts)
+    for _, why in _find_damage(folder, facts) if check else ():
+        raise CheckpointError(f"{why}; export the version again")
     keys = read_item_table(version, [facts.key])[facts.key].combine_chunks()
     if len(keys) != facts.items or (folder / VECTORS).stat().st_size != facts.vector_bytes:
         raise CheckpointError(f"{folder} has not {facts.items} items of {facts.dim} numbers: export the version again")
@@ -218,11 +218,6 @@ def damaged_files(version: Path) -> list[DamagedChunk]:
     except (CheckpointError, OSError) as error:
         found = [(name, str(error))]
     return [DamagedChunk(tensor="", place="", file=file, why=why) for file, why in found]
-
-
-def _check_files(folder: Path, facts: RetrievalFacts) -> None:
-    for _, why in _find_damage(folder, facts):
-        raise CheckpointError(f"{why}; export the version again")
 
 
 def _find_damage(folder: Path, facts: RetrievalFacts) -> Iterator[tuple[str, str]]:

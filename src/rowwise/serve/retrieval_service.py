@@ -52,7 +52,7 @@ class RetrievalService:
             QUERIES_AT_ONCE,
             service.clock,
             "searches",
-            kind_of=_version_of,
+            kind_of=lambda one: one.version.number,
             compute=self._search,
             show=self._show,
         )
@@ -122,7 +122,3 @@ class RetrievalService:
                 near = near.result()
             found.append(near if isinstance(near, ItemScan) else self._name(retriever, one.query, near))
         return found
-
-
-def _version_of(waiting: _WaitingSearch) -> int:
-    return waiting.version.number
