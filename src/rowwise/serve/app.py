@@ -55,29 +55,19 @@ class RequestRefusedError(Exception):
 def make_app(service: ScoringService, lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]]) -> Starlette:
     """The application of a service that has versions open within `lifespan`."""
     handlers = _Handlers(service)
-    score = handlers.score
+    models = ("models/{model}", "models/{model}/versions/{version}")
     routes = [
-        Route("/v1/models/{model}/score", score, methods=["POST"]),
-        Route("/v1/models/{model}/versions/{version}/score", score, methods=["POST"]),
-        Route("/v1/models/{model}/retrieve", handlers.retrieve, methods=["POST"]),
-        Route("/v1/models/{model}/versions/{version}/retrieve", handlers.retrieve, methods=["POST"]),
+        *(Route(f"/v1/{model}/score", handlers.score, methods=["POST"]) for model in models),
+        *(Route(f"/v1/{model}/retrieve", handlers.retrieve, methods=["POST"]) for model in models),
+        *(Route(f"/v2/{model}/infer", handlers.infer, methods=["POST"]) for model in models),
+        *(Route(f"/v2/{model}/ready", handlers.model_ready) for model in models),
+        *(Route(f"/v2/{model}", handlers.about_model) for model in models),
+        *(Route(f"/{api}/health/live", handlers.live) for api in ("v1", "v2")),
+        *(Route(f"/{api}/health/ready", handlers.ready) for api in ("v1", "v2")),
         Route("/v1/versions", handlers.versions),
-        Route("/openapi.json", handlers.api),
-        Route("/v1/health/live", handlers.live),
-        Route("/v1/health/ready", handlers.ready),
-        Route("/metrics", handlers.metrics),
         Route("/v2", handlers.about_server),
-        Route("/v2/health/live", handlers.live),
-        Route("/v2/health/ready", handlers.ready),
-        *(
-            route
-            for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-            for route in (
-                Route(path, handlers.about_model),
-                Route(f"{path}/ready", handlers.model_ready),
-                Route(f"{path}/infer", handlers.infer, methods=["POST"]),
-            )
-        ),
+        Route("/openapi.json", handlers.api),
+        Route("/metrics", handlers.metrics),
     ]
     refusals = {HTTPException: handlers.refuse_path, RequestRefusedError: handlers.refuse_request}
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=refusals)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -45,50 +46,37 @@ class Recording(Value, frozen=True):
 
 
 class _Recorded(NamedTuple):
-    number: int
-    version: ServedVersion
-    rows: RequestRows
-    predictions_RP: Tensor
+    """A request that waits to be written."""
 
-    @property
-    def size(self) -> int:
-        return self.rows.rows
-
-    def table(self) -> pa.Table:
-        both = {REQUEST: self.number, VERSION: self.version.number}
-        numbers = {name: pa.array([number] * self.rows.rows, pa.int64()) for name, number in both.items()}
-        logits = zip(self.version.tasks, self.predictions_RP[:, ::2].unbind(1), strict=True)
-        return pa.table(numbers | self.rows.arrays | {LOGIT + task: pa.array(x_R.numpy()) for task, x_R in logits})
+    kind: tuple[str, int]  # scores or items, and the version, as versions may differ in columns
+    rows: int
+    make_table: Callable[[], pa.Table]
 
 
-class _RecordedSearch(NamedTuple):
-    number: int
-    version: ServedVersion
-    query: ItemQuery
-    found: RetrievedItems
+def _table_of_scores(version: ServedVersion, rows: RequestRows, predictions_RP: Tensor, number: int) -> pa.Table:
+    both = {REQUEST: number, VERSION: version.number}
+    numbers = {name: pa.array([number] * rows.rows, pa.int64()) for name, number in both.items()}
+    logits = zip(version.tasks, predictions_RP[:, ::2].unbind(1), strict=True)
+    return pa.table(numbers | rows.arrays | {LOGIT + task: pa.array(x_R.numpy()) for task, x_R in logits})
 
-    @property
-    def size(self) -> int:
-        return 1
 
-    def table(self) -> pa.Table:
-        assert self.version.retriever is not None
-        retriever, query = self.version.retriever, self.query
-        keys = retriever.items.keys
+def _table_of_search(version: ServedVersion, query: ItemQuery, found: RetrievedItems, number: int) -> pa.Table:
+    assert version.retriever is not None
+    retriever = version.retriever
+    keys = retriever.items.keys
 
-        def lists(values: list[Any] | None) -> pa.Array:
-            return pa.array([values], pa.list_(keys.type))
+    def lists(values: list[Any] | None) -> pa.Array:
+        return pa.array([values], pa.list_(keys.type))
 
-        among, without = (
-            lists(None if places is None else keys.take(pa.array(places.numpy())).to_pylist())
-            for places in query.allowed
-        )
-        more = {
-            REQUEST: pa.array([self.number], pa.int64()), VERSION: pa.array([self.version.number], pa.int64()),
-            K: pa.array([query.k], pa.int64()), EXACT: pa.array([query.exact]), AMONG: among, WITHOUT: without,
-            ITEMS: lists(self.found.items), SCORES: pa.array([self.found.scores], pa.list_(pa.float32())),
-        }  # fmt: skip
-        return pa.table(more | {name: query.rows.arrays[name] for name in retriever.schema.names})
+    among, without = (
+        lists(None if places is None else keys.take(pa.array(places.numpy())).to_pylist()) for places in query.allowed
+    )
+    more = {
+        REQUEST: pa.array([number], pa.int64()), VERSION: pa.array([version.number], pa.int64()),
+        K: pa.array([query.k], pa.int64()), EXACT: pa.array([query.exact]), AMONG: among, WITHOUT: without,
+        ITEMS: lists(found.items), SCORES: pa.array([found.scores], pa.list_(pa.float32())),
+    }  # fmt: skip
+    return pa.table(more | {name: query.rows.arrays[name] for name in retriever.schema.names})
 
 
 @final
@@ -103,7 +91,7 @@ class RequestRecorder:
 
     def __init__(self, recording: Recording, worker: int, leave_out: Callable[[int], None]) -> None:
         self._folder, self._share, self._worker = Path(recording.folder), recording.share, worker
-        self._waiting: queue.Queue[_Recorded | _RecordedSearch | None] = queue.Queue(WAITING)
+        self._waiting: queue.Queue[_Recorded | None] = queue.Queue(WAITING)
         self._number = self._files = 0
         self._leave_out = leave_out
         self._thread = threading.Thread(target=self._write_all, daemon=True)
@@ -111,18 +99,18 @@ class RequestRecorder:
 
     def add(self, version: ServedVersion, rows: RequestRows, predictions_RP: Tensor) -> None:
         """Keep a request, if it is one of the share."""
-        self._number += 1
-        self._keep(_Recorded(self._number, version, rows, predictions_RP))
+        table_of = partial(_table_of_scores, version, rows, predictions_RP)
+        self._keep(("scores", version.number), rows.rows, table_of)
 
     def add_search(self, version: ServedVersion, query: ItemQuery, found: RetrievedItems) -> None:
         """Keep a request for items, with the items of its answer."""
-        self._number += 1
-        self._keep(_RecordedSearch(self._number, version, query, found))
+        self._keep(("items", version.number), 1, partial(_table_of_search, version, query, found))
 
-    def _keep(self, one: _Recorded | _RecordedSearch) -> None:
-        if is_chosen(one.number, self._share):
+    def _keep(self, kind: tuple[str, int], rows: int, table_of: Callable[[int], pa.Table]) -> None:
+        self._number += 1
+        if is_chosen(self._number, self._share):
             try:
-                self._waiting.put_nowait(one)
+                self._waiting.put_nowait(_Recorded(kind, rows, partial(table_of, self._number)))
             except queue.Full:
                 self._leave_out(1)
 
@@ -134,7 +122,7 @@ class RequestRecorder:
     def _write_all(self) -> None:
         ended = False
         while not ended:
-            kept: dict[tuple[type, int], list[_Recorded | _RecordedSearch]] = {}
+            kept: dict[tuple[str, int], list[_Recorded]] = {}
             rows, end_s = 0, time.monotonic() + FILE_s
             while rows < FILE_rows and (left_s := end_s - time.monotonic()) > 0:
                 try:
@@ -144,18 +132,18 @@ class RequestRecorder:
                 if one is None:
                     ended = True
                     break
-                kept.setdefault((type(one), one.version.number), []).append(one)  # versions may differ in columns
-                rows += one.size
+                kept.setdefault(one.kind, []).append(one)
+                rows += one.rows
             for of_kind in kept.values():
                 self._write(of_kind)
 
-    def _write(self, kept: Sequence[_Recorded | _RecordedSearch]) -> None:
+    def _write(self, kept: Sequence[_Recorded]) -> None:
         """One file of requests to one version; its name says when it was made, by which worker."""
         name = f"{time.time_ns() // 1000}-{self._worker}-{self._files}.parquet"
         self._files += 1
         unfinished = self._folder / f"{name}.part"
         try:
-            pq.write_table(pa.concat_tables([one.table() for one in kept]), unfinished)
+            pq.write_table(pa.concat_tables([one.make_table() for one in kept]), unfinished)
             unfinished.replace(self._folder / name)
         except Exception as error:  # the thread has to go on, as `close` waits for it
             self._leave_out(len(kept))
