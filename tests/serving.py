@@ -6,10 +6,11 @@ import signal
 import threading
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
-from launching import started, wait_for
+from launching import is_there, started, wait_for
 
 
 @contextmanager
@@ -103,21 +104,21 @@ def files_of(version):
     return {str(file.relative_to(version)): file.read_bytes() for file in version.rglob("*") if file.is_file()}
 
 
+def children_of(pid):
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
 def workers_of(pid):
     """The processes that accept connections: forks of the fork server, whose parent is the host."""
-    found = []
-    for name in os.listdir("/proc"):
-        try:
-            if name.isdecimal() and parent_of(int(name)) in forkservers(pid):
-                found.append(int(name))
-        except OSError:
-            pass
-    return sorted(found)
+    return sorted(worker for server in children_of(pid) for worker in children_of(server))
 
 
 def loaders_of(pid):
     """The process that loads a version, if there is one: it is nicer than its host."""
-    return [one for one in workers_of(pid) if exists(str(one)) and nice_of(one) > nice_of(pid)]
+    return [one for one in workers_of(pid) if is_there(one) and nice_of(one) > nice_of(pid)]
 
 
 def nice_of(pid):
@@ -125,21 +126,3 @@ def nice_of(pid):
         return os.getpriority(os.PRIO_PROCESS, pid)
     except ProcessLookupError:
         return 0
-
-
-def forkservers(pid):
-    return {
-        int(name) for name in os.listdir("/proc") if name.isdecimal() and exists(name) and parent_of(int(name)) == pid
-    }
-
-
-def exists(name):
-    try:
-        return parent_of(int(name)) >= 0
-    except OSError:
-        return False
-
-
-def parent_of(pid):
-    with open(f"/proc/{pid}/stat") as file:
-        return int(file.read().rpartition(")")[2].split()[1])

@@ -56,9 +56,9 @@ def drawn(seed: int, world: int, **shape: int) -> tuple[random.Random, Trained, 
     return chance, trained, make_plan(chance, trained.tables, world)
 
 
-def wholes(folder, tensors, data=None) -> CheckpointManifest:
+def wholes(folder, tensors, data=None, **how) -> CheckpointManifest:
     """What one rank writes."""
-    return write(folder, [LocalShard.whole(name, tensor) for name, tensor in tensors.items()], data or {})
+    return write(folder, [LocalShard.whole(name, tensor) for name, tensor in tensors.items()], data or {}, **how)
 
 
 def flip(folder, file, place=-1):

@@ -4,13 +4,12 @@ import json
 
 import pytest
 import torch
-from checkpoint.made import same
+from checkpoint.made import same, wholes
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import CheckpointError
 from rowwise.checkpoint import files
-from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import FileSizes, write
@@ -22,10 +21,6 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int64
 def made(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
     g = torch.Generator().manual_seed(seed)
     return (torch.randn(shape, generator=g) * 50).to(dtype)
-
-
-def wholes(**tensors: torch.Tensor) -> list[LocalShard]:
-    return [LocalShard.whole(name, tensor) for name, tensor in tensors.items()]
 
 
 tensors = st.dictionaries(
@@ -44,8 +39,7 @@ tensors = st.dictionaries(
 def test_round_trip(tmp_path_factory, saved, piece, file):
     folder = tmp_path_factory.mktemp("ckpt") / "one"
     sizes = FileSizes(piece, file)  # small ones, so that tensors are cut
-    parts = [LocalShard.whole(name, tensor) for name, tensor in saved.items()]
-    write(folder, parts, {"step": 7, "names": ["a", "é"]}, sizes=sizes)
+    wholes(folder, saved, {"step": 7, "names": ["a", "é"]}, sizes=sizes)
     found = Checkpoint.open(folder)
     assert found.manifest.data == {"step": 7, "names": ["a", "é"]}
     assert found.names() == list(saved)
@@ -59,7 +53,7 @@ def test_round_trip(tmp_path_factory, saved, piece, file):
 def test_some_rows(tmp_path_factory, rows, data):
     tensor = made(torch.float32, (rows, 3))
     folder = tmp_path_factory.mktemp("ckpt") / "one"
-    write(folder, wholes(t=tensor), {}, sizes=FileSizes(chunk_bytes=60))
+    wholes(folder, {"t": tensor}, sizes=FileSizes(chunk_bytes=60))
     begin = data.draw(st.integers(0, rows))
     end = data.draw(st.integers(begin, rows))
     assert same(Checkpoint.open(folder).load("t", (begin, end)), tensor[begin:end])
@@ -67,7 +61,7 @@ def test_some_rows(tmp_path_factory, rows, data):
 
 def test_only_what_is_needed_is_read(tmp_path):
     tensor = made(torch.float32, (100, 3))
-    write(tmp_path / "one", wholes(t=tensor), {}, sizes=FileSizes(120, 120))
+    wholes(tmp_path / "one", {"t": tensor}, sizes=FileSizes(120, 120))
     files = sorted((tmp_path / "one").glob("*.safetensors"))
     assert len(files) == 10
     for file in files[1:]:
@@ -88,7 +82,7 @@ def test_only_what_is_needed_is_read(tmp_path):
     ids=["format", "unknown key", "no pieces", "gap"],
 )
 def test_a_manifest_that_does_not_add_up(tmp_path, change, want):
-    write(tmp_path / "one", wholes(a=made(torch.float32, (10, 4))), {})
+    wholes(tmp_path / "one", {"a": made(torch.float32, (10, 4))})
     path = tmp_path / "one" / NAME
     manifest = json.loads(path.read_text())
     change(manifest)
@@ -109,7 +103,7 @@ def test_a_name_is_used_once(tmp_path):
 
 
 def test_names_and_rows_that_are_not_there(tmp_path):
-    write(tmp_path / "one", wholes(a=made(torch.float32, (10, 4))), {})
+    wholes(tmp_path / "one", {"a": made(torch.float32, (10, 4))})
     found = Checkpoint.open(tmp_path / "one")
     with pytest.raises(CheckpointError, match="has no tensor 'b'"):
         found.load("b")
@@ -123,12 +117,12 @@ def test_a_disk_that_is_full_leaves_no_half(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(CheckpointError, match=r"saved: 00000-00000\.safetensors: No space"):
-        write(tmp_path / "one", wholes(a=made(torch.float32, (10, 4))), {})
+        wholes(tmp_path / "one", {"a": made(torch.float32, (10, 4))})
     assert not list(tmp_path.iterdir())
 
 
 def test_manifest_is_json_that_others_can_read(tmp_path):
-    manifest = write(tmp_path / "one", wholes(t=made(torch.float16, (3, 2)), n=torch.tensor(5)), {"step": 1})
+    manifest = wholes(tmp_path / "one", {"t": made(torch.float16, (3, 2)), "n": torch.tensor(5)}, {"step": 1})
     assert CheckpointManifest.read(tmp_path / "one") == manifest
     plain = json.loads((tmp_path / "one" / NAME).read_text())
     assert plain["tensors"]["t"]["shape"] == [3, 2]

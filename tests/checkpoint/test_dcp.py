@@ -4,6 +4,8 @@ import importlib
 import os
 import pickle
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -95,9 +97,6 @@ os._exit(0)
 
 @pytest.mark.dist
 def test_what_two_processes_wrote_is_read_whole(tmp_path, monkeypatch):
-    import subprocess
-    import sys
-
     (tmp_path / "save.py").write_text(SAVE)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "save.py", "dcp"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

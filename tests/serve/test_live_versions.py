@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 from increments import Increments, predicted
-from launching import rowwise, started, wait_for, write_recipe
+from launching import is_there, rowwise, started, wait_for, write_recipe
 from mutations import flip
 from pyarrow import parquet as pq
-from serving import Clients, about, exists, loaders_of, score, server, workers_of
+from serving import Clients, about, loaders_of, score, server, workers_of
 from small import WORLD, trained
 
 from rowwise import RowType, RowwiseError
@@ -285,7 +285,7 @@ def test_workers_end_with_their_host(models):
         workers = workers_of(process.pid)
         assert len(workers) == 2
         process.kill()
-        wait_for(lambda: not any(exists(str(worker)) for worker in workers))
+        wait_for(lambda: not any(is_there(worker) for worker in workers))
 
 
 def test_versions_follow_a_run_that_trains(tmp_path):

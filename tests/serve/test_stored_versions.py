@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 
 import pytest
 from launching import ENVIRONMENT, rowwise, wait_for
@@ -56,11 +55,9 @@ def store(tmp_path, increments):
         yield found
 
 
-@contextmanager
 def elsewhere(store, folder):
     """The same store from another machine."""
-    with VersionStore(store.place, folder) as found:
-        yield found
+    return VersionStore(store.place, folder)
 
 
 def test_a_fetched_version_has_the_bytes_and_the_digest_of_the_one_that_was_sent(store, tmp_path):
