@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from rowwise import BatchError, SpecError, StateError
-from rowwise.train.auc import AXIS, Auc, BinnedAuc, ExactAuc, RecentAuc
-from rowwise.train.entropy import Entropy, RecentEntropy
+from rowwise.train.auc import AXIS, Auc, BinnedAuc, RecentAuc
 from rowwise.train.metrics import Metrics
 from rowwise.train.ranking import Ranking
 from rowwise.train.samples import Samples
@@ -40,8 +39,20 @@ def scored(draw, extreme=False, min_size=0, max_size=60):
 
 def made(metric, *batches):
     for batch in batches:
-        metric.update(*batch)
+        if isinstance(metric, RecentAuc):
+            metric.add_batches(Samples.of(*batch), [len(batch[0])])
+        else:
+            metric.add(Samples.of(*batch))
     return metric
+
+
+def fit_of(*batches):
+    return made(Metrics(), *batches).value()["label"].fit
+
+
+def area_of(*batches):
+    """Exact, as there are few samples."""
+    return made(Auc(), *batches).value()[0]
 
 
 def pieces(samples, cuts):
@@ -77,9 +88,6 @@ def both_classes(samples):
 
 cuts = st.lists(st.floats(0, 1), max_size=4)
 METRICS = {
-    "entropy": Entropy,
-    "recent entropy": lambda: RecentEntropy(3),
-    "exact": ExactAuc,
     "binned": lambda: BinnedAuc(bins=64),
     "auc": lambda: Auc(keep=20, bins=64),
     "recent auc": lambda: RecentAuc(3, most=30),
@@ -93,7 +101,7 @@ def test_entropy_is_that_of_scikit_learn(samples):
     from sklearn.metrics import log_loss  # takes three seconds
 
     logits, labels, weights = samples
-    fit = made(Entropy(), samples).value()[0]
+    fit = fit_of(samples)
     kept = torch.ones(len(logits), dtype=torch.bool) if weights is None else weights > 0
     weights = np.ones(len(logits)) if weights is None else weights.numpy()
     assert fit.count == int(kept.sum())
@@ -119,14 +127,14 @@ def test_entropy_is_that_of_scikit_learn(samples):
 
 def test_the_loss_is_right_where_probabilities_round():
     logits = torch.tensor([40.0, -40.0, 800.0, -800.0])
-    fit = made(Entropy(), (logits, torch.tensor([1.0, 0.0, 0.0, 1.0]))).value()[0]
+    fit = fit_of((logits, torch.tensor([1.0, 0.0, 0.0, 1.0])))
     assert fit.log_loss == pytest.approx((800 + 800 + 2 * math.exp(-40)) / 4, rel=1e-15)
     logits = torch.tensor([math.inf, -math.inf, 0.0])
-    fit = made(Entropy(), (logits, torch.tensor([1.0, 0.0, 1.0]))).value()[0]
+    fit = fit_of((logits, torch.tensor([1.0, 0.0, 1.0])))
     assert fit.log_loss == pytest.approx(math.log(2) / 3, rel=1e-15)
-    fit = made(Entropy(), (logits, torch.tensor([0.0, 0.0, 1.0]))).value()[0]
+    fit = fit_of((logits, torch.tensor([0.0, 0.0, 1.0])))
     assert fit.log_loss == fit.ne == math.inf
-    fit = made(Entropy(), (logits, torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.0, 1.0, 1.0]))).value()[0]
+    fit = fit_of((logits, torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.0, 1.0, 1.0])))
     assert fit.log_loss == pytest.approx(math.log(2) / 2, rel=1e-15)
 
 
@@ -135,7 +143,7 @@ def test_the_loss_is_right_where_probabilities_round():
 def test_exact_auc_is_that_of_scikit_learn(samples):
     from sklearn.metrics import roc_auc_score  # takes three seconds
 
-    area = made(ExactAuc(), samples).value()[0]
+    area = area_of(samples)
     if not both_classes(samples):
         assert math.isnan(area.auc)
         assert math.isnan(area.bound)
@@ -149,7 +157,7 @@ def test_exact_auc_is_that_of_scikit_learn(samples):
 @example((torch.full((4,), math.inf), torch.tensor([1.0, 0.0, 1.0, 0.0]), None), 8)
 @example((torch.arange(40).double() * 1e-9, (torch.arange(40) < 20).float(), None), 1 << 15)
 def test_the_bound_of_bins_holds(samples, bins):
-    binned, exact = made(BinnedAuc(bins=bins), samples).value()[0], made(ExactAuc(), samples).value()[0]
+    binned, exact = made(BinnedAuc(bins=bins), samples).value()[0], area_of(samples)
     if not both_classes(samples):
         assert all(map(math.isnan, (binned.auc, binned.bound, exact.auc)))
         return
@@ -161,7 +169,7 @@ def test_the_bound_of_bins_holds(samples, bins):
 def test_the_bound_is_reached_and_no_more():
     worst = (torch.arange(40).double() * 1e-9, (torch.arange(40) < 20).float())  # in one bin, in the wrong order
     area = made(BinnedAuc(), worst).value()[0]
-    assert (area.auc, area.bound, made(ExactAuc(), worst).value()[0].auc) == (0.5, 0.5, 0.0)
+    assert (area.auc, area.bound, area_of(worst).auc) == (0.5, 0.5, 0.0)
 
 
 @pytest.mark.slow
@@ -179,7 +187,7 @@ def test_bins_are_fine_enough():
 @given(scored(extreme=True), cuts)
 def test_auc_is_exact_until_it_outgrows_what_it_keeps(samples, at):
     auc = made(Auc(keep=20, bins=64), *pieces(samples, at))
-    want = made(ExactAuc() if len(samples[0]) <= 20 else BinnedAuc(bins=64), samples)
+    want = made(Auc() if len(samples[0]) <= 20 else BinnedAuc(bins=64), samples)
     assert rows(auc.value()) == pytest.approx(rows(want.value()), **CLOSE)
 
 
@@ -201,19 +209,18 @@ def test_bins_divide_the_axis():
 
 def test_windows_merge_newest_with_newest():
     batch = {n: (torch.zeros(2 * n), torch.arange(2 * n) % 2) for n in (1, 2, 4, 8)}
-    for make in (lambda: RecentEntropy(3), lambda: RecentAuc(3)):
-        for short_first in (False, True):
-            a, b = made(make(), batch[1], batch[2], batch[4]), made(make(), batch[8])
-            first, second = (b, a) if short_first else (a, b)
-            first.merge(second)
-            count = lambda m: m.samples if isinstance(m, RecentAuc) else m.value()[0].count  # noqa: E731
-            assert [count(first), count(made(first, batch[1])), count(made(first, batch[1]))] == [30, 30, 28]
+    for short_first in (False, True):
+        a, b = made(Metrics(window=3), batch[1], batch[2], batch[4]), made(Metrics(window=3), batch[8])
+        first, second = (b, a) if short_first else (a, b)
+        first.merge(second)
+        assert recent_counts(first) == (30, 30)
+        assert recent_counts(made(first, batch[1])) == (30, 30)
+        assert recent_counts(made(first, batch[1])) == (28, 28)
 
 
-def test_exact_auc_says_when_it_is_full():
-    auc = made(ExactAuc(most=3), (torch.zeros(2), torch.ones(2)))
-    with pytest.raises(BatchError, match=r"2 \+ 2 samples"):
-        auc.update(torch.zeros(2), torch.ones(2))
+def recent_counts(metrics):
+    """Samples of the window, as its sums and its scores have them."""
+    return metrics.value()["label"].recent_fit.count, metrics.state()["recent_auc.scores"].shape[1]
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -269,16 +276,16 @@ def test_resumed_is_uninterrupted_bit_for_bit(name, way, samples, at, stop):
 @settings(max_examples=20)
 @given(st.lists(scored(max_size=12), max_size=8), st.integers(1, 4))
 def test_windows_are_the_newest_batches(batches, window):
-    entropy, auc = made(RecentEntropy(window), *batches), made(RecentAuc(window), *batches)
-    assert rows(entropy.value()) == pytest.approx(rows(made(Entropy(), *batches[-window:]).value()), **CLOSE)
-    assert rows(auc.value()) == pytest.approx(rows(made(ExactAuc(), *batches[-window:]).value()), **CLOSE)
+    of_all = made(Metrics(window=window), *batches).value()["label"]
+    of_newest = made(Metrics(), *batches[-window:]).value()["label"]
+    assert rows(of_all.recent) == pytest.approx(rows(of_newest.all), **CLOSE)
 
 
 def test_a_window_of_scores_is_bounded():
     batch = (torch.zeros(4), torch.tensor([0.0, 1.0, 0.0, 1.0]))
     auc = made(RecentAuc(batches=10, most=9), batch, batch, batch)
-    assert auc.samples == 8
-    assert made(auc, (torch.zeros(20), torch.ones(20))).samples == 20  # one batch is always kept
+    assert auc.state()["sizes"].tolist() == [4, 4]
+    assert made(auc, (torch.zeros(20), torch.ones(20))).state()["sizes"].tolist() == [20]  # one is always kept
 
 
 @given(scored(), st.lists(st.integers(-3, 3), unique=True), st.data())
@@ -289,7 +296,7 @@ def test_slices_are_masks(samples, chosen, data):
     slices = Slices(chosen, bins=64)
     half = size // 2
     for part in (slice(0, half), slice(half, None)):
-        slices.update(logits[part], labels[part], ids[part], None if weights is None else weights[part])
+        slices.add(Samples.of(logits[part], labels[part], None if weights is None else weights[part]), ids[part])
     top = data.draw(st.none() | st.integers(1, 3))
     shown = slices.value(top)
     named = [one.id for one in shown[:-1]]
@@ -299,11 +306,9 @@ def test_slices_are_masks(samples, chosen, data):
     masks[None] = ~torch.isin(ids, torch.tensor(named, dtype=torch.int64))
     for one in shown:
         masked = tuple(None if t is None else t[masks[one.id]] for t in samples)
-        assert rows(one.fits) == pytest.approx(rows(made(Entropy(), masked).value()), **CLOSE)
+        assert rows(one.fits) == pytest.approx(rows(fit_of(masked)), **CLOSE)
         assert rows(one.areas) == pytest.approx(rows(made(BinnedAuc(bins=64), masked).value()), **CLOSE)
-    counts = {
-        i: made(Entropy(), tuple(None if t is None else t[masks[i]] for t in samples)).value()[0].count for i in chosen
-    }
+    counts = {i: fit_of(tuple(None if t is None else t[masks[i]] for t in samples)).count for i in chosen}
     assert len(named) == min(len(chosen) if top is None else top, sum(count > 0 for count in counts.values()))
     assert all(counts[i] <= counts[named[-1]] for i in set(chosen) - set(named) if named)
 
@@ -314,16 +319,16 @@ def test_slices_of_two_tasks_merge_and_resume():
     labels = (torch.rand(300, 2, generator=generator) < logits.sigmoid()).float()
     ids = torch.randint(0, 5, (300,), generator=generator)
     whole, a, b = (Slices([4, 1], tasks=2) for _ in range(3))
-    whole.update(logits, labels, ids)
-    a.update(logits[:100], labels[:100], ids[:100])
-    b.update(logits[100:], labels[100:], ids[100:].int())
+    whole.add(Samples.of(logits, labels), ids)
+    a.add(Samples.of(logits[:100], labels[:100]), ids[:100])
+    b.add(Samples.of(logits[100:], labels[100:]), ids[100:].int())
     a.merge(b)
     assert rows(a.value()) == pytest.approx(rows(whole.value()), **CLOSE)
     back = Slices.from_state(through_json(a.state()))
     assert_same(back.state(), a.state())
     assert back.value() == a.value()
     one = next(one for one in whole.value() if one.id == 4)
-    of_task = made(Entropy(), (logits[ids == 4, 1], labels[ids == 4, 1])).value()[0]
+    of_task = fit_of((logits[ids == 4, 1], labels[ids == 4, 1]))
     assert rows(one.fits[1]) == pytest.approx(rows(of_task), **CLOSE)
 
 
@@ -350,7 +355,7 @@ def test_tasks_are_independent(tasks, size, per_task, dtype, data):
 
 def test_updates_keep_no_memory_of_the_caller():
     logits, labels = torch.tensor([1.0, -1.0]).double(), torch.tensor([1.0, 0.0]).double()
-    auc = made(ExactAuc(), (logits, labels))
+    auc = made(Auc(), (logits, labels))
     logits.neg_()
     assert auc.value()[0].auc == 1
 
@@ -409,7 +414,9 @@ def expected(scores, positives, measure):
 
 
 def test_a_model_of_equal_scores_ranks_like_chance():
-    value = made(Ranking((10,)), (torch.zeros(5, 100), torch.arange(5))).value()
+    ranking = Ranking((10,))
+    ranking.update(torch.zeros(5, 100), torch.arange(5))
+    value = ranking.value()
     assert value.recall[10] == pytest.approx(0.1)
     assert value.mrr == pytest.approx(sum(1 / n for n in range(1, 101)) / 100)
 
@@ -457,7 +464,7 @@ def test_the_number_of_tasks_is_held_to():
         Metrics(["a", "b"]).update(torch.zeros(3), torch.zeros(3))
 
 
-@pytest.mark.parametrize("make", [Entropy, BinnedAuc, lambda: Auc(bins=8), Metrics])
+@pytest.mark.parametrize("make", [BinnedAuc, lambda: Auc(bins=8), Metrics])
 def test_unchecked_samples_do_no_harm(make):
     bad = Samples.of(torch.tensor([math.nan, 0.0]), torch.tensor([7.0, -9e9]), check=False)
     metric = make()
@@ -507,8 +514,8 @@ def test_bad_lists(scores, positives, weights, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Entropy(0), r"tasks=0: expected a whole number of at least 1"),
-        (lambda: RecentEntropy(1.5), r"batches=1.5: expected a whole number"),
+        (lambda: BinnedAuc(0), r"tasks=0: expected a whole number of at least 1"),
+        (lambda: Metrics(window=1.5), r"batches=1.5: expected a whole number"),
         (lambda: BinnedAuc(bins=0), r"bins=0"),
         (lambda: Metrics(["a", "a"]), r"tasks=\('a', 'a'\): expected at least one name"),
         (lambda: Metrics([]), r"tasks=\(\)"),
@@ -526,27 +533,27 @@ def test_bad_settings(make, message):
 def test_bad_slice_ids():
     for ids in (torch.zeros(3).long(), torch.zeros(2)):
         with pytest.raises(BatchError, match=r"int64 of shape \(2,\)"):
-            Slices([1]).update(torch.zeros(2), torch.zeros(2), ids)
+            Slices([1]).add(Samples.of(torch.zeros(2), torch.zeros(2)), ids)
 
 
 def test_bad_states():
+    state = Metrics().state()
+    without = {name: x for name, x in state.items() if name not in ("entropy.totals", "entropy.parts")}
     with pytest.raises(StateError, match="'totals'; it has 'tasks'"):
-        Entropy.from_state({"tasks": 1})
+        Metrics.from_state(without)
     with pytest.raises(StateError, match=r"shape \(5, 1\)"):
-        Entropy.from_state({**Entropy().state(), "tasks": 2})
+        Metrics.from_state({**state, "tasks": 2, "task.1": "other"})
     with pytest.raises(StateError, match="'totals' in the state"):
-        Entropy.from_state({"tasks": 1, "totals": "x"})
+        Metrics.from_state({**state, "entropy.totals": "x"})
     with pytest.raises(StateError, match="'tasks' in the state"):
-        Entropy.from_state({"tasks": 1.5})
+        Metrics.from_state({"tasks": 1.5})
     with pytest.raises(StateError, match=r"names the tasks \['label'"):
-        Metrics.from_state({**Metrics().state(), "tasks": 2})
+        Metrics.from_state({**state, "tasks": 2})
 
 
 @pytest.mark.parametrize(
     ("a", "b", "what"),
     [
-        (Entropy(), Entropy(2), "tasks 1 and 2"),
-        (RecentEntropy(3), RecentEntropy(4), "batches 3 and 4"),
         (BinnedAuc(bins=8), BinnedAuc(bins=9), r"\(tasks, 2, bins\) \(1, 2, 10\) and \(1, 2, 11\)"),
         (Auc(keep=8), Auc(keep=9), "keep 8 and 9"),
         (RecentAuc(3, most=8), RecentAuc(3, most=9), "most 8 and 9"),
@@ -570,10 +577,9 @@ def count_something(metric):
         case Ranking():
             metric.update(torch.zeros(1, 2), torch.zeros(1).long())
         case Slices():
-            metric.update(torch.zeros(3), torch.ones(3), torch.ones(3).long())
+            metric.add(Samples.of(torch.zeros(3), torch.ones(3)), torch.ones(3).long())
         case _:
-            tasks = 2 if isinstance(metric, Entropy) else 1
-            metric.update(torch.zeros(3, tasks), torch.ones(3, tasks))
+            made(metric, (torch.zeros(3), torch.ones(3)))
 
 
 @pytest.mark.gpu
@@ -587,8 +593,8 @@ def test_a_gpu_counts_the_same():
     for part in (slice(0, 300), slice(300, None)):
         host.update(logits[part], labels[part])
         device.update(logits[part].cuda(), labels[part].cuda())
-        slices.update(logits[part], labels[part], ids[part])
-        device_slices.update(logits[part].cuda(), labels[part].cuda(), ids[part].cuda())
+        slices.add(Samples.of(logits[part], labels[part]), ids[part])
+        device_slices.add(Samples.of(logits[part].cuda(), labels[part].cuda()), ids[part].cuda())
     assert rows(device.row()) == pytest.approx(rows(host.row()), **CLOSE)
     assert rows(device_slices.value()) == pytest.approx(rows(slices.value()), **CLOSE)
     host.merge(device)

@@ -5,6 +5,7 @@ import torch
 from rowwise.train.auc import BinnedAuc
 from rowwise.train.metrics import Metrics
 from rowwise.train.reliability import rate_groups
+from rowwise.train.samples import Samples
 
 
 def test_groups_are_tenths_of_the_rows_by_probability():
@@ -27,7 +28,8 @@ def test_groups_are_tenths_of_the_rows_by_probability():
 
 def test_weights_count_and_equal_rows_are_one_group():
     auc = BinnedAuc()
-    auc.update(torch.tensor([0.0, 0.0, 100.0, 100.0]), torch.tensor([1.0, 0, 1, 1]), torch.tensor([3.0, 1, 2, 0]))
+    logits, labels, weights = torch.tensor([[0.0, 0, 100, 100], [1, 0, 1, 1], [3, 1, 2, 0]])
+    auc.add(Samples.of(logits, labels, weights))
     low, high = rate_groups(["a"], auc.counts())
     assert (low.count, low.observed, high.count, high.observed) == (4, 0.75, 2, 1)
     assert abs(low.predicted - 0.5) < 1e-3

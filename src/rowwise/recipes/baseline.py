@@ -25,7 +25,7 @@ from rowwise.recipes.resolved import ResolvedRecipe, evaluation_batches
 from rowwise.recipes.rows import FILES, RowSelection
 from rowwise.recipes.trained import resolve_saved
 from rowwise.spec import Value
-from rowwise.train.evaluate import make_metrics, values_of
+from rowwise.train.evaluate import make_metrics
 from rowwise.train.loss_settings import AmountLoss, AnyLoss, Poisson, first_label
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.samples import Samples
@@ -117,7 +117,7 @@ def _compare(run: Path, resolved: ResolvedRecipe, read: list[_Samples], begin_s:
         trees=trees.best_iteration or trees.num_trees(),
         rows=len(train.labels_B),
         seconds=round(perf_counter() - begin_s, 3),
-        test=values_of(metrics.value()[task]),
+        test=metrics.value()[task].all,
     )
     RunFolder.open(run).write_json(BASELINE, msgspec.to_builtins(baseline))
     report.write(run)

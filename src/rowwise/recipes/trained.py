@@ -24,7 +24,7 @@ from rowwise.recipes.sharding import choose_plan, shard_tables
 from rowwise.recipes.table_memory import measure_memory, raise_if_short
 from rowwise.recipes.text import RECIPE, apply_changes, decode, parse
 from rowwise.textfile import read_bytes, read_text
-from rowwise.train.evaluate import Scores, Values, values_of
+from rowwise.train.evaluate import Scores, Values
 from rowwise.train.metrics import Metrics
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import CheckpointFolder
@@ -121,7 +121,7 @@ def best_possible_metrics(resolved: ResolvedRecipe, rows: RowSelection) -> dict[
         table = rows.reader.read(split, (task, column))
         logits, labels = (torch.from_numpy(table[name].to_numpy().astype("float64")) for name in (column, task))
         metrics.update(logits, labels)
-    return {task: values_of(metrics.value()[task])}
+    return {task: metrics.value()[task].all}
 
 
 def resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> ResolvedRecipe:

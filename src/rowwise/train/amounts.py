@@ -18,7 +18,6 @@ ranks. Letters: N samples, K labels, S sums.
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -28,10 +27,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rowwise.ops.threads import one_thread
-from rowwise.train.exact import PARTS, carry, parts_of, to_float64
+from rowwise.train.exact import RunSums, parts_of, to_float64
 from rowwise.train.loss_settings import AmountLoss, Poisson
 from rowwise.train.samples import Samples
-from rowwise.train.state import State, check_alike, check_positive, merge_newest, read_tensor
+from rowwise.train.state import State, read_tensor
 
 SUMS = 9  # samples, weights, labels, predictions, squares of labels, of errors, errors, losses, deviances
 VECTORS = 64  # numbers: a multiple of the vector width of any processor
@@ -57,51 +56,39 @@ class AmountValues:
 class AmountMetrics:
     """Metrics of amounts, over all batches and over the newest `window` of them."""
 
-    __slots__ = ("_loss", "_parts_3SK", "_recent", "_tasks")
+    __slots__ = ("_loss", "_sums", "_tasks")
 
     def __init__(self, tasks: Sequence[str], window: int, loss: AmountLoss) -> None:
         self._tasks, self._loss = tuple(tasks), loss
-        self._parts_3SK = torch.zeros(PARTS, SUMS, len(tasks), dtype=torch.float64)
-        self._recent: deque[Tensor] = deque(maxlen=check_positive("window", window))
+        self._sums = RunSums(window, SUMS, len(tasks))
 
     def add(self, samples: Samples) -> None:
         """Count samples, whose logits are outputs of the model."""
         samples.check_tasks(len(self._tasks))
-        parts_3SK = parts_of(torch.stack(_measures(self._loss, samples))).sum(2)
-        self._parts_3SK = carry(self._parts_3SK.to(parts_3SK.device) + parts_3SK)
-        self._recent.append(parts_3SK)
+        self._sums.add(parts_of(torch.stack(_measures(self._loss, samples))).sum(2))
 
     def rates(self) -> tuple[()]:
         """Amounts have no rates of clicks."""
         return ()
 
-    def merge(self, other: "AmountMetrics") -> None:
-        check_alike("tasks", self._tasks, other._tasks)
-        check_alike("batches", self._recent.maxlen, other._recent.maxlen)
-        self._parts_3SK = carry(self._parts_3SK + other._parts_3SK.to(self._parts_3SK.device))
-        merged = merge_newest(list(self._recent), list(other._recent), lambda a, b: carry(a + b.to(a.device)))
-        self._recent = deque(merged, maxlen=self._recent.maxlen)
+    def merge_state(self, state: Mapping[str, object]) -> None:
+        """Add what another rank has saved."""
+        self._sums.merge(self.restored(state)._sums)
 
     def value(self) -> dict[str, AmountValues]:
         """The metrics of each label, by its name."""
-        totals = (_values(self._loss, parts) for parts in (self._parts_3SK, carry(self._stack().sum(0))))
+        totals = (_values(self._loss, parts) for parts in (self._sums.all_3SK, self._sums.recent()))
         return {task: AmountValues(*both) for task, *both in zip(self._tasks, *totals, strict=True)}
 
     def state(self) -> State:
-        return {"amounts.all": self._parts_3SK, "amounts.recent": self._stack()}
+        return {"amounts.all": self._sums.all_3SK, "amounts.recent": self._sums.newest()}
 
     def restored(self, state: Mapping[str, object]) -> Self:
         """Metrics like these, with the counts that `state` saved."""
-        made = type(self)(self._tasks, self._recent.maxlen or 1, self._loss)
-        made._parts_3SK = read_tensor(state, "amounts.all", self._parts_3SK.shape)
-        made._recent.extend(read_tensor(state, "amounts.recent", (None, *self._parts_3SK.shape)))
+        made, shape = type(self)(self._tasks, self._sums.window, self._loss), self._sums.all_3SK.shape
+        recent = read_tensor(state, "amounts.recent", (None, *shape))
+        made._sums.restore(read_tensor(state, "amounts.all", shape), recent)
         return made
-
-    def _stack(self) -> Tensor:
-        if not self._recent:
-            return self._parts_3SK.new_zeros(0, *self._parts_3SK.shape)
-        device = self._recent[-1].device
-        return torch.stack([parts.to(device) for parts in self._recent])
 
 
 def _measures(loss: AmountLoss, samples: Samples) -> tuple[Tensor, ...]:

@@ -8,9 +8,8 @@ histogram ties all scores of a bin, so its error is at most half of the tied mas
 The right side is `bound`; it holds for any scores, up to float64 rounding. Bins divide the logit axis, not the
 probabilities: a model of rare events has all its probabilities in the lowest hundredth.
 
-    ExactAuc    all scores; raises above `most`
     BinnedAuc   a histogram
-    Auc         both, until there are too many scores to keep
+    Auc         all scores and a histogram, until there are too many scores to keep
     RecentAuc   the scores of the newest batches
 
 With one class only, the area is NaN. Letters: N samples, K tasks, M bins, E distinct scores.
@@ -25,7 +24,6 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from rowwise.errors import BatchError
 from rowwise.ops.threads import one_thread
 from rowwise.train.samples import Samples
 from rowwise.train.state import State, check_alike, check_positive, join, merge_newest, part, read_int, read_tensor
@@ -42,84 +40,33 @@ class AucValue:
     bound: float
 
 
-class ExactAuc:
-    """The area of at most `most` samples."""
-
-    __slots__ = ("_kept", "_most", "_samples", "_tasks")
-
-    def __init__(self, tasks: int = 1, most: int = 1 << 24) -> None:
-        self._tasks, self._most = check_positive("tasks", tasks), check_positive("most", most)
-        self._kept: list[Tensor] = []  # [3, N, K] each: logit, mass as a positive, mass as a negative
-        self._samples = 0
-
-    @property
-    def samples(self) -> int:
-        return self._samples
-
-    def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
-        self.add(Samples.of(logits, labels, weights))
-
-    def add(self, samples: Samples) -> None:
-        """Keep samples that were checked when they were made."""
-        samples.check_tasks(self._tasks)
-        self._keep([_scores(samples)])
-
-    def merge(self, other: "ExactAuc") -> None:
-        check_alike("tasks", self._tasks, other._tasks)
-        check_alike("most", self._most, other._most)
-        self._keep(other._kept)
-
-    def value(self) -> tuple[AucValue, ...]:
-        """One area for each task; the bound is 0."""
-        return exact_areas(_concatenate_chunks(self._kept, self._tasks))
-
-    def state(self) -> State:
-        return {"tasks": self._tasks, "most": self._most, "scores": _concatenate_chunks(self._kept, self._tasks)}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, object]) -> Self:
-        """The metric that `state` saved, with the same bits."""
-        made = cls(read_int(state, "tasks"), read_int(state, "most"))
-        made._keep([read_tensor(state, "scores", (3, None, made._tasks))])
-        return made
-
-    def _keep(self, chunks: list[Tensor]) -> None:
-        more = sum(chunk.shape[1] for chunk in chunks)
-        if self._samples + more > self._most:
-            raise BatchError(
-                f"{self._samples} + {more} samples do not fit into an exact AUC of {self._most}",
-                hint="give ExactAuc a larger `most`, or use Auc, which changes to a histogram",
-            )
-        self._kept.extend(chunks)
-        self._samples += more
-
-
 class BinnedAuc:
     """The area of all samples, from a histogram of 2 * (bins + 2) numbers for each task.
 
     On a GPU the order of adding fractional weights varies unless torch.use_deterministic_algorithms is on.
     """
 
-    __slots__ = ("_counts_K2M", "_starts_K")
+    __slots__ = ("_counts_K2M",)
 
     def __init__(self, tasks: int = 1, bins: int = 1 << 15) -> None:
+        check_positive("tasks", tasks)
         # Two more bins: for logits below and above the axis.
-        self._make(
-            torch.zeros(check_positive("tasks", tasks), 2, check_positive("bins", bins) + 2, dtype=torch.float64)
-        )
+        self._counts_K2M = torch.zeros(tasks, 2, check_positive("bins", bins) + 2, dtype=torch.float64)
 
-    def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
-        self.add(Samples.of(logits, labels, weights))
-
-    def add(self, samples: Samples) -> None:
-        """Count samples that were checked when they were made."""
-        samples.check_tasks(self._counts_K2M.shape[0])
-        self._starts_K = self._starts_K.to(samples.logits_NK.device)
-        self._count(samples, self._starts_K)
-
-    def add_rows(self, samples: Samples, row_NK: Tensor) -> None:
-        """Count each sample and task under a row of its own choice, where a plain update counts task k under row k."""
-        self._count(samples, row_NK.double() * (2 * self._counts_K2M.shape[2]))
+    def add(self, samples: Samples, row_NK: Tensor | None = None) -> None:
+        """Count samples that were checked when they were made: each in the histogram of its row, or of its task."""
+        rows, _, bins = self._counts_K2M.shape
+        if row_NK is None:
+            samples.check_tasks(rows)
+            row_NK = torch.arange(rows, device=samples.logits_NK.device)
+        # Indices in float64, which holds integers exactly up to 2**53. Rounding keeps the order of logits, which is
+        # all that the bound needs.
+        bin_NK = (samples.logits_NK * ((bins - 2) / (2 * AXIS)) + bins / 2).floor_().clamp_(0, bins - 1)
+        place_NK = bin_NK.add_(samples.labels_NK, alpha=bins).add_(row_NK * (2 * bins)).long()
+        place_NK.clamp_(0, self._counts_K2M.numel() - 1)  # unchecked labels must not write out of bounds
+        mass_NK = torch.ones_like(samples.logits_NK) if samples.weights_NK is None else samples.weights_NK
+        self._counts_K2M = self._counts_K2M.to(mass_NK.device)
+        self._counts_K2M.view(-1).index_add_(0, place_NK.view(-1), mass_NK.reshape(-1))
 
     def merge(self, other: "BinnedAuc") -> None:
         check_alike("(tasks, 2, bins)", tuple(self._counts_K2M.shape), tuple(other._counts_K2M.shape))
@@ -141,25 +88,8 @@ class BinnedAuc:
     def from_state(cls, state: Mapping[str, object]) -> Self:
         """The metric that `state` saved, with the same bits."""
         made = cls(read_int(state, "tasks"), read_int(state, "bins"))
-        made._make(read_tensor(state, "counts", made._counts_K2M.shape))
+        made._counts_K2M = read_tensor(state, "counts", made._counts_K2M.shape)
         return made
-
-    def _make(self, counts_K2M: Tensor) -> None:
-        self._counts_K2M = counts_K2M
-        tasks, _, bins = counts_K2M.shape
-        self._starts_K = torch.arange(tasks, dtype=torch.float64, device=counts_K2M.device) * (2 * bins)
-
-    def _count(self, samples: Samples, start_NK: Tensor) -> None:
-        """Add samples to the histograms that start at `start_NK` in the flat counts."""
-        bins = self._counts_K2M.shape[2]
-        # Indices in float64, which holds integers exactly up to 2**53. Rounding keeps the order of logits, which is
-        # all that the bound needs.
-        bin_NK = (samples.logits_NK * ((bins - 2) / (2 * AXIS)) + bins / 2).floor_().clamp_(0, bins - 1)
-        place_NK = bin_NK.add_(samples.labels_NK, alpha=bins).add_(start_NK).long()
-        place_NK.clamp_(0, self._counts_K2M.numel() - 1)  # unchecked labels must not write out of bounds
-        mass_NK = torch.ones_like(samples.logits_NK) if samples.weights_NK is None else samples.weights_NK
-        self._counts_K2M = self._counts_K2M.to(mass_NK.device)
-        self._counts_K2M.view(-1).index_add_(0, place_NK.view(-1), mass_NK.reshape(-1))
 
 
 class Auc:
@@ -168,32 +98,27 @@ class Auc:
     The histogram is filled from the start, so that no single step has to fill it.
     """
 
-    __slots__ = ("_bins", "_exact", "_keep")
+    __slots__ = ("_bins", "_keep", "_kept", "_samples", "_tasks")
 
     def __init__(self, tasks: int = 1, keep: int = KEEP, bins: int = 1 << 15) -> None:
-        self._keep = check_positive("keep", keep)
+        self._tasks, self._keep = tasks, check_positive("keep", keep)
         self._bins = BinnedAuc(tasks, bins)
-        self._exact: ExactAuc | None = ExactAuc(tasks, keep)
+        self._kept: list[Tensor] = []  # chunks of `_scores`
+        self._samples = 0  # more than `keep`: none is kept
 
-    def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
-        self.add(Samples.of(logits, labels, weights))
+    @property
+    def _is_exact(self) -> bool:
+        return self._samples <= self._keep
 
     def add(self, samples: Samples) -> None:
         """Count samples that were checked when they were made."""
         self._bins.add(samples)
-        if self._exact is not None and self._exact.samples + len(samples.logits_NK) <= self._keep:
-            self._exact.add(samples)
-        else:
-            self._exact = None
+        self._extend([_scores(samples)] if self._is_exact else [], len(samples))
 
     def merge(self, other: "Auc") -> None:
         check_alike("keep", self._keep, other._keep)
         self._bins.merge(other._bins)
-        mine, others = self._exact, other._exact
-        if mine is not None and others is not None and mine.samples + others.samples <= self._keep:
-            mine.merge(others)
-        else:
-            self._exact = None
+        self._extend(other._kept, other._samples)
 
     def counts(self) -> Tensor:
         """The histogram of all samples; see `BinnedAuc.counts`."""
@@ -201,20 +126,29 @@ class Auc:
 
     def value(self) -> tuple[AucValue, ...]:
         """One area for each task; the bound is 0 while it is exact."""
-        return self._bins.value() if self._exact is None else self._exact.value()
+        return exact_areas(_concatenate_chunks(self._kept, self._tasks)) if self._is_exact else self._bins.value()
 
     def state(self) -> State:
-        parts = {"bins": self._bins} if self._exact is None else {"bins": self._bins, "exact": self._exact}
+        parts = {"bins": self._bins.state()}
+        if self._is_exact:
+            scores = _concatenate_chunks(self._kept, self._tasks)
+            parts["exact"] = {"tasks": self._tasks, "most": self._keep, "scores": scores}
         return {"keep": self._keep, **join(parts)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
         """The metric that `state` saved, with the same bits."""
-        made = cls(keep=read_int(state, "keep"))
-        made._bins = BinnedAuc.from_state(part(state, "bins"))
-        exact = part(state, "exact")
-        made._exact = ExactAuc.from_state(exact) if exact else None
+        bins, exact = BinnedAuc.from_state(part(state, "bins")), part(state, "exact")
+        made = cls(len(bins.counts()), read_int(state, "keep"), bins=1)
+        made._bins, made._samples = bins, made._keep + 1
+        if exact:
+            scores = read_tensor(exact, "scores", (3, None, made._tasks))
+            made._kept, made._samples = [scores], scores.shape[1]
         return made
+
+    def _extend(self, chunks: list[Tensor], samples: int) -> None:
+        self._samples += samples
+        self._kept = [*self._kept, *chunks] if self._is_exact else []
 
 
 class RecentAuc:
@@ -228,23 +162,11 @@ class RecentAuc:
     def __init__(self, batches: int, tasks: int = 1, most: int = 1 << 20) -> None:
         self._tasks, self._most = check_positive("tasks", tasks), check_positive("most", most)
         self._batches = check_positive("batches", batches)
-        self._kept: deque[Tensor] = deque()  # [3, N, K] each, as in ExactAuc
+        self._kept: deque[Tensor] = deque()  # of each batch its `_scores`
         self._samples = 0
 
-    @property
-    def samples(self) -> int:
-        return self._samples
-
-    def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
-        """Keep a batch and forget the oldest, once there are more than fit."""
-        self.add(Samples.of(logits, labels, weights))
-
-    def add(self, samples: Samples) -> None:
-        """Keep samples that were checked when they were made."""
-        self.add_batches(samples, [len(samples)])
-
     def add_batches(self, samples: Samples, sizes: Sequence[int]) -> None:
-        """Keep the samples of several batches, of these sizes."""
+        """Keep the samples of several batches, of these sizes, and forget the oldest, once there are more than fit."""
         samples.check_tasks(self._tasks)
         self._keep(list(_scores(samples).split(list(sizes), 1)))
 
@@ -338,6 +260,7 @@ def _area(auc: float, bound: float) -> AucValue:
 
 
 def _scores(samples: Samples) -> Tensor:
+    """Logit, mass as a positive and mass as a negative, [3, N, K]."""
     return torch.stack([samples.logits_NK, *samples.masses()])
 
 

@@ -10,14 +10,12 @@ Undefined values (no samples; for NE a base rate of 0 or 1; for calibration no p
 Sums are fixed-point (see `exact.py`), so they have the same bits for any batches and any number of ranks. The terms of
 a sample do not depend on its place in the batch.
 
-Letters: N samples, K tasks, 5 sums (samples, weights, labels, predictions, losses), R rows of sums.
+Letters: N samples, K tasks, 5 sums (samples, weights, labels, predictions, losses), R rows of sums, B batches.
 """
 
 import math
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +24,9 @@ from torch import Tensor
 from rowwise.ops.threads import one_thread
 from rowwise.train.exact import PARTS, UNITS, carry, parts_of, to_float64
 from rowwise.train.samples import Samples
-from rowwise.train.state import State, check_alike, check_positive, merge_newest, read_int, read_tensor
+from rowwise.train.state import State, read_tensor
 
+SUMS = 5
 VECTORS = 64  # numbers: a multiple of the vector width of any processor
 
 
@@ -43,114 +42,22 @@ class EntropyValue:
     calibration: float
 
 
-class Entropy:
-    """Log loss, NE and calibration over all samples."""
-
-    __slots__ = ("_parts_35K",)
-
-    def __init__(self, tasks: int = 1) -> None:
-        self._parts_35K = torch.zeros(PARTS, 5, check_positive("tasks", tasks), dtype=torch.float64)
-
-    def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
-        self.add(Samples.of(logits, labels, weights))
-
-    def add(self, samples: Samples) -> None:
-        """Count samples that were checked when they were made."""
-        samples.check_tasks(self._parts_35K.shape[2])
-        self.add_totals(totals(samples, [len(samples)])[0])
-
-    def add_totals(self, parts_35K: Tensor) -> None:
-        """Count a batch by its `totals`."""
-        # Not in place: `state` and `totals` return this tensor.
-        self._parts_35K = carry(self._parts_35K.to(parts_35K.device) + parts_35K)
-
-    def add_rows(self, samples: Samples, row_NK: Tensor) -> None:
-        """Count each sample and task under a row of its own choice, where a plain update counts task k under row k."""
-        parts_35R = parts_of(torch.stack(_measures(samples)).flatten(1))
-        rows_35R = row_NK.reshape(1, 1, -1).expand(PARTS, 5, -1)
-        self._parts_35K = carry(self._parts_35K.to(parts_35R.device).scatter_add(2, rows_35R, parts_35R))
-
-    def merge(self, other: "Entropy") -> None:
-        check_alike("tasks", self._parts_35K.shape[2], other._parts_35K.shape[2])
-        self._parts_35K = carry(self._parts_35K + other._parts_35K.to(self._parts_35K.device))
-
-    def totals(self) -> Tensor:
-        """The sums, in parts [3, 5, K]."""
-        return self._parts_35K
-
-    def value(self) -> tuple[EntropyValue, ...]:
-        """One fit for each task."""
-        return fits(self._parts_35K)
-
-    def state(self) -> State:
-        parts_35K = self._parts_35K
-        return {"tasks": parts_35K.shape[2], "totals": to_float64(parts_35K), "parts": parts_35K}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, object]) -> Self:
-        """The metric that `state` saved, with the same bits; older versions saved `totals` without `parts`."""
-        made = cls(read_int(state, "tasks"))
-        parts_35K = parts_of(read_tensor(state, "totals", made._parts_35K.shape[1:]))
-        made._parts_35K = read_tensor(state, "parts", parts_35K.shape) if "parts" in state else parts_35K
-        return made
+def add_rows(parts_35R: Tensor, samples: Samples, row_NK: Tensor) -> Tensor:
+    """The sums of rows with those of samples, each of which counts in a row of its own for each task."""
+    more_35R = parts_of(torch.stack(_measures(samples)).flatten(1))
+    rows_35R = row_NK.reshape(1, 1, -1).expand(PARTS, SUMS, -1)
+    return carry(parts_35R.to(more_35R.device).scatter_add(2, rows_35R, more_35R))
 
 
-class RecentEntropy:
-    """Log loss, NE and calibration over the newest batches.
+def sums_state(parts: Tensor) -> State:
+    """The state of sums [..., 3, 5, K]."""
+    return {"tasks": parts.shape[-1], "totals": to_float64(parts.movedim(-3, 0)), "parts": parts}
 
-    Windows of several ranks merge batch by batch, newest with newest: those belong to the same step.
-    """
 
-    __slots__ = ("_batches", "_tasks")
-
-    def __init__(self, batches: int, tasks: int = 1) -> None:
-        self._tasks = check_positive("tasks", tasks)
-        self._batches: deque[Tensor] = deque(maxlen=check_positive("batches", batches))
-
-    def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
-        """Count a batch and forget the oldest, once there are more than fit."""
-        self.add(Samples.of(logits, labels, weights))
-
-    def add(self, samples: Samples) -> None:
-        """Count samples that were checked when they were made."""
-        samples.check_tasks(self._tasks)
-        self.add_totals(totals(samples, [len(samples)])[0])
-
-    def add_totals(self, parts_35K: Tensor) -> None:
-        """Count a batch by its `totals`."""
-        self._batches.append(parts_35K)
-
-    def merge(self, other: "RecentEntropy") -> None:
-        check_alike("tasks", self._tasks, other._tasks)
-        check_alike("batches", self._batches.maxlen, other._batches.maxlen)
-        merged = merge_newest(list(self._batches), list(other._batches), lambda a, b: carry(a + b.to(a.device)))
-        self._batches = deque(merged, maxlen=self._batches.maxlen)
-
-    def value(self) -> tuple[EntropyValue, ...]:
-        """One fit for each task."""
-        return fits(carry(self._stack().sum(0)))
-
-    def state(self) -> State:
-        parts_B35K = self._stack()
-        totals_B5K = to_float64(parts_B35K.transpose(0, 1))
-        settings: State = {"tasks": self._tasks, "batches": self._batches.maxlen or 0}
-        return {**settings, "totals": totals_B5K, "parts": parts_B35K}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, object]) -> Self:
-        """The metric that `state` saved, with the same bits."""
-        made = cls(read_int(state, "batches"), read_int(state, "tasks"))
-        parts_B35K = parts_of(read_tensor(state, "totals", (None, 5, made._tasks))).transpose(0, 1)
-        if "parts" in state:  # older versions saved `totals` only
-            parts_B35K = read_tensor(state, "parts", parts_B35K.shape)
-        made._batches.extend(parts_B35K)
-        return made
-
-    def _stack(self) -> Tensor:
-        if not self._batches:
-            return torch.zeros(0, PARTS, 5, self._tasks, dtype=torch.float64)
-        device = self._batches[-1].device  # a resumed window is on the CPU until its first new batch
-        return torch.stack([t.to(device) for t in self._batches])
+def read_sums(state: Mapping[str, object], shape: Sequence[int | None]) -> Tensor:
+    """The sums of `sums_state`, from its totals of this shape; older versions wrote no parts."""
+    parts = parts_of(read_tensor(state, "totals", shape)).movedim(0, -3)
+    return read_tensor(state, "parts", parts.shape) if "parts" in state else parts
 
 
 def totals(samples: Samples, sizes: Sequence[int]) -> list[Tensor]:
@@ -161,7 +68,7 @@ def totals(samples: Samples, sizes: Sequence[int]) -> list[Tensor]:
     # Without weights the first three sums are counts, which the first part holds exactly.
     logits_NK, labels_NK = samples.logits_NK, samples.labels_NK
     loss_NK, predicted_NK = _loss_and_prediction(logits_NK, labels_NK)
-    parts_B35K = logits_NK.new_zeros(len(sizes), PARTS, 5, samples.tasks)
+    parts_B35K = logits_NK.new_zeros(len(sizes), PARTS, SUMS, samples.tasks)
     parts_32NK = parts_of(torch.stack([predicted_NK, loss_NK]))
     for parts_35K, label_NK, batch_32NK in zip(
         parts_B35K, labels_NK.split(list(sizes)), parts_32NK.split(list(sizes), 2), strict=True

@@ -21,10 +21,9 @@ from rowwise.comm.status import all_gather_uneven, broadcast_object, gather_obje
 from rowwise.errors import SpecError
 from rowwise.models.histories import items_of
 from rowwise.models.inference import autocast, evaluation_mode
-from rowwise.train.amounts import AmountMetrics, AmountValues, metric_names
-from rowwise.train.entropy import EntropyValue
+from rowwise.train.amounts import AmountMetrics, Values, metric_names
 from rowwise.train.loss_settings import AmountLoss, AnyLoss
-from rowwise.train.metrics import Metrics, TaskMetrics
+from rowwise.train.metrics import Metrics, named_values
 from rowwise.train.on_device import to_device
 from rowwise.train.ranks import Lockstep
 from rowwise.train.reliability import RateGroup
@@ -33,7 +32,7 @@ from rowwise.train.settings import Training
 from rowwise.train.slices import Slices, most_common
 from rowwise.train.state import State
 
-Values = dict[str, float]  # of one task: each metric by its name
+LabelMetrics = Metrics | AmountMetrics
 NameIds = Callable[
     [Mapping[str, Sequence[int]]], Mapping[str, Mapping[int, str]]
 ]  # ids of batches, as people know them
@@ -171,14 +170,14 @@ class ClickEvaluator:
             for feature, parts in counted.slices.items()
             for row in _slice_rows(feature, parts, self._tasks, self._names[feature])
         )
-        return Scores({task: values_of(metrics[task]) for task in self._tasks}, tuple(rows), counted.metrics.rates())
+        return Scores({task: metrics[task].all for task in self._tasks}, tuple(rows), counted.metrics.rates())
 
 
 @dataclass(frozen=True, slots=True)
 class _CountedSamples:
     """Metrics of the samples that one pass has scored."""
 
-    metrics: Metrics | AmountMetrics
+    metrics: LabelMetrics
     slices: dict[str, Slices]
 
     def state(self) -> tuple[State, dict[str, State]]:
@@ -186,7 +185,7 @@ class _CountedSamples:
 
     def merge(self, state: tuple[State, dict[str, State]]) -> None:
         metrics, slices = state
-        merge_state(self.metrics, metrics)
+        self.metrics.merge_state(metrics)
         for feature, parts in slices.items():
             self.slices[feature].merge(Slices.from_state(parts))
 
@@ -200,32 +199,9 @@ def ids_or_none(batch: Batch, feature: str) -> Tensor:
     return ids_B
 
 
-def make_metrics(tasks: Sequence[str], window: int, loss: AnyLoss) -> Metrics | AmountMetrics:
+def make_metrics(tasks: Sequence[str], window: int, loss: AnyLoss) -> LabelMetrics:
     """The metrics that are measured of labels with this loss."""
     return AmountMetrics(tasks, window, loss) if isinstance(loss, AmountLoss) else Metrics(tasks, window=window)
-
-
-def restore_metrics(like: Metrics | AmountMetrics, state: Mapping[str, object]) -> Metrics | AmountMetrics:
-    """Metrics of the same labels, with the counts that `state` saved."""
-    return like.restored(state) if isinstance(like, AmountMetrics) else Metrics.from_state(state)
-
-
-def merge_state(into: Metrics | AmountMetrics, state: Mapping[str, object]) -> None:
-    """Add the counts of another rank."""
-    other = restore_metrics(into, state)
-    if isinstance(into, AmountMetrics):
-        assert isinstance(other, AmountMetrics)
-        into.merge(other)
-    else:
-        assert isinstance(other, Metrics)
-        into.merge(other)
-
-
-def values_of(task: TaskMetrics | AmountValues) -> Values:
-    """The metrics of all samples, by name."""
-    if isinstance(task, AmountValues):
-        return task.all
-    return _fit_values(task.fit) | {"auc": task.area.auc, "auc_bound": task.area.bound}
 
 
 def undefined(tasks: Mapping[str, Mapping[str, float | None]], rows: str) -> tuple[str, ...]:
@@ -240,27 +216,10 @@ def undefined(tasks: Mapping[str, Mapping[str, float | None]], rows: str) -> tup
     return tuple(lines)
 
 
-def recent_values_of(task: TaskMetrics | AmountValues) -> Values:
-    """The metrics of the newest batches, by name."""
-    if isinstance(task, AmountValues):
-        return task.recent
-    return _fit_values(task.recent_fit) | {"auc": task.recent_area.auc, "auc_bound": task.recent_area.bound}
-
-
-def _fit_values(fit: EntropyValue) -> Values:
-    return {
-        "loss": fit.log_loss,
-        "ne": fit.ne,
-        "calibration": fit.calibration,
-        "base_rate": fit.base_rate,
-        "count": float(fit.count),
-    }
-
-
 def _slice_rows(feature: str, parts: Slices, tasks: Sequence[str], names: Mapping[int, str]) -> Iterable[SliceRow]:
     for part in parts.value():
         if not part.count:  # of the line "other", if every id has a line of its own
             continue
         for task, fit, area in zip(tasks, part.fits, part.areas, strict=True):
             name = None if part.id is None else names[part.id]
-            yield SliceRow(feature, name, task, _fit_values(fit) | {"auc": area.auc, "auc_bound": area.bound})
+            yield SliceRow(feature, name, task, named_values(fit, area))

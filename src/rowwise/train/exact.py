@@ -5,8 +5,12 @@ numbers; then `carry` moves what is 2^32 or more to the next larger part, so tha
 limits: bits below 2^-76 are dropped, and sums above 2^41 depend on the order.
 """
 
+from collections import deque
+
 import torch
 from torch import Tensor
+
+from rowwise.train.state import check_alike, check_positive, merge_newest
 
 PARTS = 3
 UNITS = (2.0**-12, 2.0**-44, 2.0**-76)
@@ -37,3 +41,48 @@ def to_float64(parts: Tensor) -> Tensor:
     """The sum as float64."""
     first, second, third = (part * unit for part, unit in zip(parts.unbind(), UNITS, strict=True))
     return first + (second + third)
+
+
+class RunSums:
+    """Sums [3, S, K] of all batches, and those of each of the newest `window` batches.
+
+    Windows of several ranks merge batch by batch, newest with newest: those belong to the same step.
+    """
+
+    __slots__ = ("_newest", "all_3SK")
+
+    def __init__(self, window: int, sums: int, tasks: int) -> None:
+        self.all_3SK = torch.zeros(PARTS, sums, tasks, dtype=torch.float64)
+        self._newest: deque[Tensor] = deque(maxlen=check_positive("batches", window))
+
+    @property
+    def window(self) -> int:
+        return self._newest.maxlen or 0
+
+    def add(self, parts_3SK: Tensor) -> None:
+        """Count a batch."""
+        # Not in place: a state has these tensors.
+        self.all_3SK = carry(self.all_3SK.to(parts_3SK.device) + parts_3SK)
+        self._newest.append(parts_3SK)
+
+    def merge(self, other: "RunSums") -> None:
+        check_alike("batches", self.window, other.window)
+        self.all_3SK = carry(self.all_3SK + other.all_3SK.to(self.all_3SK.device))
+        merged = merge_newest(list(self._newest), list(other._newest), lambda a, b: carry(a + b.to(a.device)))
+        self._newest = deque(merged, maxlen=self.window)
+
+    def restore(self, all_3SK: Tensor, newest_B3SK: Tensor) -> None:
+        """Continue from saved sums."""
+        self.all_3SK = all_3SK
+        self._newest.extend(newest_B3SK)
+
+    def newest(self) -> Tensor:
+        """The sums of each of the newest batches, [B, 3, S, K]."""
+        if not self._newest:
+            return self.all_3SK.new_zeros(0, *self.all_3SK.shape)
+        device = self._newest[-1].device  # a resumed window is on the CPU until its first new batch
+        return torch.stack([parts_3SK.to(device) for parts_3SK in self._newest])
+
+    def recent(self) -> Tensor:
+        """The sums of the newest batches together, [3, S, K]."""
+        return carry(self.newest().sum(0))

@@ -13,8 +13,10 @@ from typing import Self
 from torch import Tensor
 
 from rowwise.errors import SpecError, StateError
+from rowwise.train.amounts import Values
 from rowwise.train.auc import Auc, AucValue, RecentAuc
-from rowwise.train.entropy import Entropy, EntropyValue, RecentEntropy, totals
+from rowwise.train.entropy import SUMS, EntropyValue, fits, read_sums, sums_state, totals
+from rowwise.train.exact import RunSums
 from rowwise.train.reliability import RateGroup, rate_groups
 from rowwise.train.samples import Samples, concatenate
 from rowwise.train.state import State, check_alike, join, part, read_int
@@ -32,17 +34,39 @@ class TaskMetrics:
     recent_fit: EntropyValue
     recent_area: AucValue
 
+    @property
+    def all(self) -> Values:
+        """The metrics of all samples, by name."""
+        return named_values(self.fit, self.area)
+
+    @property
+    def recent(self) -> Values:
+        """The metrics of the newest batches, by name."""
+        return named_values(self.recent_fit, self.recent_area)
+
+
+def named_values(fit: EntropyValue, area: AucValue) -> Values:
+    return {
+        "loss": fit.log_loss,
+        "ne": fit.ne,
+        "calibration": fit.calibration,
+        "base_rate": fit.base_rate,
+        "count": float(fit.count),
+        "auc": area.auc,
+        "auc_bound": area.bound,
+    }
+
 
 class Metrics:
     """Metrics of named tasks, over all batches and over the newest `window` of them."""
 
-    __slots__ = ("_auc", "_entropy", "_recent_auc", "_recent_entropy", "_tasks", "_waiting")
+    __slots__ = ("_auc", "_recent_auc", "_sums", "_tasks", "_waiting")
 
     def __init__(self, tasks: Sequence[str] = ("label",), window: int = 100) -> None:
         if not tasks or len(set(tasks)) != len(tasks):
             raise SpecError(f"tasks={tuple(tasks)}", "at least one name, and each name once")
         self._tasks = tuple(tasks)
-        self._entropy, self._recent_entropy = Entropy(len(tasks)), RecentEntropy(window, len(tasks))
+        self._sums = RunSums(window, SUMS, len(tasks))
         self._auc, self._recent_auc = Auc(len(tasks)), RecentAuc(window, len(tasks))
         self._waiting: list[Samples] = []  # checked, not yet counted
 
@@ -64,8 +88,7 @@ class Metrics:
         sizes, samples = [len(one) for one in self._waiting], concatenate(self._waiting)
         self._waiting = []
         for parts_35K in totals(samples, sizes):
-            self._entropy.add_totals(parts_35K)
-            self._recent_entropy.add_totals(parts_35K)
+            self._sums.add(parts_35K)
         self._auc.add(samples)
         self._recent_auc.add_batches(samples, sizes)
 
@@ -73,17 +96,19 @@ class Metrics:
         check_alike("tasks", self._tasks, other._tasks)
         self._count()
         other._count()
-        self._recent_entropy.merge(other._recent_entropy)  # first, as it refuses another window
-        self._entropy.merge(other._entropy)
+        self._sums.merge(other._sums)  # first, as it refuses another window
         self._auc.merge(other._auc)
         self._recent_auc.merge(other._recent_auc)
+
+    def merge_state(self, state: Mapping[str, object]) -> None:
+        """Add what another rank has saved."""
+        self.merge(self.from_state(state))
 
     def value(self) -> dict[str, TaskMetrics]:
         """The metrics of each task, by its name."""
         self._count()
-        fits, areas = self._entropy.value(), self._auc.value()
-        recent_fits, recent_areas = self._recent_entropy.value(), self._recent_auc.value()
-        shown = map(TaskMetrics, fits, areas, recent_fits, recent_areas)
+        all_fits, recent_fits = fits(self._sums.all_3SK), fits(self._sums.recent())
+        shown = map(TaskMetrics, all_fits, self._auc.value(), recent_fits, self._recent_auc.value())
         return dict(zip(self._tasks, shown, strict=True))
 
     def rates(self) -> tuple[RateGroup, ...]:
@@ -104,8 +129,14 @@ class Metrics:
 
     def state(self) -> State:
         self._count()
-        names: State = {f"task.{k}": name for k, name in enumerate(self._tasks)}
-        return {"tasks": len(self._tasks), **names, **join(self._accumulators())}
+        tasks, names = len(self._tasks), {f"task.{k}": name for k, name in enumerate(self._tasks)}
+        parts = {
+            "entropy": sums_state(self._sums.all_3SK),
+            "recent_entropy": {"tasks": tasks, "batches": self._sums.window} | sums_state(self._sums.newest()),
+            "auc": self._auc.state(),
+            "recent_auc": self._recent_auc.state(),
+        }
+        return {"tasks": tasks, **names, **join(parts)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
@@ -115,17 +146,13 @@ class Metrics:
             raise StateError(
                 f"the state of metrics names the tasks {names}", "a name under each of task.0, task.1, ..."
             )
-        metrics = cls([str(name) for name in names])
-        metrics._entropy = Entropy.from_state(part(state, "entropy"))
-        metrics._recent_entropy = RecentEntropy.from_state(part(state, "recent_entropy"))
+        recent, shape = part(state, "recent_entropy"), (SUMS, len(names))
+        metrics = cls([str(name) for name in names], read_int(recent, "batches"))
+        metrics._sums.restore(read_sums(part(state, "entropy"), shape), read_sums(recent, (None, *shape)))
         metrics._auc = Auc.from_state(part(state, "auc"))
         metrics._recent_auc = RecentAuc.from_state(part(state, "recent_auc"))
         return metrics
 
-    def _accumulators(self) -> dict[str, Entropy | RecentEntropy | Auc | RecentAuc]:
-        return {
-            "entropy": self._entropy,
-            "recent_entropy": self._recent_entropy,
-            "auc": self._auc,
-            "recent_auc": self._recent_auc,
-        }
+    def restored(self, state: Mapping[str, object]) -> Self:
+        """As `from_state`."""
+        return self.from_state(state)

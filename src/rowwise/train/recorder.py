@@ -32,11 +32,7 @@ from rowwise.train.evaluate import (
     Scores,
     Values,
     make_metrics,
-    merge_state,
-    recent_values_of,
-    restore_metrics,
     undefined,
-    values_of,
 )
 from rowwise.train.loss_settings import AmountLoss, AnyLoss
 from rowwise.train.managed_ids import ManagedRecord, RankRecord, counter_rows, write_evictions
@@ -192,7 +188,7 @@ class Recorder:
             return
         self._disk = sum_up([disk for *_, disk, _, _ in gathered])
         for metrics, traffic, rank_bytes, spent, _, managed, intervals in gathered[1:]:
-            merge_state(self._metrics, metrics)
+            self._metrics.merge_state(metrics)
             self._traffic.merge(*traffic)
             self._memory_bytes = max(self._memory_bytes, rank_bytes)
             self._spent_W.append(spent)
@@ -263,7 +259,7 @@ class Recorder:
         tensors = {name.removeprefix(PREFIX): checkpoint.load(name) for name in names}
         counted = {name: tensors.pop(name) for name in self._traffic.tensors() if name in tensors}
         self._traffic.restore({name: msgspec.structs.asdict(one) for name, one in data.traffic.items()}, counted)
-        self._metrics = restore_metrics(self._metrics, {**data.metrics, **tensors})
+        self._metrics = self._metrics.restored({**data.metrics, **tensors})
         if self._folder is not None:
             self._folder.drop_after(progress.step)
             self._slices = self._folder.rows("slices.csv")
@@ -284,8 +280,7 @@ class Recorder:
             mean = self._loss_sum / max(self._loss_samples, 1)
             return {self._tasks[0]: {"loss": self.recent_loss()}}, {self._tasks[0]: {"loss": mean}}
         metrics = self._metrics.value()
-        recent = {task: recent_values_of(one) for task, one in metrics.items()}
-        return recent, {task: values_of(one) for task, one in metrics.items()}
+        return {task: one.recent for task, one in metrics.items()}, {task: one.all for task, one in metrics.items()}
 
     def _write(self, progress: Progress, stepped: StepResult) -> None:
         steps, samples = self._stages.end_line(progress)

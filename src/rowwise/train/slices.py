@@ -16,8 +16,8 @@ from torch import Tensor
 
 from rowwise.errors import BatchError, SpecError
 from rowwise.train.auc import AucValue, BinnedAuc, binned_areas
-from rowwise.train.entropy import Entropy, EntropyValue, fits
-from rowwise.train.exact import carry, to_float64
+from rowwise.train.entropy import SUMS, EntropyValue, add_rows, fits, read_sums, sums_state
+from rowwise.train.exact import PARTS, carry, to_float64
 from rowwise.train.samples import Samples
 from rowwise.train.state import State, check_alike, check_positive, join, part, read_int, read_tensor
 
@@ -37,9 +37,9 @@ class SliceMetrics:
 
 
 class Slices:
-    """`Entropy` and `BinnedAuc` of each slice; fewer `bins` than for all data, one histogram each."""
+    """Sums and histogram of each slice, of fewer `bins` than that of all data."""
 
-    __slots__ = ("_auc", "_entropy", "_ids_S", "_tasks")
+    __slots__ = ("_auc", "_ids_S", "_parts_35R", "_tasks")
 
     def __init__(self, ids: Sequence[int], tasks: int = 1, bins: int = 1 << 11) -> None:
         wrong = [i for i in ids if type(i) is not int or not -(1 << 63) <= i < 1 << 63]
@@ -50,19 +50,16 @@ class Slices:
         self._tasks = check_positive("tasks", tasks)
         self._ids_S = torch.tensor(sorted(ids), dtype=torch.int64)
         rows = (len(ids) + 1) * tasks
-        self._entropy, self._auc = Entropy(rows), BinnedAuc(rows, bins)
+        self._parts_35R = torch.zeros(PARTS, SUMS, rows, dtype=torch.float64)
+        self._auc = BinnedAuc(rows, bins)
 
     @property
     def ids(self) -> list[int]:
         """The chosen ids, ascending."""
         return self._ids_S.tolist()
 
-    def update(self, logits: Tensor, labels: Tensor, ids: Tensor, weights: Tensor | None = None) -> None:
-        """Count a batch, with one id for each sample."""
-        self.add(Samples.of(logits, labels, weights), ids)
-
     def add(self, samples: Samples, ids_N: Tensor) -> None:
-        """Count samples that were checked when they were made."""
+        """Count samples that were checked when they were made, with one id for each."""
         samples.check_tasks(self._tasks)
         if ids_N.dtype not in (torch.int32, torch.int64) or ids_N.shape != samples.logits_NK.shape[:1]:
             raise BatchError(
@@ -70,18 +67,18 @@ class Slices:
                 f"int32 or int64 of shape ({len(samples.logits_NK)},)",
             )
         row_NK = self._slice_of(ids_N).unsqueeze(1) * self._tasks + torch.arange(self._tasks, device=ids_N.device)
-        self._entropy.add_rows(samples, row_NK)
-        self._auc.add_rows(samples, row_NK)
+        self._parts_35R = add_rows(self._parts_35R, samples, row_NK)
+        self._auc.add(samples, row_NK)
 
     def merge(self, other: "Slices") -> None:
         check_alike("tasks", self._tasks, other._tasks)
         check_alike("ids", self._ids_S.tolist(), other._ids_S.tolist())
         self._auc.merge(other._auc)  # first, as it refuses other bins
-        self._entropy.merge(other._entropy)
+        self._parts_35R = carry(self._parts_35R + other._parts_35R.to(self._parts_35R.device))
 
     def value(self, top: int | None = None) -> list[SliceMetrics]:
         """The slices that hold samples, largest first, and "other" (of id None) last; or the `top` largest of them."""
-        parts_35SK = self._entropy.totals().unflatten(2, (-1, self._tasks))
+        parts_35SK = self._parts_35R.unflatten(2, (-1, self._tasks))
         counts_SK2M = self._auc.counts().unflatten(0, (-1, self._tasks))
         chosen, rest = self._split(to_float64(parts_35SK)[0].sum(1).tolist(), top)
         ids = self._ids_S.tolist()
@@ -90,7 +87,8 @@ class Slices:
         return [*shown, other]
 
     def state(self) -> State:
-        return {"tasks": self._tasks, "ids": self._ids_S, **join({"entropy": self._entropy, "auc": self._auc})}
+        parts = {"entropy": sums_state(self._parts_35R), "auc": self._auc.state()}
+        return {"tasks": self._tasks, "ids": self._ids_S, **join(parts)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
@@ -98,7 +96,7 @@ class Slices:
         ids = read_tensor(state, "ids", (None,), torch.int64).tolist()
         made = cls(ids, read_int(state, "tasks"), bins=1)
         rows = (len(ids) + 1) * made._tasks
-        made._entropy = Entropy.from_state({**part(state, "entropy"), "tasks": rows})
+        made._parts_35R = read_sums(part(state, "entropy"), (SUMS, rows))
         made._auc = BinnedAuc.from_state({**part(state, "auc"), "tasks": rows})
         return made
 

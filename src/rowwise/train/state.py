@@ -5,7 +5,7 @@ as JSON returns them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,15 +16,9 @@ T = TypeVar("T")
 State = dict[str, Tensor | int | float | str]
 
 
-class Stateful(Protocol):
-    """An object with a state that checkpoints save."""
-
-    def state(self) -> State: ...
-
-
-def join(parts: Mapping[str, Stateful]) -> State:
+def join(parts: Mapping[str, State]) -> State:
     """One state of several parts; each key is prefixed with its part's name."""
-    return {f"{name}.{key}": value for name, part in parts.items() for key, value in part.state().items()}
+    return {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()}
 
 
 def part(state: Mapping[str, object], name: str) -> dict[str, object]:
