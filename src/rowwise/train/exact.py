@@ -60,7 +60,7 @@ class RunSums:
         return self._newest.maxlen or 0
 
     def add(self, parts_3SK: Tensor) -> None:
-        """Count a batch."""
+        """Count a batch by its sums."""
         # Not in place: a state has these tensors.
         self.all_3SK = carry(self.all_3SK.to(parts_3SK.device) + parts_3SK)
         self._newest.append(parts_3SK)

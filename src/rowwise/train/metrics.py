@@ -154,5 +154,5 @@ class Metrics:
         return metrics
 
     def restored(self, state: Mapping[str, object]) -> Self:
-        """As `from_state`."""
+        """Metrics with the counts that `state` saved."""
         return self.from_state(state)
