@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import msgspec
 import torch
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 PAGE, STATUS = Path("/proc/self/statm"), Path("/proc/self/status")
 SPLITS = {"valid": "validation"}  # names of splits in words
 PREFIX = "recorder/"  # of the recorder's tensors in a checkpoint
+NO_CACHES = StoreUse()
 
 
 class SavedLosses(Value, frozen=True):
@@ -72,6 +73,16 @@ class SavedRecorder(Value, frozen=True):
     scored: bool
     metrics: dict[str, Any]
     traffic: dict[str, SavedTraffic]
+
+
+class RankNumbers(NamedTuple):
+    """What a rank sends for a line, beside its metrics and its traffic."""
+
+    memory_bytes: int
+    spent: PhaseSeconds
+    caches: StoreUse
+    managed: RankRecord
+    intervals: list[StageInterval]
 
 
 def _number(given: float | None) -> float:
@@ -108,17 +119,15 @@ class Recorder:
         self._loss_sum, self._loss_samples = 0.0, 0
         self._unread: deque[tuple[StepNumbers, int]] = deque()
         self._scored = False
-        self._traffic = TableTraffic()
-        self._caches, self._disk = CacheCounts(context.tables), StoreUse()  # the latter: of the current line
-        self._hit_rate: float | None = None
+        self.traffic = TableTraffic()  # ids that the batches looked up in each table; on rank 0, of all ranks
+        self._caches = CacheCounts(context.tables)
+        # As of the last line: the share of ids that met their row in memory, and metrics of the newest batches.
+        self.hit_rate: float | None = None
+        self.recent_metrics: Mapping[str, Values] = {}
         self._managed = ManagedRecord(context.managed)
-        self._managed_W: list[RankRecord] = []  # of each rank, at the last gather
         self._slices: list[dict[str, Cell]] = []
-        self._recent_metrics: Mapping[str, Values] = {}
-        self._spent_W: list[PhaseSeconds] = []  # the current line's seconds, of each rank
         self._slow_hosts = SlowHosts(context.comm.topology)
         self._written = 0  # the step of the newest line
-        self._memory_bytes = 0  # most of any rank, at the last gather
         self.trackers = Trackers(folder, log)
         self._profile: profile | None = None
         self._last = 0  # the step that began last
@@ -151,7 +160,7 @@ class Recorder:
         self._unread.append((stepped.numbers, stepped.samples))
         self._read_losses(but=int(self._context.runs_ahead))
         if progress.step % self.log.every == 0 or progress.step == 1:  # also a short run has one batch counted
-            self._traffic.add(self._context.tables, batches[0], self._context.id_maps)
+            self.traffic.add(self._context.tables, batches[0], self._context.id_maps)
         if progress.step % self.log.every == 0:
             self._write(progress, stepped)
 
@@ -169,52 +178,33 @@ class Recorder:
         if self._written != progress.step:
             self._write(progress, stepped)
 
-    def gather(self) -> None:
-        """Move the counts of all ranks to rank 0; a collective."""
+    def gather(self, caches: StoreUse = NO_CACHES) -> "list[RankNumbers]":
+        """Move the counts of all ranks to rank 0, and return the numbers of each there; a collective."""
         self._read_losses()
-        self._memory_bytes, self._spent_W = memory_bytes(), [self._stages.spent]
-        managed, intervals = self._managed.take(), self._stages.clock.timeline.take_changes()
-        self._managed_W, intervals_W = [managed], [intervals]
-        if len(self._comm.ranks) == 1:
-            self._write_evictions()
-            self._write_timeline(intervals_W)
-            return
-        traffic = self._traffic.state(), self._traffic.tensors()
-        mine = (self._metrics.state(), traffic, self._memory_bytes, self._stages.spent, self._disk, managed, intervals)
-        gathered = gather_object(self._comm, mine, "metrics")
-        if gathered is None:
-            self._metrics = make_metrics(self._tasks, self.log.window, self._loss)
-            self._traffic = TableTraffic()
-            return
-        self._disk = sum_up([disk for *_, disk, _, _ in gathered])
-        for metrics, traffic, rank_bytes, spent, _, managed, intervals in gathered[1:]:
-            self._metrics.merge_state(metrics)
-            self._traffic.merge(*traffic)
-            self._memory_bytes = max(self._memory_bytes, rank_bytes)
-            self._spent_W.append(spent)
-            self._managed_W.append(managed)
-            intervals_W.append(intervals)
-        self._write_evictions()
-        self._write_timeline(intervals_W)
+        mine = RankNumbers(
+            memory_bytes(), self._stages.spent, caches, self._managed.take(), self._stages.clock.timeline.take_changes()
+        )
+        numbers_W = [mine]
+        if len(self._comm.ranks) > 1:
+            sent = mine, self._metrics.state(), self.traffic.state(), self.traffic.tensors()
+            gathered = gather_object(self._comm, sent, "metrics")
+            if gathered is None:
+                self._metrics = make_metrics(self._tasks, self.log.window, self._loss)
+                self.traffic = TableTraffic()
+                return []
+            for _, metrics, *traffic in gathered[1:]:
+                self._metrics.merge_state(metrics)
+                self.traffic.merge(*traffic)
+            numbers_W = [numbers for numbers, *_ in gathered]
+        if self._folder is not None:
+            # Before the checkpoint whose state has these evictions.
+            write_evictions(self._folder, [numbers.managed for numbers in numbers_W])
+            self._write_timeline(self._folder, [numbers.intervals for numbers in numbers_W])
+        return numbers_W
 
     def recent_loss(self) -> float:
         """The mean loss of the newest batches; cheap enough for every step, unlike an AUC."""
         return sum(loss for loss, _ in self._losses) / max(sum(samples for _, samples in self._losses), 1)
-
-    @property
-    def traffic(self) -> TableTraffic:
-        """Ids that the batches looked up in each table; on rank 0, of all ranks."""
-        return self._traffic
-
-    @property
-    def recent_metrics(self) -> Mapping[str, Values]:
-        """The metrics of the newest batches, as of the last line."""
-        return self._recent_metrics
-
-    @property
-    def hit_rate(self) -> float | None:
-        """The share of ids that met their row in memory, as of the last line; None without tables on disk."""
-        return self._hit_rate
 
     def pause_caches(self) -> AbstractContextManager[None]:
         """Leave out what caches do inside."""
@@ -239,11 +229,11 @@ class Recorder:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and numbers for a checkpoint, on rank 0; a collective."""
         self.gather()
-        state = self._metrics.state() | self._traffic.tensors() if self._comm.rank == 0 else {}
+        state = self._metrics.state() | self.traffic.tensors() if self._comm.rank == 0 else {}
         tensors = {PREFIX + key: value for key, value in state.items() if isinstance(value, Tensor)}
         numbers = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
         losses = {"newest": list(self._losses), "sum": self._loss_sum, "samples": self._loss_samples}
-        traffic = self._traffic.state()
+        traffic = self.traffic.state()
         return tensors, {"metrics": numbers, "losses": losses, "scored": self._scored, "traffic": traffic}
 
     def restore(self, checkpoint: Checkpoint, progress: Progress) -> None:
@@ -257,8 +247,8 @@ class Recorder:
             return
         names = [name for name in checkpoint.names() if name.startswith(PREFIX)]
         tensors = {name.removeprefix(PREFIX): checkpoint.load(name) for name in names}
-        counted = {name: tensors.pop(name) for name in self._traffic.tensors() if name in tensors}
-        self._traffic.restore({name: msgspec.structs.asdict(one) for name, one in data.traffic.items()}, counted)
+        counted = {name: tensors.pop(name) for name in self.traffic.tensors() if name in tensors}
+        self.traffic.restore({name: msgspec.structs.asdict(one) for name, one in data.traffic.items()}, counted)
         self._metrics = self._metrics.restored({**data.metrics, **tensors})
         if self._folder is not None:
             self._folder.drop_after(progress.step)
@@ -272,7 +262,7 @@ class Recorder:
             if self._profiled and self._last < self._profiled.start:
                 why = f"the run ended after step {self._last}"
                 self._folder.warn(f"log.profile: step {self._profiled.start} is not traced: {why}")
-            self._folder.replace("tables.csv", self._traffic.rows(self._context.tables))
+            self._folder.replace("tables.csv", self.traffic.rows(self._context.tables))
 
     def _values(self) -> tuple[dict[str, Values], dict[str, Values]]:
         """Metrics by task: of the newest batches, and of all batches."""
@@ -284,45 +274,45 @@ class Recorder:
 
     def _write(self, progress: Progress, stepped: StepResult) -> None:
         steps, samples = self._stages.end_line(progress)
-        self._disk = self._caches.take()
-        self.gather()
+        numbers_W = self.gather(self._caches.take())
         self._written = progress.step
         if self._comm.rank:
             return
-        self._recent_metrics, lifetime = self._values()
-        self._hit_rate = self._disk.hit_rate if self._disk.tables else None
+        self.recent_metrics, lifetime = self._values()
+        caches = sum_up(numbers.caches for numbers in numbers_W)
+        self.hit_rate = caches.hit_rate if caches.tables else None
         if self._folder is None:
             return
-        self._write_metrics(progress, "train", self._recent_metrics)
+        self._write_metrics(progress, "train", self.recent_metrics)
         self._write_metrics(progress, "lifetime", lifetime)
-        self._write_times(progress, stepped, samples)
-        self._folder.append("stages.csv", self._stages.rows(progress.step, steps, self._spent_W))
-        for line in self._slow_hosts.add(self._spent_W):
+        most_bytes = max(numbers.memory_bytes for numbers in numbers_W)
+        self._write_times(progress, stepped, samples, most_bytes, disk_cells(caches))
+        spent_W = [numbers.spent for numbers in numbers_W]
+        self._folder.append("stages.csv", self._stages.rows(progress.step, steps, spent_W))
+        for line in self._slow_hosts.add(spent_W):
             self._folder.log(line)
             self._folder.warn(line)
-        if self._disk.tables:
-            self._folder.append("caches.csv", cache_rows_of_csv(progress.step, self._disk))
+        if caches.tables:
+            self._folder.append("caches.csv", cache_rows_of_csv(progress.step, caches))
         if self._context.managed:
-            self._folder.append("managed.csv", counter_rows(progress.step, self._managed_W))
+            managed_W = [numbers.managed for numbers in numbers_W]
+            self._folder.append("managed.csv", counter_rows(progress.step, managed_W))
 
-    def _write_evictions(self) -> None:
-        """Write the evictions of all ranks, before the checkpoint whose state has them."""
-        if self._folder is not None:
-            write_evictions(self._folder, self._managed_W)
-
-    def _write_timeline(self, intervals_W: list[list[StageInterval]]) -> None:
+    def _write_timeline(self, folder: RunFolder, intervals_W: list[list[StageInterval]]) -> None:
         """Replace timeline.csv; a resumed run keeps that of its former process until it has all steps."""
         steps = {interval.step for interval in intervals_W[0]}
-        if self._folder is not None and steps and (len(steps) == STEPS or not self._resumed):
-            self._folder.replace("timeline.csv", self._stages.timeline_rows(intervals_W))
+        if steps and (len(steps) == STEPS or not self._resumed):
+            folder.replace("timeline.csv", self._stages.timeline_rows(intervals_W))
 
-    def _write_times(self, progress: Progress, stepped: StepResult, samples: int) -> None:
+    def _write_times(
+        self, progress: Progress, stepped: StepResult, samples: int, most_bytes: int, disk: dict[str, Cell]
+    ) -> None:
         assert self._folder is not None
         spent = self._stages.spent.exposed
         samples_s = samples / max(sum(spent.values()), 1e-9)
-        values = {"memory_bytes": self._memory_bytes, "rate": stepped.rate, "gradient_norm": stepped.gradient_norm}
+        values = {"memory_bytes": most_bytes, "rate": stepped.rate, "gradient_norm": stepped.gradient_norm}
         row = _step_cells(progress) | {"samples_s": samples_s} | {f"{phase}_s": s for phase, s in spent.items()}
-        self._folder.append("steps.csv", [row | values | self._stages.worker_cells() | disk_cells(self._disk)])
+        self._folder.append("steps.csv", [row | values | self._stages.worker_cells() | disk])
         scalars = {f"run/{name}": value for name, value in {"samples_s": samples_s, **values}.items()}
         self.trackers.log(scalars | {f"seconds/{phase}": value for phase, value in spent.items()}, progress.step)
 
