@@ -122,7 +122,7 @@ class ClickEvaluator:
     def __call__(self) -> Scores:
         counted = _CountedSamples(make_metrics(self._tasks, 1, self._loss), {})
         amounts = isinstance(self._loss, AmountLoss)
-        steps = Lockstep(self._comm, "evaluation")
+        steps = Lockstep(self._comm)
         with evaluation_mode(self._model):
             for host_batch in steps.iterate(self._batches):
                 batch = to_device(host_batch, self._model, self._training.device)

@@ -51,10 +51,10 @@ def empty_batch_template(comm: Comm, status: GlobalStatus, batches: Sequence[Bat
 
 @final
 class Lockstep:
-    """A pass over equally many batches on each rank; an error of one rank is raised on all."""
+    """An evaluation of equally many batches on each rank; an error of one rank is raised on all."""
 
-    def __init__(self, comm: Comm, during: str) -> None:
-        self._comm, self._during = comm, during
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
         self._error: Exception | None = None
 
     def iterate(self, batches: Callable[[], Iterable[Batch]]) -> Iterator[Batch]:
@@ -68,7 +68,7 @@ class Lockstep:
                 batch = next(iterator, None)
             mine = [] if batch is None else [batch]
             header = StepHeader(following=len(mine), error=self._error).with_batches(mine)
-            status = exchange_step_header(self._comm, header, during=self._during)
+            status = exchange_step_header(self._comm, header, during="evaluation")
             if not status.following:
                 return
             if empty is None:

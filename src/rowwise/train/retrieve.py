@@ -72,7 +72,7 @@ class RetrievalEvaluator:
 
     def __call__(self) -> Scores:
         """One pass for the items, one for the queries."""
-        steps = Lockstep(self._comm, "evaluation")
+        steps = Lockstep(self._comm)
         with evaluation_mode(self._model):
             ids_I, items_ID = self._items(steps)
             ranking = Ranking(self._ks)
@@ -173,7 +173,7 @@ class NextItemEvaluator:
         return (*ranking_metrics(self._ks), "count")
 
     def __call__(self) -> Scores:
-        ranking, steps = Ranking(self._ks), Lockstep(self._comm, "evaluation")
+        ranking, steps = Ranking(self._ks), Lockstep(self._comm)
         with evaluation_mode(self._model):
             for host_batch in steps.iterate(self._batches):
                 batch = to_device(host_batch, self._model, self._training.device)

@@ -29,36 +29,31 @@ BETTER_LOWER = (
 )  # metrics that get better by falling; all others by rising
 
 
-def _check_numbers(optimizer: "DenseOptimizer") -> None:
-    for name in optimizer.__struct_fields__:
-        number = getattr(optimizer, name)
-        if not 0 <= number < math.inf:
-            raise SpecError(f"train.optimizer.{name}={number}", "a finite number that is not negative")
+class _CheckedNumbers(Value, frozen=True):
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            number = getattr(self, name)
+            if not 0 <= number < math.inf:
+                raise SpecError(f"train.optimizer.{name}={number}", "a finite number that is not negative")
 
 
-class DenseSgd(Value, frozen=True, tag="sgd", tag_field="kind"):
+class DenseSgd(_CheckedNumbers, frozen=True, tag="sgd", tag_field="kind"):
     """`torch.optim.SGD` for the dense parameters."""
 
     lr: float = 0.01
     momentum: float = 0.0
     weight_decay: float = 0.0
 
-    def __post_init__(self) -> None:
-        _check_numbers(self)
 
-
-class DenseAdagrad(Value, frozen=True, tag="adagrad", tag_field="kind"):
+class DenseAdagrad(_CheckedNumbers, frozen=True, tag="adagrad", tag_field="kind"):
     """`torch.optim.Adagrad` for the dense parameters."""
 
     lr: float = 0.01
     eps: float = 1e-10
     weight_decay: float = 0.0
 
-    def __post_init__(self) -> None:
-        _check_numbers(self)
 
-
-class DenseAdam(Value, frozen=True, tag="adam", tag_field="kind"):
+class DenseAdam(_CheckedNumbers, frozen=True, tag="adam", tag_field="kind"):
     """`torch.optim.AdamW` for the dense parameters: weight decay is decoupled from the gradient."""
 
     lr: float = 0.001
@@ -68,7 +63,7 @@ class DenseAdam(Value, frozen=True, tag="adam", tag_field="kind"):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_numbers(self)
+        super().__post_init__()
         for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
             if beta >= 1:
                 raise SpecError(f"train.optimizer.{name}={beta}", "less than 1")

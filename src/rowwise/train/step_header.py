@@ -61,18 +61,16 @@ class GlobalStatus:
         return sum(self.samples_W)
 
 
-def exchange_step_header(
-    comm: Comm, header: StepHeader, *, during: str, samples: int = 0, alike: Mapping[str, int] | None = None
-) -> GlobalStatus:
-    """Gather the headers of all ranks; raises on all if one has an error, or if a number in `alike` differs."""
-    return start_step_header(comm, header, during=during, samples=samples, alike=alike).finish()
+def exchange_step_header(comm: Comm, header: StepHeader, *, during: str) -> GlobalStatus:
+    """Gather the headers of all ranks; raises on all if one has an error."""
+    return start_step_header(comm, header, during=during, samples=0, alike={}).finish()
 
 
 def start_step_header(
-    comm: Comm, header: StepHeader, *, during: str, samples: int = 0, alike: Mapping[str, int] | None = None
+    comm: Comm, header: StepHeader, *, during: str, samples: int, alike: Mapping[str, int]
 ) -> CollectiveChain[GlobalStatus]:
-    """Start what `exchange_step_header` does."""
-    return CollectiveChain(_exchange_header(comm, header, during, samples, alike or {}))
+    """Start what `exchange_step_header` does; raises also if a number in `alike` differs."""
+    return CollectiveChain(_exchange_header(comm, header, during, samples, alike))
 
 
 def _exchange_header(

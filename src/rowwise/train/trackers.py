@@ -7,6 +7,7 @@ is found out before the first step, which is when a mistyped address is cheap.
 The clients read addresses and credentials from their own environment variables, so a recipe holds none.
 """
 
+import importlib
 import logging
 import math
 import queue
@@ -77,11 +78,8 @@ class Trackers:
 @final
 class _TensorBoard:
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise SpecError("log.tensorboard=true: tensorboard is not installed; pip install tensorboard") from None
-        self._writer = SummaryWriter(str(folder))
+        board = _import("torch.utils.tensorboard", "tensorboard=true: tensorboard", "tensorboard")
+        self._writer = board.SummaryWriter(str(folder))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
@@ -139,13 +137,9 @@ class _Mlflow:
     """A run of an MLflow experiment, at the server of MLFLOW_TRACKING_URI."""
 
     def __init__(self, folder: RunFolder, experiment: str, group: str | None) -> None:
-        try:
-            from mlflow import MlflowClient
-        except ImportError:
-            raise SpecError("log.mlflow: mlflow is not installed; pip install mlflow-skinny") from None
+        self._make = _import("mlflow", "mlflow: mlflow", "mlflow-skinny").MlflowClient
         logging.getLogger("mlflow").setLevel(logging.ERROR)
         self._folder, self._experiment, self._group = folder, experiment, group
-        self._make = MlflowClient
         self._resumed = False
         self._newest: dict[str, int] = {}  # the last step of each number that an earlier process sent
 
@@ -205,11 +199,8 @@ class _Wandb:
     """A run of a Weights & Biases project, in the mode of WANDB_MODE."""
 
     def __init__(self, folder: RunFolder, project: str, group: str | None) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise SpecError("log.wandb: wandb is not installed; pip install wandb") from None
-        self._folder, self._project, self._group, self._wandb = folder, project, group, wandb
+        self._wandb = _import("wandb", "wandb: wandb", "wandb")
+        self._folder, self._project, self._group = folder, project, group
 
     def begin(self) -> None:
         known = _saved_ids(self._folder).get("wandb")
@@ -240,6 +231,13 @@ class _Wandb:
             self._run.save(str(file), base_path=str(file.parent), policy="now")
         self._run.summary["status"] = status
         self._run.finish(exit_code=int(status == "failed"))
+
+
+def _import(module: str, what: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise SpecError(f"log.{what} is not installed; pip install {package}") from None
 
 
 def _run_name(folder: RunFolder, group: str | None) -> str:
