@@ -6,6 +6,7 @@ have, and its backward takes gradients of inputs and weights.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from time import perf_counter, process_time
 from typing import NamedTuple
 
@@ -81,14 +82,8 @@ def _to_grid(seconds: np.ndarray, grid: DenseGrid) -> Grid:
 
 def _measure_rank(comm: Comm, grid: DenseGrid) -> _RankTimes:
     """Called by all ranks."""
-    forward: list[float] = []
-    backward: list[float] = []
-    for samples in grid.samples:
-        for inputs in grid.widths:
-            for outputs in grid.widths:
-                ahead, back = _measure_linear(comm, samples, inputs, outputs)
-                forward.append(ahead)
-                backward.append(back)
+    shapes = product(grid.samples, grid.widths, grid.widths)
+    forward, backward = map(list, zip(*(_measure_linear(comm, *shape) for shape in shapes), strict=True))
     if len(comm.ranks) == 1:
         return _RankTimes(forward, backward, [], 0.0)
     sums = [_usual_s(comm, partial(_sum, comm, torch.zeros(size // FLOAT_bytes))) for size in grid.sums_bytes]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -113,15 +114,8 @@ class MeasuringRank:
 
     def __init__(self, comm: Comm, spec: MeasurementSpec, folder: MeasurementFolder) -> None:
         self._comm, self._spec, self._folder = comm, spec, folder
-        self._sets_s = self._links_s = 0.0
-        self._turns = self._links = 0
-        own_sets = folder.sets_of(comm.rank)
-        for sample in read_samples(own_sets) if own_sets.exists() else ():
-            self._turns += 1
-            self._sets_s += sample.took_s
-        for sample in read_samples(folder.links) if folder.links.exists() else ():
-            self._links += 1
-            self._links_s += sample.took_s
+        self._turns, self._sets_s = _count_samples(folder.sets_of(comm.rank))
+        self._links, self._links_s = _count_samples(folder.links)
         self._population = Population(spec.tables, spec.limits.pool_bytes)
         self._bench = KernelBench(spec.limits.pool_bytes, spec.limits.vector_floats, spec.device)
         self.max_over_ranks(0.0)
@@ -180,3 +174,9 @@ class MeasuringRank:
             spent, self._links, self._links_s = spent + took_s, self._links + 1, self._links_s + took_s
             if self._comm.rank == 0:
                 write_sample(self._folder.links, structs.replace(sample, took_s=took_s))
+
+
+def _count_samples(path: Path) -> tuple[int, float]:
+    """The samples of a file, and the seconds that they took."""
+    taken_s = [sample.took_s for sample in read_samples(path)] if path.exists() else []
+    return len(taken_s), sum(taken_s)

@@ -1,6 +1,6 @@
 """Seconds of linear layers by shape: measured on a grid, and interpolated between its points."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,8 +31,7 @@ class LinearTimes(Value, frozen=True):
     def __post_init__(self) -> None:
         axes = (self.samples, self.inputs, self.outputs)
         for name, axis in zip(("samples", "inputs", "outputs"), axes, strict=True):
-            if not axis or list(axis) != sorted(set(axis)) or axis[0] < 1:
-                raise SpecError(f"linears.{name}={axis}", "ascending sizes of at least 1")
+            _check_sizes(f"linears.{name}", axis)
         for name in ("forward_s", "backward_s"):
             rows = getattr(self, name)
             shape = {(len(rows), len(plane), len(line)) for plane in rows for line in plane}
@@ -46,18 +45,8 @@ class LinearTimes(Value, frozen=True):
 
     def of(self, samples: float, inputs: int, outputs: int) -> LinearSeconds:
         """Between points linear in logarithms; outside of the grid in proportion to the operations."""
-        return LinearSeconds(*(self._at(grid, samples, inputs, outputs) for grid in (self.forward_s, self.backward_s)))
-
-    def _at(self, grid: Grid, *sizes: float) -> float:
-        logs: Floats = np.log(np.array(grid, dtype=float))
-        beyond = 1.0
-        for axis, size in zip((self.samples, self.inputs, self.outputs), sizes, strict=True):
-            inside = min(max(size, axis[0]), axis[-1])
-            beyond *= max(
-                size / inside, 1.0
-            )  # smaller layers take as long as the smallest: they are not all operations
-            logs = _interpolate(logs, axis, inside)
-        return float(np.exp(logs)) * beyond
+        places = ((self.samples, samples), (self.inputs, inputs), (self.outputs, outputs))
+        return LinearSeconds(*(_seconds_at(grid, places) for grid in (self.forward_s, self.backward_s)))
 
 
 class SumTimes(Value, frozen=True):
@@ -68,16 +57,29 @@ class SumTimes(Value, frozen=True):
     seconds: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not self.sizes or list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
-            raise SpecError(f"sums.sizes={self.sizes}", "ascending sizes of at least 1")
+        _check_sizes("sums.sizes", self.sizes)
         if len(self.seconds) != len(self.sizes) or min(self.seconds) <= 0:
             raise SpecError(f"sums.seconds={self.seconds}", "seconds above 0 for each size")
 
     def of(self, size_bytes: float) -> float:
         """Between sizes linear in logarithms, beyond the largest in proportion to it."""
-        inside = min(max(size_bytes, self.sizes[0]), self.sizes[-1])
-        logs = _interpolate(np.log(np.array(self.seconds)), self.sizes, inside)
-        return float(np.exp(logs)) * max(size_bytes / inside, 1.0)
+        return _seconds_at(self.seconds, ((self.sizes, size_bytes),))
+
+
+def _check_sizes(name: str, sizes: tuple[int, ...]) -> None:
+    if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
+        raise SpecError(f"{name}={sizes}", "ascending sizes of at least 1")
+
+
+def _seconds_at(grid: Grid | tuple[float, ...], places: Iterable[tuple[Sequence[int], float]]) -> float:
+    """Seconds at a size on each axis of a grid."""
+    logs: Floats = np.log(np.array(grid, dtype=float))
+    beyond = 1.0
+    for axis, size in places:
+        inside = min(max(size, axis[0]), axis[-1])
+        beyond *= max(size / inside, 1.0)  # smaller ones take as long as the smallest: they are not all operations
+        logs = _interpolate(logs, axis, inside)
+    return float(np.exp(logs)) * beyond
 
 
 def _interpolate(values: Floats, axis: Sequence[int], size: float) -> Floats:

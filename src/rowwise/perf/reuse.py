@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from rowwise.perf.access import Curves, Floats, rank_cells
+from rowwise.perf.access import Curves, Floats
 
 BINS = 17
 RATES = 512  # rates that are tabulated, even on a logarithmic scale
@@ -25,7 +25,7 @@ def reuse_bins(curves: Curves, share: float = 1.0) -> Floats:
 
 
 def _bins_of(curves: Curves, share: float) -> Floats:
-    rows_TC, share_TC = rank_cells(curves.a_T, curves.q_T, curves.active_T)
+    rows_TC, share_TC = curves.cells
     ids_T = curves.pooling_T * curves.batch * share
     rate_TC = np.clip(ids_T[:, None] * share_TC / np.maximum(rows_TC, 1e-300), LEAST, MOST)
     table_RB = _bin_chances()

@@ -12,23 +12,13 @@ import numpy as np
 
 from rowwise.perf.access import Floats
 from rowwise.perf.hardware import FLOAT_bytes
-from rowwise.spec import LINKS, RUN, FarType, Link, RowType, Topology, VectorExchange, WireType, row_bytes
-
-
-def wire_bytes(kind: WireType, dim: int) -> int:
-    match kind:
-        case WireType.FP32:
-            return 4 * dim
-        case WireType.FP16 | WireType.BF16:
-            return 2 * dim
-        case WireType.INT8:
-            return row_bytes(RowType.INT8, dim)
+from rowwise.spec import LINKS, RUN, FarType, Link, Topology, VectorExchange, WireType
 
 
 def vector_bytes(kind: WireType, dim_N: Floats) -> Floats:
     """Bytes of vectors on a wire; int8 adds a scale and an offset to each, so below 3 columns it is more than fp32."""
     dims, index_N = np.unique(dim_N, return_inverse=True)
-    return np.array([wire_bytes(kind, int(dim)) for dim in dims], dtype=float)[index_N]
+    return np.array([kind.vector_bytes(int(dim)) for dim in dims], dtype=float)[index_N]
 
 
 def two_level_bytes(topology: Topology, numbers: int, far: FarType) -> list[Counter[Link]]:

@@ -14,7 +14,7 @@ import numpy as np
 from rowwise.perf.access import Floats
 from rowwise.perf.exchange import Amounts, Exchanges, NarrowWires, WireCost
 from rowwise.perf.hardware import FLOAT_bytes, Hardware
-from rowwise.perf.wires import link_shares, wire_bytes
+from rowwise.perf.wires import link_shares
 from rowwise.plan import Plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.spec import LINKS, Link, Pooling, Table, Topology, WireType
@@ -78,7 +78,7 @@ class _WireColumns(NamedTuple):
 
     def __call__(self, width: int) -> float:
         """Width of a vector of so many columns, as the mean over the other ranks."""
-        size = sum(share * wire_bytes(self.types[link], width) for link, share in self.shares.items())
+        size = sum(share * self.types[link].vector_bytes(width) for link, share in self.shares.items())
         return size / sum(self.shares.values()) / FLOAT_bytes
 
     def coding_s(self, hardware: Hardware) -> float:

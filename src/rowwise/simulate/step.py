@@ -97,16 +97,16 @@ class StepWork:
         return [
             *(StageWork(name, "reader", {"batches": self.batch_s}) for name in made),
             StageWork("route.pack", "processor", {}, made),
-            *self._send("route.counts", "route.pack"),
+            *self.send("route.counts", "route.pack"),
             StageWork("route.send", "processor", {}, ("route.counts",)),
-            *self._send("route.ids", "route.send"),
+            *self.send("route.ids", "route.send"),
             StageWork("route.unpack", "processor", {}, ("route.ids",)),
             StageWork("prefetch", "host link", {"host link": tables.fetch_W}, ("route.unpack",)),
             StageWork("lookup", "processor", {"memory": tables.lookup_W}, ("prefetch",)),
-            *self._send("exchange.inside", "lookup"),
-            *self._send("exchange.send", "exchange.inside", "lookup"),
+            *self.send("exchange.inside", "lookup"),
+            *self.send("exchange.send", "exchange.inside", "lookup"),
             *_DenseStages(self).all(),
-            *(self._send("update.sums", "return.inside") if sums else ()),
+            *(self.send("update.sums", "return.inside") if sums else ()),
             StageWork("update", "processor", {"memory": tables.update_W}, ("return.inside", *sums)),
             StageWork("write back", "host link", {"host link": tables.store_W}, ("update",)),
             *self._overheads(),
@@ -119,7 +119,7 @@ class StepWork:
             if world > 1 or one.stage not in BETWEEN_RANKS:
                 yield StageWork(f"{one.stage}.overhead", "processor", {"device": one.seconds})
 
-    def _send(self, name: str, *after: str) -> Iterator[StageWork]:
+    def send(self, name: str, *after: str) -> Iterator[StageWork]:
         return self.transfer(name, self.tables.transfers.get(name, {}), *after)
 
     def transfer(self, name: str, seconds: Seconds, *after: str) -> Iterator[StageWork]:
@@ -129,11 +129,6 @@ class StepWork:
         copies: Seconds = {cause: taken for cause, taken in seconds.items() if cause in own}
         if copies:
             yield StageWork(f"{name}.copies", "processor", copies)
-
-    def sends_back(self) -> Iterator[StageWork]:
-        """Gradients of vectors, once the layers above them are differentiated."""
-        yield from self._send("return.send", "backward.vectors")
-        yield from self._send("return.inside", "return.send")
 
 
 def sum_transfers(flows: Sequence[Flow], links: Links) -> dict[str, Seconds]:
@@ -153,8 +148,8 @@ class _DenseStages:
     def all(self) -> Iterator[StageWork]:
         layers = self.work.layers
         yield from self._forward(layers.before, ())
-        last = f"sum.{layers.before[-1].name}.forward" if self._is_summed(len(layers.before) - 1) else ""
-        yield StageWork("forward.vectors", "processor", {}, ("exchange.send", *filter(None, [last])))
+        summed = self._summed_before(len(layers.before))
+        yield StageWork("forward.vectors", "processor", {}, ("exchange.send", *summed))
         yield from self._forward(layers.after, layers.before)
         yield StageWork("backward.top", "processor", {}, self._summed_before(len(layers.all)))
         backward = list(self._backward())
@@ -218,8 +213,10 @@ class _DenseStages:
         return FarType.parse(far) if far is not None and self._shards == 1 and len(topology.near_ranks) > 1 else None
 
     def _returns(self) -> Iterator[StageWork]:
+        """Gradients of vectors, once the layers above them are differentiated."""
         yield StageWork("backward.vectors", "processor", {})
-        yield from self.work.sends_back()
+        yield from self.work.send("return.send", "backward.vectors")
+        yield from self.work.send("return.inside", "return.send")
 
     def _compute(self, layer: DenseLayer, way: str, after: tuple[str, ...]) -> StageWork:
         """Ranks that share a layer compute their part of it for the samples of them all."""
@@ -267,15 +264,16 @@ class _DenseStages:
 
     def _is_summed(self, k: int) -> bool:
         """Whether activations are summed after the forward of the k-th layer: after each second one of an MLP."""
-        layers = self.work.layers
-        place = k if k < len(layers.before) else k - len(layers.before)
-        return self.work.tensor_ranks > 1 and k >= 0 and place % 2 == 1
+        return self.work.tensor_ranks > 1 and self._place(k) % 2 == 1
 
     def _is_summed_back(self, k: int) -> bool:
         """The same for the backward of the layer that comes k-th in it."""
-        at = len(self._order) - 1 - k
-        place = at if at < len(self.work.layers.before) else at - len(self.work.layers.before)
-        return self.work.tensor_ranks > 1 and place % 2 == 0
+        return self.work.tensor_ranks > 1 and self._place(len(self._order) - 1 - k) % 2 == 0
+
+    def _place(self, k: int) -> int:
+        """The place of the k-th layer in its MLP."""
+        before = len(self.work.layers.before)
+        return k if k < before else k - before
 
     def _summed_before(self, k: int) -> tuple[str, ...]:
         return (f"sum.{self._order[k - 1].name}.forward",) if k and self._is_summed(k - 1) else ()

@@ -44,8 +44,7 @@ class Case:
     model: SimulatedModel
     place: SimulatedMachine
 
-    def on(self, topology: Topology) -> "Case":
-        machine = structs.replace(self.place.machine, topology=topology)
+    def on(self, machine: Machine) -> "Case":
         return replace(self, place=replace(self.place, machine=machine))
 
 
@@ -167,14 +166,13 @@ def _count(text: str, name: str) -> int:
 
 def _vary_hardware(case: Case, text: str) -> Case:
     topology = case.place.machine.topology
-    machine = machine_named(f"{topology.hosts}x{topology.devices}x{text}")
-    return replace(case, place=replace(case.place, machine=machine))
+    return case.on(machine_named(f"{topology.hosts}x{topology.devices}x{text}"))
 
 
 def _vary_topology(case: Case, text: str, *, name: str) -> Case:
     topology, number = case.place.machine.topology, _count(text, name)
     hosts, devices = (number, topology.devices) if name == "hosts" else (topology.hosts, number)
-    return case.on(Topology(hosts=hosts, devices=devices))
+    return case.on(structs.replace(case.place.machine, topology=Topology(hosts=hosts, devices=devices)))
 
 
 def _vary_network(case: Case, text: str) -> Case:
@@ -201,7 +199,7 @@ def _faster(network: Network, times: float) -> Network:
 def _vary_memory(case: Case, text: str) -> Case:
     machine = case.place.machine
     hardware = structs.replace(machine.hardware, device_bytes=parse_size(text, "memory"))
-    return replace(case, place=replace(case.place, machine=structs.replace(machine, hardware=hardware)))
+    return case.on(structs.replace(machine, hardware=hardware))
 
 
 def _vary_batch(case: Case, text: str) -> Case:

@@ -46,7 +46,7 @@ class Stages:
         self._first: PhaseSeconds | None = None  # the clock when the first step had ended
         self._last = self._begin  # the clock when the last step had ended
         self._ended = 0  # steps
-        self._spent = self._begin.since(self._begin)
+        self.spent = self._begin.since(self._begin)  # of the line that ended last
         fits = forecast is not None and forecast.batch == training.batch * training.accumulate
         self._expected = forecast.stages_s if forecast is not None and fits else {}
 
@@ -77,29 +77,22 @@ class Stages:
         return worker_cells(self._health())
 
     def end_line(self, progress: Progress) -> tuple[int, int]:
-        """End a line, whose seconds `spent` then holds, and begin the next; returns the line's steps and samples."""
+        """End a line, and begin the next; returns the line's steps and samples."""
         now = self.clock.phase_seconds()
-        self._spent = now.since(self._begin)
+        self.spent = now.since(self._begin)
         steps, samples = progress.step - self._step, progress.samples - self._samples
         self._begin, self._samples, self._step = now, progress.samples, progress.step
         return steps, samples
-
-    @property
-    def spent(self) -> PhaseSeconds:
-        """The seconds of the line that `end_line` ended."""
-        return self._spent
 
     def rows(self, step: int, steps: int, spent_W: Sequence[PhaseSeconds]) -> list[dict[str, Cell]]:
         """The lines of stages.csv: for each rank and phase the mean seconds of a step, over `steps` steps."""
         lines: list[dict[str, Cell]] = []
         for rank, spent in enumerate(spent_W):
             for phase in PHASES:
+                measured_s, busy_s = (seconds[phase] / max(steps, 1) for seconds in spent)
                 line: dict[str, Cell] = {"step": step, "rank": rank, "phase": phase}
-                line |= {
-                    "measured_s": spent.exposed[phase] / max(steps, 1),
-                    "busy_s": spent.busy[phase] / max(steps, 1),
-                }
-                lines.append(line | {"predicted_s": self._forecast_s(phase, rank)})
+                line |= {"measured_s": measured_s, "busy_s": busy_s, "predicted_s": self._forecast_s(phase, rank)}
+                lines.append(line)
         return lines
 
     def timeline_rows(self, intervals_W: Sequence[Sequence[StageInterval]]) -> list[dict[str, Cell]]:
