@@ -19,6 +19,11 @@ def is_finite(value: float | None) -> bool:
     return value is not None and abs(value) < LARGEST
 
 
+def round_digits(value: float) -> float:
+    """The number with four digits, as files keep measurements."""
+    return float(f"{value:.4g}")
+
+
 def si_prefix(value: float) -> tuple[float, str]:
     """The power of 1,000 that leaves one to three digits before the point, and its SI prefix."""
     if not is_finite(value) or abs(value) < 1000:
@@ -95,7 +100,7 @@ def format_short(value: float | None) -> str:
 
 
 def format_bytes(size: float) -> str:
-    scale, letter = si_prefix(float(f"{size:.4g}"))
+    scale, letter = si_prefix(round_digits(size))
     return f"{size / scale:,.1f} {letter}B" if letter else f"{size:.0f} B"
 
 

@@ -13,6 +13,7 @@ from rowwise.calibrate.kernels import low_quantile
 from rowwise.ops import rowtype
 from rowwise.ops.threads import torch_threads
 from rowwise.perf.hardware import CodecRates, Coding
+from rowwise.quantity import round_digits
 from rowwise.spec import RowType
 
 ROWS, DIM = 16_384, 64
@@ -42,4 +43,4 @@ def _measure_Bps(floats_ND: Tensor, work: Callable[[], Tensor]) -> float:
         if floats_ND.is_cuda:
             torch.cuda.synchronize(floats_ND.device)
         taken_s.append(time.perf_counter() - begin)
-    return float(f"{floats_ND.nbytes / low_quantile(taken_s):.4g}")
+    return round_digits(floats_ND.nbytes / low_quantile(taken_s))

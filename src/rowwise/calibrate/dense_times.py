@@ -19,6 +19,7 @@ from rowwise.comm.interface import Comm
 from rowwise.comm.spawn import run_processes
 from rowwise.models.mlp import Linear
 from rowwise.perf.linear_times import Grid, LinearTimes, SumTimes
+from rowwise.quantity import round_digits
 from rowwise.spec import Topology
 
 FLOAT_bytes = 4
@@ -75,7 +76,7 @@ def measure_dense(world: int, threads: int, *, shared_memory: bool, grid: DenseG
 
 
 def _to_grid(seconds: np.ndarray, grid: DenseGrid) -> Grid:
-    rounded = [float(f"{x:.4g}") for x in seconds.tolist()]
+    rounded = list(map(round_digits, seconds.tolist()))
     planes = np.array(rounded).reshape(len(grid.samples), len(grid.widths), -1).tolist()
     return tuple(tuple(map(tuple, plane)) for plane in planes)
 

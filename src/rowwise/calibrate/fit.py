@@ -30,6 +30,7 @@ from rowwise.perf.hardware import Coding, Hardware, Kernels, hardware_named
 from rowwise.perf.learned import STAGES
 from rowwise.perf.network import SetNetwork
 from rowwise.perf.roofline import Roofline
+from rowwise.quantity import round_digits
 from rowwise.records import ModelError, ProfileQuality
 from rowwise.spec import Topology, Value
 
@@ -148,10 +149,6 @@ class CorrectedSets:
     def training_index(self) -> np.ndarray:
         return np.flatnonzero(~self.held_out_S)
 
-    @property
-    def held_out_index(self) -> np.ndarray:
-        return np.flatnonzero(self.held_out_S)
-
 
 def _assess_quality(
     corrected: CorrectedSets,
@@ -159,9 +156,10 @@ def _assess_quality(
     links: FittedLinks,
     exchanges: Exchanges | None,
 ) -> ProfileQuality:
-    held_out, sets, raw, steady = corrected.held_out_index, corrected.sets, corrected.raw, corrected.steady
+    sets, raw, steady = corrected.sets, corrected.raw, corrected.steady
+    held_out = np.flatnonzero(corrected.held_out_S)
     by_stage = {name: _predict_stages(steady, held_out, stage_networks) for name, stage_networks in networks.items()}
-    predicted = {name: _sum_stages(stages) for name, stages in by_stage.items()}
+    predicted: dict[str, Floats] = {name: np.sum(list(stages.values()), axis=0) for name, stages in by_stage.items()}
     predicted[FITTED_ROOFLINE] = _predict_by_roofline(links.hardware, steady, held_out)
     truth_S, raw_S = steady.sets.seconds_S[held_out], raw.sets.seconds_S[held_out]
     errors = tuple(_model_error(name, p, truth_S, raw_S) for name, p in predicted.items())
@@ -223,10 +221,6 @@ def _predict_stages(measured: MeasuredSets, index_S: np.ndarray, networks: dict[
     return {stage: predict_s(network, measured.of_stage(stage).take(index_S)) for stage, network in networks.items()}
 
 
-def _sum_stages(by_stage: dict[str, Floats]) -> Floats:
-    return np.sum([by_stage[stage] for stage in STAGES], axis=0)
-
-
 def _predict_by_roofline(hardware: Hardware, measured: MeasuredSets, index_S: np.ndarray) -> Floats:
     model = Roofline(hardware, Topology())
     return np.array([float(model.phi(model.loads(*measured.shards[s]).sum(0))) for s in index_S])
@@ -257,7 +251,7 @@ def _preset_with_memory(machine: MachineDescription) -> Hardware:
         disk_bytes=machine.disk_bytes,
         cache_bytes=machine.cache_bytes,
         coding=machine.coding,
-        flops=float(f"{machine.dense.linears.flops:.4g}") if machine.dense else preset.flops,
+        flops=round_digits(machine.dense.linears.flops) if machine.dense else preset.flops,
         linears=machine.dense and machine.dense.linears,
         sums=machine.dense and machine.dense.sums,
         cpu_s_per_byte=machine.dense.cpu_s_per_byte if machine.dense else 0.0,

@@ -16,6 +16,7 @@ from rowwise.perf.access import Floats
 from rowwise.perf.hardware import Hardware, LinkRates
 from rowwise.perf.roofline import COLLECTIVES, FLOAT_bytes
 from rowwise.planner.layouts import layout_named
+from rowwise.quantity import round_digits
 
 FEWEST = 10  # exchanges that fitting needs
 NEGLIGIBLE_s = 1e-15  # least price of a byte
@@ -49,10 +50,10 @@ def fit_links(samples: Sequence[LinkSample], hardware: Hardware) -> FittedLinks:
     start, id_s, *byte_s = price_K.tolist()
     moved, reduced, copied = (max(price, NEGLIGIBLE_s) for price in byte_s)
     link = LinkRates(
-        latency_s=_round_digits(start / COLLECTIVES),
-        all_to_all_Bps=_round_digits(1 / moved),
-        reduce_scatter_Bps=_round_digits(1 / reduced),
-        all_reduce_Bps=_round_digits(1 / copied),
+        latency_s=round_digits(start / COLLECTIVES),
+        all_to_all_Bps=round_digits(1 / moved),
+        reduce_scatter_Bps=round_digits(1 / reduced),
+        all_reduce_Bps=round_digits(1 / copied),
     )
     profile = structs.replace(hardware, host=link, network=link, id_bytes=max(1, round(id_s / moved)))
     return FittedLinks(profile, len(samples), error)
@@ -88,7 +89,3 @@ def _fit_prices(amount_SK: Floats, measured_S: Floats) -> Floats:
         error_S = np.abs(scaled_SK @ price_K - 1)
         weight_S = 1 / np.sqrt(np.maximum(error_S, 0.02))
     return price_K
-
-
-def _round_digits(value: float) -> float:
-    return float(f"{value:.4g}")

@@ -11,6 +11,7 @@ from rowwise.calibrate.set_arrays import MeasuredSets
 from rowwise.perf.access import Floats
 from rowwise.perf.hardware import Hardware
 from rowwise.perf.roofline import Roofline
+from rowwise.quantity import round_digits
 from rowwise.spec import Topology
 
 FITTED = ("device_Bps", "cache_Bps", "launch_s", "forward_issue_s", "backward_issue_s")
@@ -34,4 +35,4 @@ def fit_rates(measured: MeasuredSets, hardware: Hardware) -> Hardware:
     start = np.log([getattr(hardware, name) for name in FITTED])
     fit = minimize(error, start, method="Nelder-Mead", options={"maxfev": TRIES, "xatol": 1e-3, "fatol": 1e-5})
     rates = dict(zip(FITTED, np.exp(fit.x).tolist(), strict=True))
-    return structs.replace(hardware, **{name: float(f"{value:.4g}") for name, value in rates.items()})
+    return structs.replace(hardware, **{name: round_digits(value) for name, value in rates.items()})

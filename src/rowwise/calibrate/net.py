@@ -18,6 +18,7 @@ from rowwise.comm.probe import ProbeSample, ProbeSamples
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
 from rowwise.perf.links import Network, NetworkHost, NetworkProbe
+from rowwise.quantity import round_digits
 from rowwise.textfile import read_text
 
 LOW_QUANTILE, HIGH_QUANTILE = 0.1, 0.75  # of pings: above are queues and other processes; of uplinks
@@ -32,7 +33,8 @@ def make_network(probed: ProbeSamples, hosts: Sequence[NetworkHost], groups: tup
         kinds[sample.kind].append(sample)
     if not kinds["ping"] or not kinds["alone"]:
         raise SpecError(f"the probe has measured nothing in {probed.seconds:.1f} s", "more --seconds")
-    latency_HH = _symmetric(_by_pair(kinds["ping"], count, lambda times: float(np.quantile(times, LOW_QUANTILE))))
+    latency_HH = _by_pair(kinds["ping"], count, lambda times: float(np.quantile(times, LOW_QUANTILE)))
+    latency_HH = np.where(np.isnan(latency_HH), latency_HH.T, latency_HH)
     small, large = (min(s.size_bytes for s in kinds["alone"]), max(s.size_bytes for s in kinds["alone"]))
     # A message is no faster under load, so those that were fast then count as well.
     full = [s for kind in ("alone", "loaded") for s in kinds[kind] if s.size_bytes == large]
@@ -113,10 +115,6 @@ def _by_pair(samples: Sequence[ProbeSample], hosts: int, reduce: Callable[[list[
     return found_HH
 
 
-def _symmetric(matrix_HH: Floats) -> Floats:
-    return np.where(np.isnan(matrix_HH), matrix_HH.T, matrix_HH)
-
-
 def _slowdown(loaded: Sequence[ProbeSample], alone_HH: Floats) -> Floats:
     """How much longer messages take while all hosts speak, of both ways together; 1 for pairs that did not meet."""
     slowdown_HH = _by_pair(loaded, len(alone_HH), lambda times: float(np.median(times))) / alone_HH
@@ -174,9 +172,7 @@ def _uplinks(loaded: Sequence[ProbeSample], groups: Sequence[int], rate_HH: Floa
 
 
 def _as_matrix(matrix_HH: Floats) -> tuple[tuple[float | None, ...], ...]:
-    def rounded(value: float) -> float:
-        return float(f"{value:.4g}")
-
     return tuple(
-        tuple(None if a == b else rounded(value) for b, value in enumerate(row_H)) for a, row_H in enumerate(matrix_HH)
+        tuple(None if a == b else round_digits(value) for b, value in enumerate(row_H))
+        for a, row_H in enumerate(matrix_HH)
     )

@@ -20,6 +20,7 @@ from rowwise.perf.access import Access, Workload
 from rowwise.perf.exchange import Amounts, Exchanges, NarrowWires, WireCost
 from rowwise.plan import Plan
 from rowwise.planner.layouts import table_wise
+from rowwise.quantity import round_digits
 from rowwise.row_optimizers import Sgd
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.spec import Codecs, Table, Topology, Wire, WireType
@@ -88,7 +89,5 @@ def fit_wire_costs(exchanges: Exchanges, shares: Sequence[WireShares], world: in
     for kind in KINDS:
         share_S = np.array([shape.added[kind] for shape in shares])
         price_K = lsq_linear(scaled_SK / unit_K, share_S, (least_K, np.inf)).x / unit_K
-        costs[kind] = WireCost(
-            **dict(zip(WireCost.__struct_fields__, (float(f"{x:.4g}") for x in price_K), strict=True))
-        )
+        costs[kind] = WireCost(**dict(zip(WireCost.__struct_fields__, map(round_digits, price_K), strict=True)))
     return structs.replace(exchanges, narrow=NarrowWires(**costs))

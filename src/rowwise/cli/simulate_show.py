@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from rowwise.cli.terminal import make_table, say
-from rowwise.quantity import format_bytes, format_seconds, si_prefix
+from rowwise.quantity import format_bytes, format_seconds, round_digits, si_prefix
 
 if TYPE_CHECKING:
     from rowwise.recipes.simulated_run import CheckedRun
@@ -84,7 +84,7 @@ def describe_machine(found: "Simulation") -> str:
 
 
 def format_rate(samples_s: float) -> str:
-    scale, letter = si_prefix(float(f"{samples_s:.4g}"))
+    scale, letter = si_prefix(round_digits(samples_s))
     return f"{samples_s / scale:.4g}{' ' if letter else ''}{letter}"
 
 

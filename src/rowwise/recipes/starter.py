@@ -24,6 +24,7 @@ from rowwise.ingest.labels import LABELS, LabelValues
 from rowwise.ingest.reader import Reader
 from rowwise.ingest.roles import AS_TOLD
 from rowwise.ingest.vocabulary import write_vocabularies
+from rowwise.quantity import round_digits
 from rowwise.recipes.derived import LARGE_ROWS, Derived, derive, left_out
 from rowwise.recipes.first_rows import check_first_rows
 from rowwise.recipes.model_configs import DcnConfig, DlrmConfig, kind_of
@@ -163,14 +164,14 @@ def _dense(column: ColumnCard) -> Dense:
     if not column.std or column.mean is None:
         return Dense(column=column.name, log1p=column.is_skewed)
     mean = math.expm1(column.mean) if column.is_skewed else column.mean
-    fill = _short(mean) if column.nulls else 0.0
+    fill = round_digits(mean) if column.nulls else 0.0
     return Dense(
-        column=column.name, fill=fill, log1p=column.is_skewed, mean=_short(column.mean), std=_short(column.std)
+        column=column.name,
+        fill=fill,
+        log1p=column.is_skewed,
+        mean=round_digits(column.mean),
+        std=round_digits(column.std),
     )
-
-
-def _short(number: float) -> float:
-    return float(f"{number:.4g}")
 
 
 def _suggest_labels(card: DatasetCard) -> str:

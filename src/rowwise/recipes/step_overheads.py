@@ -22,6 +22,7 @@ from rowwise.errors import PeerError
 from rowwise.ingest.batch_shard import BatchShard
 from rowwise.ingest.service.local import cores
 from rowwise.perf.hardware import Hardware, MakingTimes, StageOverhead
+from rowwise.quantity import round_digits
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.find import load
 from rowwise.recipes.resolved import ResolvedRecipe, make_batcher
@@ -63,7 +64,7 @@ def with_overheads(hardware: Hardware, world: int) -> Hardware:
     return structs.replace(
         hardware,
         batches=batches,
-        overheads=tuple(StageOverhead(stage, float(f"{s:.4g}")) for stage, s in left.items() if s > 0),
+        overheads=tuple(StageOverhead(stage, round_digits(s)) for stage, s in left.items() if s > 0),
     )
 
 
@@ -76,8 +77,8 @@ def measure_batches() -> MakingTimes:
     encode_s = min(max(2 * (alone_s - half_s), 0.0), alone_s)
     return MakingTimes(
         cores=cores(),
-        read_s=float(f"{alone_s - encode_s:.4g}"),
-        encode_s=float(f"{encode_s:.4g}"),
+        read_s=round_digits(alone_s - encode_s),
+        encode_s=round_digits(encode_s),
     )
 
 

@@ -32,7 +32,6 @@ from threading import get_ident
 from time import perf_counter
 from typing import NamedTuple, Protocol, final
 
-from torch import nn
 from torch.autograd import profiler
 
 from rowwise.comm.interface import Transfer, TransferObserver, WaitTime
@@ -194,18 +193,12 @@ class Breakdown:
         self._reads = reads if reads.any else None
         watches: list[Watch] = [_AttributeHook(self._observer, "report", self._add_transfer, None)]
         for module in tables:
-            watches.append(module.register_forward_pre_hook(self._enter_lookup))
+            watches.append(module.register_forward_pre_hook(lambda *_: self.enter("lookup")))
             # `always_call`: a lookup that raises must leave its phase, too, or the stack of phases would be wrong.
-            watches.append(module.register_forward_hook(self._leave_lookup, always_call=True))
+            watches.append(module.register_forward_hook(lambda *_: self.leave(), always_call=True))
             if isinstance(module, ShardedEmbeddings):
                 watches.append(_AttributeHook(module, "phase", self.phase, no_timing))
         return watches
-
-    def _enter_lookup(self, _module: nn.Module, _args: object) -> None:
-        self.enter("lookup")
-
-    def _leave_lookup(self, _module: nn.Module, _args: object, _output: object) -> None:
-        self.leave()
 
     def _add_transfer(self, transfer: Transfer) -> None:
         if transfer.stage != PAUSED:

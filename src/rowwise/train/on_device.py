@@ -69,10 +69,6 @@ class LateNumbers:
 Move = Callable[[Tensor], Tensor]  # to a device
 
 
-def prepare_nothing(copied: Batch, move: Move) -> None:
-    """The default of `DeviceCopies.start`."""
-
-
 @final
 class DeviceCopies:
     """Copies batches to a device while it computes; on the CPU a batch stays where it is."""
@@ -82,9 +78,7 @@ class DeviceCopies:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._started: deque[tuple[Batch, torch.cuda.Event, list[Tensor]]] = deque()
 
-    def start(
-        self, batch: Batch, prepare: Callable[[Batch, Move], None] = prepare_nothing, *, ids: bool = True
-    ) -> Batch:
+    def start(self, batch: Batch, prepare: Callable[[Batch, Move], None] | None = None, *, ids: bool = True) -> Batch:
         """The batch on the device, where its numbers are after `wait_for`; without `ids`, those stay on the host.
 
         `prepare` gets it, and a function that copies further tensors for the same step.
@@ -98,7 +92,8 @@ class DeviceCopies:
 
         with torch.cuda.stream(self._stream):  # of None: nothing
             copied = batch.map_tensors(move, ids=ids)
-            prepare(copied, move)
+            if prepare is not None:
+                prepare(copied, move)
         if self._stream is not None:
             event = torch.cuda.Event()
             event.record(self._stream)
