@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import structs
 from torch import nn
-from trainings import Net, World
+from trainings import Net, World, bits, with_cell
 
 from rowwise import Plan
 from rowwise.comm.interface import Comm
@@ -32,6 +32,7 @@ class Ranked(World):
 
     unit: int = 2  # samples that stay together
     plan: int = 0  # which of several
+    bad_row: int | None = None  # whose label rank 1 cannot read
     on_disk: tuple[str, ...] = ()  # tables, of those whose tiles have whole rows
     cache_rows: int = 0
     open_store: OpenStore | None = None  # of those tables; None: a file
@@ -60,7 +61,9 @@ class Ranked(World):
         return BatchShard(rank=comm.rank, world=len(comm.ranks), unit=self.unit)
 
     def batches_of(self, comm: Comm, position=None) -> Batcher:
-        return self.batcher(position, self.deal(comm))
+        bad = self.bad_row if comm.rank == 1 else None
+        rows = self.rows() if bad is None else with_cell(self.rows(), "click", bad, 7)
+        return self.batcher(position, self.deal(comm), rows)
 
     def evaluator_of(self, comm: Comm, model: nn.Module) -> ClickEvaluator:
         return self.evaluator(model, self.deal(comm), comm)
@@ -107,3 +110,8 @@ def tensors(folder: Path, which: str = "last") -> dict[str, object]:
     checkpoint = CheckpointFolder(folder / "ckpt").open(which)
     names = [n for n in checkpoint.names() if n.startswith(("model/", "rows/", "optimizer/"))]
     return {name: checkpoint.load(name) for name in names}
+
+
+def tensor_bits(folder: Path, which: str = "last") -> dict[str, object]:
+    """The same, to compare to the bit."""
+    return {name: bits(tensor) for name, tensor in tensors(folder, which).items()}

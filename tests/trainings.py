@@ -13,14 +13,17 @@ from torch import nn
 
 from rowwise import Adam, Batch, Embeddings, Pooling, RowWiseAdagrad, Table
 from rowwise.checkpoint.read import Checkpoint
+from rowwise.comm.interface import Comm
 from rowwise.ingest import Batcher, Batching, BatchShard, Columns, Dense, FrameReader, Sparse
 from rowwise.ops.jagged import concatenate
 from rowwise.row_optimizers import RowOptimizer
+from rowwise.train.breakdown import Breakdown
 from rowwise.train.evaluate import ClickEvaluator, Slicing
 from rowwise.train.objective import Clicks
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import Evaluation, Settings, Training
+from rowwise.train.step import StepContext
 from rowwise.train.trainer import Trainer, TrainingJob
 
 COLUMNS = Columns(
@@ -57,6 +60,13 @@ def make_rows(count: int, seed: int = 0) -> pa.Table:
     )
 
 
+def with_cell(rows: pa.Table, column: str, row: int, value: float) -> pa.Table:
+    """The rows with another value in one place."""
+    values = rows[column].to_numpy().copy()
+    values[row] = value
+    return rows.set_column(rows.schema.get_field_index(column), column, [values])
+
+
 class Net(nn.Module):
     """Tables, layers, dropout and running statistics; it can be told to break."""
 
@@ -89,6 +99,12 @@ def clicks(model: nn.Module, how: Training) -> Clicks:
     return Clicks(model, how.task_weights, how.label_smoothing, how.objective)
 
 
+def work_of(model: nn.Module, comm: Comm | None = None, **training) -> StepContext:
+    """The machinery of the steps of a model of labels."""
+    how = Training(**training)
+    return StepContext.create(model, clicks(model, how), how, Breakdown(), comm)
+
+
 @dataclass
 class World:
     """What a run is made of; `start` makes it anew, as another process would."""
@@ -109,7 +125,7 @@ class World:
         """What is trained on."""
         return make_rows(self.count, self.seed)
 
-    def batcher(self, position=None, shard=ALL) -> Batcher:
+    def batcher(self, position=None, shard=ALL, rows=None) -> Batcher:
         how = self.settings.train
         batching = Batching(
             size=how.batch,
@@ -119,7 +135,7 @@ class World:
             ahead=how.ahead,
             shard=shard,
         )
-        reader = FrameReader(self.rows(), split_rows=self.split_rows, name="rows")
+        reader = FrameReader(self.rows() if rows is None else rows, split_rows=self.split_rows, name="rows")
         return Batcher(reader, COLUMNS, self.tables, batching, position)
 
     def held_out(self, shard=ALL):
@@ -178,8 +194,12 @@ def left(folder: Path, *, times: bool = False) -> dict[str, object]:
 
 
 def lines(path: Path) -> list[dict[str, str]]:
+    return [{k: v for k, v in row.items() if k != "time_s"} for row in read_csv(path)]
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
     with path.open() as file:
-        return [{k: v for k, v in row.items() if k != "time_s"} for row in csv.DictReader(file)]
+        return list(csv.DictReader(file))
 
 
 def bits(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:

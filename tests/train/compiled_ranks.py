@@ -2,18 +2,15 @@
 
 from clicks import make_clicks
 from train.dense_ranks import make
+from trainings import work_of
 
-from rowwise.train.breakdown import Breakdown
-from rowwise.train.objective import Clicks
-from rowwise.train.settings import Training
-from rowwise.train.step import StepContext, step
+from rowwise.train.step import step
 
 
 def losses(comm, parallel, name, compiled, steps=4):
     """Of steps of whole batches; in the last one both ranks have fewer samples, and one has none."""
     model, _ = make(comm, parallel, name)
-    settings = Training(dense_parallel=parallel, compile=compiled, batch=512)
-    context = StepContext.create(model, Clicks(model), settings, Breakdown(), comm)
+    context = work_of(model, comm, dense_parallel=parallel, compile=compiled, batch=512)
     found = []
     for number in range(1, steps + 1):
         size = 256 if number < steps else 9 * (1 - comm.rank)

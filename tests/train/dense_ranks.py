@@ -3,6 +3,7 @@
 import torch
 from clicks import DENSE, make_clicks, make_tables
 from msgspec import structs
+from trainings import work_of
 
 from rowwise import (
     DCN,
@@ -23,12 +24,10 @@ from rowwise.plan import Plan
 from rowwise.planner import table_wise
 from rowwise.row_optimizers import Sgd
 from rowwise.shard import shard
-from rowwise.train.breakdown import Breakdown
 from rowwise.train.dense_parallel import ShardedConstruction, local_part, shard_dense, shards_of, unit_shapes
-from rowwise.train.objective import Clicks
-from rowwise.train.settings import DenseAdam, Training
+from rowwise.train.settings import DenseAdam
 from rowwise.train.snapshot import collect
-from rowwise.train.step import StepContext, step
+from rowwise.train.step import step
 
 DIM = 8
 MODELS = {
@@ -65,8 +64,7 @@ def make(comm, parallel, name):
 def train(comm, parallel, name="dhen", steps=5, clip=None, optimizer=DenseAdam(lr=1e-3)):  # noqa: B008 - frozen
     """Losses, norms, bytes of a step, and the parameters at the start and the end by their parts on this rank."""
     model, shapes = make(comm, parallel, name)
-    settings = Training(optimizer=optimizer, clip=clip, dense_parallel=parallel)
-    context = StepContext.create(model, Clicks(model), settings, Breakdown(), comm)
+    context = work_of(model, comm, optimizer=optimizer, clip=clip, dense_parallel=parallel)
     first = parts_of(model, comm)
     found = []
     for number in range(1, steps + 1):

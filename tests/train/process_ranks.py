@@ -2,14 +2,10 @@
 
 import os
 import signal
-from dataclasses import replace
 
 import torch
-from ranked import Ranked
-from trainings import make_rows
 
 from rowwise.errors import AgreedError, DataError
-from rowwise.ingest import FrameReader
 
 
 def run(comm, world, which=None):
@@ -30,20 +26,6 @@ def stopped_by_a_signal(comm, world):
         )
     progress = trainer.run()
     return progress.step, progress.finished
-
-
-class Bad(Ranked):
-    """Rank 1 has a file of its own, with a bad row."""
-
-    def batches_of(self, comm, position=None):
-        made = super().batches_of(comm, position)
-        if comm.rank == 1:
-            rows = make_rows(self.count, self.seed)
-            click = rows["click"].to_numpy().copy()
-            click[27] = 7
-            rows = rows.set_column(rows.schema.get_field_index("click"), "click", [click])
-            made.task = replace(made.task, reader=FrameReader(rows, split_rows=self.split_rows))
-        return made
 
 
 def refused(comm, world):

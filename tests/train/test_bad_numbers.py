@@ -1,17 +1,18 @@
 """A number that is not finite ends the run before it changes anything; it is explained, and can be met again."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from msgspec import structs
 from torch import nn
-from trainings import USERS, World, bits, every_checkpoint, fast, make_rows, make_tables, state_bits
+from trainings import USERS, World, bits, every_checkpoint, fast, make_rows, make_tables, state_bits, with_cell, work_of
 
 from rowwise import Batch, Embeddings, GradientError, Jagged, Pooling, Table
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.diagnose import find_cause
-from rowwise.train.objective import Clicks, Outcome
+from rowwise.train.objective import Outcome
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import Log, Saving, Training
 from rowwise.train.step import StepContext, step
@@ -59,13 +60,9 @@ class Broken(World):
 
     def rows(self):
         rows = make_rows(self.count, self.seed)
-        user, x = rows["user"].to_numpy().copy() % RARE, rows["x"].to_numpy().copy()
-        user[BAD_ROW] = RARE
-        if self.how in ("loss", "long"):
-            x[BAD_ROW] = 3e38
-        return rows.set_column(rows.schema.get_field_index("user"), "user", [user]).set_column(
-            rows.schema.get_field_index("x"), "x", [x]
-        )
+        rows = rows.set_column(rows.schema.get_field_index("user"), "user", [rows["user"].to_numpy() % RARE])
+        rows = with_cell(rows, "user", BAD_ROW, RARE)
+        return with_cell(rows, "x", BAD_ROW, 3e38) if self.how in ("loss", "long") else rows
 
     def start(self, *, tell=None, model=None) -> Trainer:
         return super().start(tell=tell, model=Fragile(self.tables, self.how))
@@ -138,10 +135,6 @@ def test_where_the_state_cannot_be_kept(tmp_path):
         world.start().run()
 
 
-def work_of(model, **training) -> StepContext:
-    return StepContext.create(model, Clicks(model), Training(**training), Breakdown())
-
-
 def first_batch(count=8) -> Batch:
     return next(iter(World(fast(train={"batch": count}), None, count=count).batcher()))
 
@@ -164,7 +157,7 @@ def test_the_second_of_the_batches_is_named():
     good = first_batch()
     dense_BF = good.dense_BF.clone()
     dense_BF[5, 1] = float("nan")
-    bad = Batch(dense_BF=dense_BF, sparse=good.sparse, labels_BK=good.labels_BK)
+    bad = replace(good, dense_BF=dense_BF, keys_B=None)
     with pytest.raises(GradientError, match="the loss is nan") as raised:
         step(work_of(model), [good, bad], 1)
     assert "batch 1 of the step, sample 5, whose largest number is nan in dense column 1" in find_cause(

@@ -3,6 +3,7 @@
 import statistics
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from train import breakdown_ranks
+from trainings import work_of
 
-from rowwise import DLRM, Embeddings, IdError, Jagged, Plan
+from rowwise import DLRM, Embeddings, IdError, Plan
 from rowwise.comm.interface import WaitTime
 from rowwise.comm.shared import HAS_SHARED_MEMORY
 from rowwise.comm.spawn import run_processes
@@ -120,9 +122,7 @@ def test_lookups_are_seen_also_those_that_raise():
     with clock.phase("forward"):
         tables(batch.sparse)
     assert clock.seconds()["lookup"] > 0
-    wrong = Jagged(
-        features=batch.sparse.features, values_N=batch.sparse.values_N + 999, lengths_FB=batch.sparse.lengths_FB
-    )
+    wrong = replace(batch.sparse, values_N=batch.sparse.values_N + 999)
     with pytest.raises(IdError):
         tables(wrong)
     assert clock._stack == ["other"]
@@ -256,7 +256,7 @@ def test_what_is_done_to_dense_parameters_is_backward():
 def test_hooks_and_overrides_of_a_dense_optimizer_run(settings):
     torch.manual_seed(0)
     model = DLRM(Embeddings(make_tables(64)), 3, bottom=(8, 64), top=(8, 1))
-    work, seen = StepContext.create(model, Clicks(model), Training(optimizer=settings), Breakdown()), []
+    work, seen = work_of(model, optimizer=settings), []
     taken = work.optimizer.step
     work.optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
     work.optimizer.register_step_post_hook(lambda *_: seen.append("after"))

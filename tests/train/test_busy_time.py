@@ -1,6 +1,5 @@
 """Busy time of resources beside the exposed time of the main thread, and ten steps of both in timeline.csv."""
 
-import csv
 import io
 import itertools
 import json
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranked import Ranked
 from rich.console import Console
-from trainings import Killed, World, fast
+from trainings import Killed, World, fast, read_csv
 
 from rowwise import Adam, Jagged, Plan, Table
 from rowwise.cli.console import show_result
@@ -60,17 +59,10 @@ def delayed(comm):
     return TransportComm(Delayed(comm.transport), comm.topology, comm.rank)
 
 
-def rows(folder, name="timeline.csv"):
-    with (folder / name).open() as file:
-        lines = csv.DictReader(file)
-        found = list(lines)
-        return found, lines.fieldnames
-
-
 def intervals(folder):
     """Lines of timeline.csv with numbers as numbers."""
-    found, names = rows(folder)
-    assert names == COLUMNS
+    found = read_csv(folder / "timeline.csv")
+    assert list(found[0]) == COLUMNS
     numbers = {"step": int, "rank": int, "begin_s": float, "end_s": float}
     return [{key: numbers.get(key, str)(value) for key, value in row.items()} for row in found]
 
@@ -223,8 +215,8 @@ def test_ten_steps_of_all_ranks_are_recorded(tmp_path, steps, expected):
             assert {"route", "exchange", "return", "reduce", "status"} <= stages
         assert {row["stage"] for row in mine if row["resource"] == "reader"} == {"data"}
         assert {row["stage"] for row in mine} <= set(PHASES)
-    lines, names = rows(tmp_path, "stages.csv")
-    assert names == ["step", "rank", "phase", "measured_s", "busy_s", "predicted_s"]
+    lines = read_csv(tmp_path / "stages.csv")
+    assert list(lines[0]) == ["step", "rank", "phase", "measured_s", "busy_s", "predicted_s"]
     for line in lines:
         busy_s, exposed_s = float(line["busy_s"]), float(line["measured_s"])
         if line["phase"] not in BESIDE:

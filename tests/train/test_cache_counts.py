@@ -1,6 +1,5 @@
 """Caches of tables on disk are counted in training, over all ranks, and what validation and checkpoints read is not."""
 
-import csv
 import io
 import re
 from time import monotonic
@@ -9,7 +8,7 @@ import pytest
 import torch
 from ranked import Ranked, train
 from rich.console import Console
-from trainings import fast
+from trainings import fast, read_csv
 
 from rowwise import Embeddings, Table
 from rowwise.cli.console import LiveLine
@@ -22,18 +21,13 @@ from rowwise.train.run_folder import HEADERS
 from rowwise.train.settings import Log, Saving
 
 
-def read(path):
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
 def world_of(tmp_path, **more):
     how = fast(train={"epochs": 2}, log=Log(every=3), save=Saving(every=4, keep=9), evaluate={"every": 2})
     return Ranked(how, tmp_path, dropout=0.0, **more)
 
 
 def totals(folder, table):
-    lines = [row for row in read(folder / "caches.csv") if row["table"] == table]
+    lines = [row for row in read_csv(folder / "caches.csv") if row["table"] == table]
     return {name: sum(int(row[name]) for row in lines) for name in ("hits", "misses", "new_rows", "evictions")}
 
 
@@ -41,7 +35,7 @@ def totals(folder, table):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_lines_have_what_training_looked_up(tmp_path, ranks):
     train(world_of(tmp_path, on_disk=("user",)), ranks)
-    rows, steps = read(tmp_path / "caches.csv"), read(tmp_path / "steps.csv")
+    rows, steps = read_csv(tmp_path / "caches.csv"), read_csv(tmp_path / "steps.csv")
     assert tuple(rows[0]) == HEADERS["caches.csv"]
     assert [row["step"] for row in rows] == [row["step"] for row in steps]
     assert {row["table"] for row in rows} == {"user"}
@@ -68,7 +62,7 @@ def test_a_run_in_memory_has_no_counts(tmp_path):
     trainer = train(world_of(tmp_path), 1)[0]
     assert not (tmp_path / "caches.csv").exists()
     assert trainer._recorder.hit_rate is None
-    assert all(row["reads"] == row["disk_bytes"] == "" for row in read(tmp_path / "steps.csv"))
+    assert all(row["reads"] == row["disk_bytes"] == "" for row in read_csv(tmp_path / "steps.csv"))
 
 
 @pytest.mark.few(1)
@@ -84,9 +78,9 @@ def test_the_live_line_has_the_hit_rate_of_tables_on_disk(tmp_path, on_disk):
 def test_a_run_that_is_resumed_cuts_lines_and_counts_anew(tmp_path):
     world = world_of(tmp_path, on_disk=("user", "words"))
     train(world, 1)
-    whole = read(tmp_path / "caches.csv")
+    whole = read_csv(tmp_path / "caches.csv")
     resumed = train(world, 1, which="step-000000004")[0]
-    rows = read(tmp_path / "caches.csv")
+    rows = read_csv(tmp_path / "caches.csv")
     assert [(row["step"], row["table"]) for row in rows] == [(row["step"], row["table"]) for row in whole]
     assert 0.0 < resumed._recorder.hit_rate <= 1.0
 

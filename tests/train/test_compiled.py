@@ -6,16 +6,15 @@ from clicks import DENSE, make_clicks, make_tables
 from small import recipe, same, saved, write_rows
 from train import compiled_ranks
 from train.dense_ranks import DIM, MODELS
+from trainings import work_of
 
 from rowwise import DCN, Embeddings, GradientError, NativeError, SpecError
 from rowwise.comm.spawn import run_processes
 from rowwise.models.inference import autocast
 from rowwise.recipes.runs import TrainingRun
-from rowwise.train.breakdown import Breakdown
 from rowwise.train.compiled import check_compiler, compile_dense
-from rowwise.train.objective import Clicks
 from rowwise.train.settings import DenseParallel, Training
-from rowwise.train.step import StepContext, step
+from rowwise.train.step import step
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler runs into warnings that it ignores
 SIZES = (48, 48, 31, 48)  # the third is the last of an epoch
@@ -28,14 +27,13 @@ def make_dcn(dropout=0.0):
 
 def train(model, *, compiled, precision="fp32", sizes=SIZES):
     """Losses of steps, and logits of an evaluation after each."""
-    settings = Training(compile=compiled, precision=precision, batch=48)
-    context = StepContext.create(model, Clicks(model), settings, Breakdown())
+    context = work_of(model, compile=compiled, precision=precision, batch=48)
     found = []
     for number, size in enumerate(sizes, 1):
         model.train()
         found.append(torch.tensor(step(context, [make_clicks(size, seed=number)], number).loss))
         model.eval()
-        with torch.no_grad(), autocast(settings.device, settings.precision):
+        with torch.no_grad(), autocast("cpu", precision):
             found.append(model(make_clicks(size, seed=100)).float())
     return found
 

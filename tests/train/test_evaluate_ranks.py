@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranked import TIMEOUT_S, Ranked
-from trainings import COLUMNS, fast, make_rows
+from trainings import COLUMNS, fast, make_rows, with_cell
 
 from rowwise import BatchError, DataError
 from rowwise.comm.thread import run_threads
@@ -48,9 +48,7 @@ def own_rows(comm, sizes, break_at=None):
     def batches():
         rows = make_rows(sizes[comm.rank], comm.rank)
         if comm.rank == 1 and break_at is not None:
-            click = rows["click"].to_numpy().copy()
-            click[break_at] = 7
-            rows = rows.set_column(rows.schema.get_field_index("click"), "click", [click])
+            rows = with_cell(rows, "click", break_at, 7)
         reader = FrameReader(rows, split_rows=16, name="mine")
         return Batcher(reader, COLUMNS, Ranked(fast(), None).tables, Batching(size=8, shuffle=False))
 

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from trainings import work_of
 
 from rowwise import Adam, Batch, Embeddings, Jagged, Pooling, RowWiseAdagrad, Table, make_embeddings
 from rowwise.batch import SharedBags
@@ -16,13 +17,11 @@ from rowwise.idmaps import HashIds
 from rowwise.ingest.batcher import Position
 from rowwise.models.dlrm import DLRM
 from rowwise.ops.faults import FaultWord
-from rowwise.train.breakdown import Breakdown
 from rowwise.train.groups import UpdateGroups, check_and_pin
-from rowwise.train.objective import Clicks
 from rowwise.train.on_device import LateNumbers, check_on_host, judge, to_device
 from rowwise.train.optimizers import make_optimizer
-from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseSgd, Training
-from rowwise.train.step import StepContext, step
+from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseSgd
+from rowwise.train.step import step
 
 TABLES = (
     Table(name="user", rows=50, dim=8, features=("user", "friend"), optimizer=RowWiseAdagrad()),
@@ -46,8 +45,7 @@ def make_model(device):
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_a_step_waits_for_nothing(optimizer, clip):
     model = make_model("meta")
-    settings = Training(device="meta", optimizer=optimizer, clip=clip)
-    context = StepContext.create(model, Clicks(model), settings, Breakdown())
+    context = work_of(model, device="meta", optimizer=optimizer, clip=clip)
     assert context.runs_ahead
     batch = context.copies.start(make_batch())
     for number in (1, 2):
@@ -67,7 +65,7 @@ def test_a_wait_is_found():
             return self.dlrm(batch) * float(batch.dense_BF.sum())
 
     model = Waiting()
-    context = StepContext.create(model, Clicks(model), Training(device="meta"), Breakdown())
+    context = work_of(model, device="meta")
     with pytest.raises(RuntimeError, match="meta"):
         step(context, [make_batch().to("meta")], 1)
 
@@ -147,7 +145,7 @@ def test_a_batch_is_checked_and_mapped_on_the_host(tables):
     """Read by the groups of a run, the step on it waits for nothing; maps stay on the host."""
     model = DLRM(make_embeddings(tables, device="meta"), dense_features=4, bottom=(8, 8), top=(8, 1)).to("meta")
     assert all(one.words.device.type == "cpu" for one in model.modules() if isinstance(one, MappedTable))
-    context = StepContext.create(model, Clicks(model), Training(device="meta"), Breakdown())
+    context = work_of(model, device="meta")
     groups = UpdateGroups(OneBatch(make_batch(), context), context)
     for number in (1, 2):
         group = groups.read()

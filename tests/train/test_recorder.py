@@ -1,6 +1,5 @@
 """What is written down along the way is what anybody would compute from the same batches."""
 
-import csv
 import json
 import math
 import warnings
@@ -12,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainings import Net, World, fast, lines
+from trainings import Net, World, fast, lines, read_csv
 
 from rowwise import Batch, Embeddings, Jagged, Pooling, SpecError, Table
 from rowwise.ingest.service.client import ServiceHealth
@@ -25,11 +24,6 @@ from rowwise.train.run_folder import HEADERS, RunFolder
 from rowwise.train.settings import Log
 from rowwise.train.traffic import TableTraffic
 from rowwise.train.trainer import Trainer
-
-
-def read(path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize(("every", "window", "accumulate"), [(1, 1, 1), (2, 3, 1), (3, 2, 2), (100, 5, 1)])
@@ -59,14 +53,14 @@ def test_train_and_lifetime_are_those_of_the_batches(tmp_path, monkeypatch, ever
     monkeypatch.setattr(Pipeline, "run", counted)
     progress = world.start().run()
     wanted = {(n, *rest): v for (n, *rest), v in expected if n % every == 0 or n == progress.step}
-    rows = read(tmp_path / "metrics.csv")
+    rows = read_csv(tmp_path / "metrics.csv")
     found = {(int(r["step"]), r["split"], r["task"], r["metric"]): float(r["value"]) for r in rows}
     assert found == pytest.approx(wanted, rel=1e-9, nan_ok=True)
 
 
 def test_lines_of_steps(tmp_path):
     progress = World(fast(train={"epochs": 2}, log=Log(every=5)), tmp_path).start().run()
-    rows = read(tmp_path / "steps.csv")
+    rows = read_csv(tmp_path / "steps.csv")
     assert tuple(rows[0]) == HEADERS["steps.csv"]
     assert [int(row["step"]) for row in rows] == [5, 10, 12]
     assert [int(row["samples"]) for row in rows] == [40, 77, 90]
@@ -95,7 +89,7 @@ def test_lines_of_workers(tmp_path):
     model = Net(world.tables)
     trainer = Trainer(replace(world.job(model), health=health), world.settings, RunFolder(tmp_path), seen.append)
     trainer.run()
-    rows = read(tmp_path / "steps.csv")
+    rows = read_csv(tmp_path / "steps.csv")
     assert {(row["workers"], row["restarts"]) for row in rows} == {("2", "1")}
     assert [int(row["ready"]) for row in rows] == sorted(int(row["ready"]) for row in rows)
     assert all(shown.health in told for shown in seen)
@@ -106,7 +100,7 @@ def test_lines_of_workers(tmp_path):
 
 def test_without_workers_their_cells_are_empty(tmp_path):
     World(fast(), tmp_path, valid=False).start().run()
-    rows = read(tmp_path / "steps.csv")
+    rows = read_csv(tmp_path / "steps.csv")
     assert {row[name] for row in rows for name in ("workers", "ready", "restarts")} == {""}
 
 
@@ -235,7 +229,9 @@ def test_tensorboard(tmp_path):
         found.Reload()
     names = found.Tags()["scalars"]
     assert {"click/auc/train", "buy/ne/lifetime", "click/loss/valid", "run/samples_s", "seconds/data"} <= set(names)
-    wanted = {int(r["step"]): float(r["value"]) for r in read(tmp_path / "metrics.csv") if key(r) == "click/loss/train"}
+    wanted = {
+        int(r["step"]): float(r["value"]) for r in read_csv(tmp_path / "metrics.csv") if key(r) == "click/loss/train"
+    }
     assert {e.step: e.value for e in found.Scalars("click/loss/train")} == pytest.approx(wanted, rel=1e-6)
     assert list(wanted) == [3, 6]
 

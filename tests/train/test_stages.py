@@ -1,11 +1,10 @@
 """What each rank took for each phase is in stages.csv, beside what the plan's forecast says of it."""
 
-import csv
 from dataclasses import replace
 
 import pytest
 from ranked import Ranked, train
-from trainings import World, fast
+from trainings import World, fast, read_csv
 
 from rowwise.comm.thread import run_threads
 from rowwise.plan import Forecast
@@ -17,8 +16,7 @@ EXPECTED = {"lookup": (0.25, 0.5), "exchange": (0.125, 0.0625), "wait": (1.25, 0
 
 
 def rows(folder):
-    with (folder / "stages.csv").open() as file:
-        return list(csv.DictReader(file))
+    return read_csv(folder / "stages.csv")
 
 
 def forecast(batch, **stages_s):
@@ -46,9 +44,7 @@ def test_all_ranks_and_their_forecast(tmp_path):
     for row in found:
         here = EXPECTED.get(row["phase"])
         assert row["predicted_s"] == ("" if here is None else repr(here[int(row["rank"])]))
-    with (tmp_path / "steps.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    for line, steps in zip(lines, (5, 5, 2), strict=True):
+    for line, steps in zip(read_csv(tmp_path / "steps.csv"), (5, 5, 2), strict=True):
         for phase in PHASES:
             mine = next(r for r in found if (r["step"], r["rank"], r["phase"]) == (line["step"], "0", phase))
             assert float(mine["measured_s"]) * steps == pytest.approx(float(line[f"{phase}_s"]), rel=1e-9)

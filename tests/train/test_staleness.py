@@ -3,19 +3,17 @@
 import pytest
 import torch
 from msgspec import structs
-from ranked import TIMEOUT_S, tensors, train
+from ranked import TIMEOUT_S, tensor_bits, train
 from test_pipeline import Broken, make_run, what_is_left
 from torch import nn
-from trainings import bits
+from trainings import bits, work_of
 
 from rowwise import Batch, Embeddings, Jagged, Managed, Pooling, Sgd, SpecError, Table
 from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError, GradientError
 from rowwise.hashing.managed.embeddings import ManagedEmbeddings
-from rowwise.train.breakdown import Breakdown
-from rowwise.train.objective import Clicks
-from rowwise.train.settings import DenseSgd, Training
-from rowwise.train.step import StepContext, step
+from rowwise.train.settings import DenseSgd
+from rowwise.train.step import step
 
 
 @pytest.mark.few(1)
@@ -58,8 +56,7 @@ def test_a_lookup_sees_the_updates_before_the_last_k(staleness):
     model = Plain(table)
     versions_RD = [model.embeddings.weights("a").detach().clone()]  # by the number of updates in it
     bias = model.bias.detach().clone()
-    settings = Training(staleness=staleness, optimizer=DenseSgd(lr=0.5))
-    work = StepContext.create(model, Clicks(model), settings, Breakdown())
+    work = work_of(model, staleness=staleness, optimizer=DenseSgd(lr=0.5))
     generator = torch.Generator().manual_seed(1)
     for number in range(1, 9):
         ids = torch.randint(9, (6,), generator=generator)
@@ -88,8 +85,7 @@ def test_a_checkpoint_has_all_updates_and_a_resumed_run_leaves_the_same(tmp_path
     train(whole, 2)
     train(parts, 2, prepare=lambda comm, trainer: setattr(trainer, "_on_step", Stop(trainer, 4)))
     train(parts, 2, which="step-4")
-    one, other = ({n: bits(x) for n, x in tensors(run.folder).items()} for run in (whole, parts))
-    assert one == other
+    assert tensor_bits(whole.folder) == tensor_bits(parts.folder)
 
 
 class Stop:
@@ -132,6 +128,5 @@ def test_managed_tables_are_refused():
             super().__init__()
             self.embeddings = ManagedEmbeddings([table])
 
-    model = WithManaged()
     with pytest.raises(SpecError, match=r"train.staleness=1 with managed"):
-        StepContext.create(model, Clicks(model), Training(staleness=1), Breakdown())
+        work_of(WithManaged(), staleness=1)

@@ -1,6 +1,7 @@
 """One step is what plain torch does; batches that are accumulated are one large batch."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,12 +11,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 from torch import nn
 from torch.nn import functional as F
-from trainings import join
+from trainings import join, work_of
 
-from rowwise import Adagrad, Batch, BatchError, Embeddings, IdError, Jagged, Pooling, Sgd, SpecError, Table, WideDeep
+from rowwise import Adagrad, Batch, BatchError, Embeddings, IdError, Pooling, Sgd, SpecError, Table, WideDeep
 from rowwise.row_optimizers import Schedule
-from rowwise.train.breakdown import Breakdown
-from rowwise.train.objective import Clicks
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd, Training
 from rowwise.train.step import StepContext, embeddings_of, step
 
@@ -80,17 +79,12 @@ def plain_loss(logits_BK, batch: Batch, task_weights) -> torch.Tensor:
 
 
 def weighted(batch: Batch) -> Batch:
-    return Batch(
-        dense_BF=batch.dense_BF,
-        sparse=batch.sparse,
-        labels_BK=batch.labels_BK,
-        weights_B=torch.rand(len(batch.labels_BK), generator=torch.Generator().manual_seed(0)) * 3,
-    )
+    weights_B = torch.rand(len(batch.labels_BK), generator=torch.Generator().manual_seed(0)) * 3
+    return replace(batch, weights_B=weights_B)
 
 
-def make(training: Training, tables, tasks=1) -> StepContext:
-    net = Net(tables, tasks)
-    return StepContext.create(net, Clicks(net, training.task_weights), training, Breakdown())
+def make(tables, tasks=1, **training) -> StepContext:
+    return work_of(Net(tables, tasks), **training)
 
 
 def with_rows(optimizer) -> list[Table]:
@@ -113,8 +107,8 @@ def with_rows(optimizer) -> list[Table]:
 )
 def test_steps_are_those_of_torch(dense, rows, tasks, sizes, how, task_weights, weights):
     task_weights = tuple(0.5 + k for k in range(tasks)) if task_weights else ()
-    training = Training(optimizer=dense, task_weights=task_weights, **how)
-    work = make(training, with_rows(rows), tasks)
+    work = make(with_rows(rows), tasks, optimizer=dense, task_weights=task_weights, **how)
+    training = work.settings
     plain = Plain(work.model)
     ours = torch_optimizer(dense, plain.top.parameters())
     kind = torch.optim.SGD if isinstance(rows, Sgd) else torch.optim.Adagrad
@@ -164,7 +158,7 @@ def test_accumulated_batches_are_one_large_batch_to_the_bit(count, row_type):
     found = []
     for joined in (False, True):
         model = Additive(tables)
-        work = StepContext.create(model, Clicks(model), Training(), Breakdown())
+        work = work_of(model)
         assert work.optimizer is None
         for number in (1, 2):
             batches = [make_clicks(64, seed=10 * number + k) for k in range(count)]
@@ -179,7 +173,7 @@ def test_every_module_with_tables_is_updated():
     torch.manual_seed(0)
     model = WideDeep(Embeddings(make_tables(), seed=0), 3, (8, 1))
     assert len(embeddings_of(model)) == 2
-    work = StepContext.create(model, Clicks(model), Training(), Breakdown())
+    work = work_of(model)
     before = {name: x.clone() for name, x in model.state_dict().items()}
     step(work, [make_clicks(64)], 1)
     assert all(not torch.equal(x, before[name]) for name, x in model.state_dict().items())
@@ -202,7 +196,7 @@ def test_bf16_is_close(name):
     dense = {"sgd": DenseSgd(lr=0.1), "adagrad": DenseAdagrad(lr=0.1), "adam": DenseAdam(lr=0.01)}[name]
     losses = []
     for precision in ("fp32", "bf16"):
-        work = make(Training(optimizer=dense, precision=precision), make_tables())
+        work = make(make_tables(), optimizer=dense, precision=precision)
         kinds = []
         work.model.top.register_forward_hook(lambda _m, _g, out, kinds=kinds: kinds.append(out.dtype))
         losses.append([step(work, [make_clicks(256, seed=n)], n).loss for n in range(1, 31)])
@@ -214,23 +208,23 @@ def test_bf16_is_close(name):
 
 
 def test_logits_of_another_shape():
-    work = make(Training(), make_tables(), tasks=2)
+    work = make(make_tables(), tasks=2)
     with pytest.raises(BatchError, match=r"gave logits \(8, 2\)"):
         step(work, [make_clicks(8)], 1)
 
 
 def test_a_step_that_raises_leaves_nothing_to_the_next():
-    work = make(Training(), make_tables())
+    work = make(make_tables())
     before = {name: x.clone() for name, x in work.model.state_dict().items()}
     good, bad = make_clicks(8), make_clicks(8, seed=1)
     values_N = bad.sparse.values_N.clone()
     values_N[3] = 1000
-    sparse = Jagged(features=bad.sparse.features, values_N=values_N, lengths_FB=bad.sparse.lengths_FB)
+    bad = replace(bad, sparse=replace(bad.sparse, values_N=values_N))
     with pytest.raises(IdError, match="table 'user': feature 'user'"):
-        step(work, [good, Batch(dense_BF=bad.dense_BF, sparse=sparse, labels_BK=bad.labels_BK)], 1)
+        step(work, [good, bad], 1)
     assert not work.model.embeddings.staged
     assert all(torch.equal(x, before[name]) for name, x in work.model.state_dict().items())
-    once = make(Training(), make_tables())
+    once = make(make_tables())
     for one in (work, once):
         step(one, [good], 1)
     pairs = zip(work.model.state_dict().values(), once.model.state_dict().values(), strict=True)
@@ -238,7 +232,7 @@ def test_a_step_that_raises_leaves_nothing_to_the_next():
 
 
 def test_the_rate_follows_from_the_step():
-    work = make(Training(optimizer=DenseSgd(lr=2.0), schedule=SCHEDULE), make_tables())
+    work = make(make_tables(), optimizer=DenseSgd(lr=2.0), schedule=SCHEDULE)
     rates = [step(work, [make_clicks(8)], number).rate for number in range(1, 7)]
     assert rates == pytest.approx([1.0, 2.0, 1.1, 0.2, 0.2, 0.2])
 

@@ -11,7 +11,7 @@ from counting import Counting
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from trainings import join
+from trainings import join, work_of
 
 from rowwise import DLRM, BatchError, Embeddings, GradientError, IdError, Jagged, Plan, RowWiseAdagrad, SpecError, Table
 from rowwise.batch import Batch
@@ -153,7 +153,7 @@ def test_a_batch_without_samples_changes_nothing(empty):
     for with_empty in (False, True):
         torch.manual_seed(0)
         model = DLRM(Embeddings(make_tables(), seed=0), 3, (8, 8), (8, 1))
-        work = StepContext.create(model, Clicks(model), Training(), Breakdown())
+        work = work_of(model)
         batches = [make_clicks(32, seed=1), make_clicks(16, seed=2)]
         if with_empty:
             batches.insert(empty, split(make_clicks(8), [0, 8])[0])
@@ -216,7 +216,7 @@ def test_a_bad_number_on_one_rank_stops_all_before_anything_changes(how, world):
 
     def rank(comm):
         mine = sharded(copy.deepcopy(model), comm)
-        work = StepContext.create(mine, Clicks(mine), Training(), Breakdown(), comm)
+        work = work_of(mine, comm)
         good = make_clicks(8, seed=comm.rank)
         step(work, [good], 1)
         before, moments = bits(mine), copy.deepcopy(work.optimizer.state_dict())
@@ -225,7 +225,7 @@ def test_a_bad_number_on_one_rank_stops_all_before_anything_changes(how, world):
         kind = GradientError if comm.rank == 1 or how == "dense" else PeerError
         own, others = TOLD.get(how, ("the gradient of the dense parameters is nan",) * 2)
         with pytest.raises(kind, match=own if kind is GradientError else others):
-            step(work, [good, Batch(dense_BF=dense_BF, sparse=good.sparse, labels_BK=good.labels_BK)], 2)
+            step(work, [good, replace(good, dense_BF=dense_BF)], 2)
         assert same(bits(mine), before)
         assert not mine.embeddings.staged
         for parameter, state in work.optimizer.state_dict()["state"].items():
@@ -240,15 +240,10 @@ def test_a_bad_number_on_one_rank_stops_all_before_anything_changes(how, world):
 def test_an_error_in_one_forward_reaches_the_others():
     def rank(comm):
         model = sharded(Breaks(""), comm)
-        work = StepContext.create(model, Clicks(model), Training(), Breakdown(), comm)
+        work = work_of(model, comm)
         batch = make_clicks(8)
         if comm.rank == 1:
-            sparse = Jagged(
-                features=batch.sparse.features,
-                values_N=batch.sparse.values_N + 1000,
-                lengths_FB=batch.sparse.lengths_FB,
-            )
-            batch = Batch(dense_BF=batch.dense_BF, sparse=sparse, labels_BK=batch.labels_BK)
+            batch = replace(batch, sparse=replace(batch.sparse, values_N=batch.sparse.values_N + 1000))
         if comm.rank == 0:
             with pytest.raises(PeerError, match=r"batch\): IdError: table 'user'"):
                 step(work, [batch], 1)
@@ -291,7 +286,7 @@ def test_a_malformed_batch_of_one_rank_ends_the_step_on_all_and_the_next_works(f
 
     def rank(comm):
         model = sharded(Breaks(""), comm)
-        work = StepContext.create(model, Clicks(model), Training(), Breakdown(), comm)
+        work = work_of(model, comm)
         batch = make_clicks(8)
         for batches in ([MALFORMED[fault](batch)], [batch, MALFORMED[fault](batch)]):
             with pytest.raises(RowwiseError):
@@ -337,9 +332,7 @@ def test_elastic_with_tables_and_any_number_of_threads(threads):
         model = DLRM(Embeddings(make_tables(), seed=0), 3, (64, 8), (64, 1))
         seen = []
         model.top.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
-        work = StepContext.create(
-            model, Clicks(model), Training(determinism=determinism, virtual_shards=4), Breakdown()
-        )
+        work = work_of(model, determinism=determinism, virtual_shards=4)
         stepped = step(work, batches, 1)
         assert torch.get_num_threads() == before
         return stepped, bits(model), set(seen)
@@ -361,15 +354,15 @@ def test_a_step_that_stopped_halfway_leaves_nothing_to_the_next():
     found, batch = [], make_clicks(2 * BLOCK)
     bad_N = batch.sparse.values_N.clone()
     bad_N[2 * BLOCK - 1] = 1000  # the user of the last sample
-    bad = Jagged(features=batch.sparse.features, values_N=bad_N, lengths_FB=batch.sparse.lengths_FB)
+    bad = replace(batch, sparse=replace(batch.sparse, values_N=bad_N))
     for stopped in (False, True):
         model = Breaks("")
         model.load_state_dict(found[0][1] if stopped else model.state_dict())
         first = bits(model)
-        work = StepContext.create(model, Clicks(model), Training(determinism="elastic", virtual_shards=2), Breakdown())
+        work = work_of(model, determinism="elastic", virtual_shards=2)
         if stopped:
             with pytest.raises(IdError, match="table 'user'"):
-                step(work, [Batch(dense_BF=batch.dense_BF, sparse=bad, labels_BK=batch.labels_BK)], 1)
+                step(work, [bad], 1)
         step(work, [batch], 1)
         found.append((bits(model), first))
     assert same(found[0][0], found[1][0])
@@ -424,14 +417,8 @@ def test_a_batch_is_cut_in_whole_blocks(samples, shards):
 def test_a_batch_that_was_split_is_joined_again(sizes, known):
     batch = make_clicks(sum(sizes))
     if known:
-        batch = Batch(
-            dense_BF=batch.dense_BF,
-            sparse=batch.sparse,
-            labels_BK=batch.labels_BK,
-            weights_B=torch.rand(sum(sizes)),
-            keys_B=torch.arange(sum(sizes)),
-            times_B=torch.arange(sum(sizes)) + 7,
-        )
+        keys_B = torch.arange(sum(sizes))
+        batch = replace(batch, weights_B=torch.rand(sum(sizes)), keys_B=keys_B, times_B=keys_B + 7)
     parts = split(batch, sizes)
     assert [len(part.labels_BK) for part in parts] == sizes
     again = join(parts)
@@ -498,7 +485,7 @@ def test_a_step_tells_its_status_in_two_gathers():
         calls = []
         comm = TransportComm(Counting(comm.transport, calls), comm.topology, comm.rank)
         model = sharded(Breaks(""), comm)
-        work = StepContext.create(model, Clicks(model), Training(), Breakdown(), comm)
+        work = work_of(model, comm)
         calls.clear()
         step(work, [make_clicks(8)], 1)
         return calls

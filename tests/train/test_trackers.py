@@ -1,6 +1,5 @@
 """Trackers: each gets what the run's files have, and none stops or slows a run."""
 
-import csv
 import json
 import os
 import socket
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from small import recipe, write_rows
+from trainings import read_csv
 
 from rowwise import SpecError
 from rowwise.recipes.runs import TrainingRun
@@ -150,13 +150,8 @@ def history(run, name="label/loss/train"):
     return {metric.step: metric.value for metric in found}
 
 
-def read(file):
-    with open(file) as rows:
-        return list(csv.DictReader(rows))
-
-
 def written(run, split="train", metric="loss"):
-    rows = read(run / "metrics.csv")
+    rows = read_csv(run / "metrics.csv")
     return {int(r["step"]): float(r["value"]) for r in rows if (r["split"], r["metric"]) == (split, metric)}
 
 

@@ -4,8 +4,8 @@ import os
 
 import process_ranks
 import pytest
-from ranked import Ranked, tensors, train
-from trainings import bits, fast
+from ranked import Ranked, tensor_bits, train
+from trainings import fast
 
 from rowwise.comm import run_processes
 from rowwise.train.loss_settings import LogLoss, Smc
@@ -36,8 +36,7 @@ def test_elastic_processes_train_as_one_with_dropout(tmp_path, shared, threads, 
     ranks = run_processes(4, process_ranks.run, later, "last", timeout_s=TIMEOUT_S, shared_memory=shared)
     assert len({progress for _, progress, _ in ranks}) == 1
     assert all(finished for _, _, finished in ranks)
-    found, expected = tensors(folder), tensors(tmp_path / "whole")
-    assert {n: bits(x) for n, x in found.items()} == {n: bits(x) for n, x in expected.items()}
+    assert tensor_bits(folder) == tensor_bits(tmp_path / "whole")
 
 
 def test_ranks_draw_numbers_of_their_own_and_the_same_ones_again(tmp_path):
@@ -50,8 +49,7 @@ def test_ranks_draw_numbers_of_their_own_and_the_same_ones_again(tmp_path):
     assert run_processes(3, process_ranks.stopped_by_a_signal, cut, timeout_s=TIMEOUT_S) == [(4, False)] * 3
     assert CheckpointFolder(cut.folder / "ckpt").steps() == [4]
     run_processes(3, process_ranks.run, cut, "last", timeout_s=TIMEOUT_S)
-    found, expected = tensors(cut.folder), tensors(whole.folder)
-    assert {n: bits(x) for n, x in found.items()} == {n: bits(x) for n, x in expected.items()}
+    assert tensor_bits(cut.folder) == tensor_bits(whole.folder)
 
 
 @ways
@@ -62,14 +60,14 @@ def test_a_hundred_steps_in_flight_have_the_bits_of_one_after_another(tmp_path, 
         how = fast(train={"epochs": 99, "steps": 100, "pipeline_depth": depth}, log=Log(every=50))
         run = Ranked(how, tmp_path / str(depth), dropout=0.0, on_disk=on_disk, cache_rows=3, count=400)
         run_processes(2, process_ranks.run, run, timeout_s=TIMEOUT_S, shared_memory=shared)
-        found[depth] = {name: bits(tensor) for name, tensor in tensors(run.folder).items()}
+        found[depth] = tensor_bits(run.folder)
     assert found[2] == found[1]
     assert found[3] == found[1]
 
 
 @ways
 def test_a_row_that_one_process_cannot_read_ends_all(tmp_path, shared):
-    world = process_ranks.Bad(fast(train={"shuffle": False}), tmp_path)
+    world = Ranked(fast(train={"shuffle": False}), tmp_path, bad_row=27)
     said = run_processes(3, process_ranks.refused, world, timeout_s=TIMEOUT_S, shared_memory=shared)
     want = "row 27, column 'click': 7: expected a label of 0 or 1"
     assert [kind for kind, _ in said] == ["AgreedError", "DataError", "AgreedError"]

@@ -1,14 +1,13 @@
 """A run on several ranks is the run of one: same weights, lines and decisions; what stops one stops all."""
 
 import re
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from msgspec import structs
-from ranked import TIMEOUT_S, Ranked, tensors, train
-from trainings import COLUMNS, bits, fast, lines, make_rows
+from ranked import TIMEOUT_S, Ranked, tensor_bits, tensors, train
+from trainings import COLUMNS, bits, fast, lines, make_rows, with_cell
 
 from rowwise import Adam, DataError, GradientError, RowWiseAdagrad, SpecError, Table, Topology, Wire
 from rowwise.comm.solo import solo
@@ -104,7 +103,7 @@ def test_elastic_ranks_train_as_one_to_the_bit(tmp_path):
         run = elastic(tmp_path / str(world), plan, **how)
         ranks = train(run, world)
         check_same_progress(ranks)
-        found[world] = {name: bits(x) for name, x in tensors(run.folder).items()}, whereabouts(ranks[0])
+        found[world] = tensor_bits(run.folder), whereabouts(ranks[0])
     for world in (2, 4):
         assert found[world][0] == found[1][0]
         assert structs.replace(found[world][1], best=None) == structs.replace(found[1][1], best=None)
@@ -121,7 +120,7 @@ def test_elastic_goes_on_at_another_world_size_and_plan_to_the_bit(tmp_path, fif
     ranks = train(elastic(folder, 2, train={"epochs": 99, "steps": 50}, **how), second, which="step-25")
     check_same_progress(ranks)
     assert whereabouts(ranks[0]).step == 50
-    assert {n: bits(x) for n, x in tensors(folder).items()} == fifty
+    assert tensor_bits(folder) == fifty
 
 
 FIFTY = {"save": Saving(every=25, keep=9), "log": Log(every=50), "evaluate": {"every": 25}}
@@ -131,7 +130,7 @@ FIFTY = {"save": Saving(every=25, keep=9), "log": Log(every=50), "evaluate": {"e
 def fifty(tmp_path_factory):
     whole = elastic(tmp_path_factory.mktemp("whole"), train={"epochs": 99, "steps": 50}, **FIFTY)
     train(whole, 1)
-    return {n: bits(x) for n, x in tensors(whole.folder).items()}
+    return tensor_bits(whole.folder)
 
 
 @pytest.mark.slow
@@ -153,11 +152,11 @@ def test_a_killed_run_goes_on_with_what_its_sums_between_groups_hold_back(tmp_pa
         trainer.run()
         return held, residuals_of(trainer)
 
-    held_W, after = run_threads(topology, whole, TIMEOUT_S), {n: bits(x) for n, x in tensors(tmp_path).items()}
+    held_W, after = run_threads(topology, whole, TIMEOUT_S), tensor_bits(tmp_path)
     resumed_W = run_threads(topology, rest, TIMEOUT_S)
     assert [held for _, held in resumed_W] == held_W
     assert [before != held for before, held in resumed_W] == [True, False, True]  # the second rank has no share
-    assert {n: bits(x) for n, x in tensors(tmp_path).items()} == after
+    assert tensor_bits(tmp_path) == after
 
 
 def residuals_of(trainer):
@@ -207,8 +206,7 @@ def test_a_stop_on_one_rank_stops_all_after_the_same_step(tmp_path, guilty, step
     assert CheckpointFolder(cut.folder / "ckpt").steps()[-1] == ranks[0].progress.step
     assert train(cut, 3, which="last")[0].progress.finished
     train(whole, 3)
-    found, expected = tensors(cut.folder), tensors(whole.folder)
-    assert {n: bits(x) for n, x in found.items()} == {n: bits(x) for n, x in expected.items()}
+    assert tensor_bits(cut.folder) == tensor_bits(whole.folder)
 
 
 class Own(Ranked):
@@ -246,8 +244,7 @@ def test_ranks_with_data_of_their_own_go_on_where_each_was(tmp_path):
     cut.settings = how(train={"epochs": 2})
     ranks = train(cut, 3, which="step-4")
     assert {(t.progress.step, t.progress.samples) for t in ranks} == {(12, 2 * sum(Own.sizes))}
-    found, expected = tensors(cut.folder), tensors(whole.folder)
-    assert {n: bits(x) for n, x in found.items()} == {n: bits(x) for n, x in expected.items()}
+    assert tensor_bits(cut.folder) == tensor_bits(whole.folder)
     with pytest.raises(CheckpointError, match="each of 3 ranks"):
         train(cut, 2, which="step-4")
 
@@ -288,19 +285,8 @@ def failing(world, ranks, prepare=None):
 @pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize("bad", [3, 27, 42])
 def test_a_row_that_one_rank_cannot_read_ends_all_at_once(tmp_path, bad, ahead):
-    class Bad(Ranked):
-        def batches_of(self, comm, position=None):
-            made = super().batches_of(comm, position)
-            if comm.rank == 1:
-                rows = make_rows(self.count, self.seed)
-                click = rows["click"].to_numpy().copy()
-                click[bad] = 7
-                rows = rows.set_column(rows.schema.get_field_index("click"), "click", [click])
-                made.task = replace(made.task, reader=FrameReader(rows, split_rows=self.split_rows))
-            return made
-
     how = fast(train={"epochs": 2, "ahead": ahead, "shuffle": False}, save=Saving(every=1))
-    errors = failing(Bad(how, tmp_path, dropout=0.0), 3)
+    errors = failing(Ranked(how, tmp_path, dropout=0.0, bad_row=bad), 3)
     want = f"rows: row {bad}, column 'click': 7: expected a label of 0 or 1"
     assert isinstance(errors[1], DataError)
     assert str(errors[1]) == want
@@ -320,10 +306,7 @@ def test_a_bad_number_on_one_rank_is_explained_and_can_be_met_again(tmp_path, fo
 
     class Broken(Ranked):
         def rows(self):
-            rows = super().rows()
-            x = rows["x"].to_numpy().copy()
-            x[28] = 3e38  # the fourth batch's samples 4 and 5 are those of rank 2
-            return rows.set_column(rows.schema.get_field_index("x"), "x", [x])
+            return with_cell(super().rows(), "x", 28, 3e38)  # the fourth batch's samples 4 and 5 are those of rank 2
 
     def prepare(_, trainer):
         with torch.no_grad():
@@ -345,8 +328,7 @@ def test_a_bad_number_on_one_rank_is_explained_and_can_be_met_again(tmp_path, fo
     if folder:
         saved = CheckpointFolder(world.folder / "ckpt")
         assert saved.steps() == [1, 2, 3]
-        failed = {name: bits(x) for name, x in tensors(world.folder, "failed").items()}
-        assert failed == {name: bits(x) for name, x in tensors(world.folder).items()}
+        assert tensor_bits(world.folder, "failed") == tensor_bits(world.folder)
         net = world.net()
 
         def resume(comm):
