@@ -70,6 +70,15 @@ def trained(folder, **changes):
     return run, run.go()
 
 
+def check_resumed(folder, steps, train, *, before_resuming=lambda: None, **changes):
+    """A run that ended after some steps, and then went on, leaves the bits of one that did not end."""
+    whole, _ = trained(folder, train=train, **changes)
+    cut, _ = trained(folder, train=train | {"steps": steps}, **changes)
+    before_resuming()
+    TrainingRun.resume(cut.folder.path, ["train.steps=null"]).go()
+    assert same(saved(whole.folder.path), saved(cut.folder.path))
+
+
 def saved(run, which=None):
     """All tensors of a checkpoint by name; without a name, of the newest."""
     found = sorted((run / "ckpt").glob("step-*[0-9]"))

@@ -43,12 +43,22 @@ TABLES = tuple(
     for k in range(6)
 )
 MODEL = SimulatedModel(name="small", workloads=TABLES, layers=LAYERS, side=side_of_layers(LAYERS), batch=4096)
+EMPTY = TableSeconds(**dict.fromkeys(("lookup_W", "update_W", "fetch_W", "store_W"), np.zeros(1)), transfers={})
 seconds = st.integers(0, 8).map(lambda eighths: eighths / 8)
 PARTS = ("route.counts", "route.ids", "exchange.send", "return.send", "update.sums")
 
 
 def place(name, **options):
     return SimulatedMachine(machine=machine_named(name), **options)
+
+
+def simulated(hardware, topology, model=MODEL, *, even=True):
+    return simulate(model, SimulatedMachine(machine=Machine(topology, hardware), even=even))
+
+
+def work_of(links, tables=EMPTY, layers=LAYERS, **options):
+    options = {"side": side_of_layers(layers), "samples": 1.0} | options
+    return StepWork(tables=tables, layers=layers, links=links, **options)
 
 
 @st.composite
@@ -67,8 +77,7 @@ def _works(draw):
         Topology(devices=world), structs.replace(hardware_named("cpu"), flops=draw(st.sampled_from((1e3, 1e6))))
     )
     kind = draw(st.sampled_from(("replicate", "full")))
-    side = structs.replace(side_of_layers(LAYERS), kind=kind)
-    return StepWork(tables=tables, layers=LAYERS, side=side, links=Links(machine), samples=2.0)
+    return work_of(Links(machine), tables, side=structs.replace(side_of_layers(LAYERS), kind=kind), samples=2.0)
 
 
 works = _works()
@@ -116,13 +125,7 @@ def test_a_step_by_hand():
     transfers = {"route.ids": {"network": 1.0}, "exchange.send": {"network": 5.0}, "return.send": {"network": 7.0}}
     ones = {name: np.ones(1) for name in ("lookup_W", "update_W")}
     tables = TableSeconds(**ones, fetch_W=np.zeros(1), store_W=np.zeros(1), transfers=transfers)
-    work = StepWork(
-        tables=tables,
-        layers=layers,
-        side=side_of_layers(layers),
-        links=Links(Machine(Topology(), hardware)),
-        samples=1.0,
-    )
+    work = work_of(Links(Machine(Topology(), hardware)), tables, layers)
     # ids 1, lookup 1, vectors 5 beside the first forward of 1; then 1 forward, 2 backward, gradients 7 beside the last
     # backward of 2, and the update of 1.
     assert steady_step(work.stages(1)).step_s == pytest.approx(1 + 1 + 5 + 1 + 2 + 7 + 1)
@@ -139,8 +142,7 @@ def test_dense_transfers_are_the_bytes_of_the_formulas(kind):
         name: structs.replace(getattr(machine.hardware, name), latency_s=0.0, **rates) for name in ("host", "network")
     }
     machine = structs.replace(machine, hardware=structs.replace(machine.hardware, **links))
-    empty = TableSeconds(**dict.fromkeys(("lookup_W", "update_W", "fetch_W", "store_W"), np.zeros(1)), transfers={})
-    work = StepWork(tables=empty, layers=LAYERS, side=model.side, links=Links(machine), samples=1.0)
+    work = work_of(Links(machine), side=model.side)
     sent = sum(sum(w.causes.values()) for w in work.works() if w.name.startswith(("gather.", "reduce.")))
     padding = 8 * 8 * FLOAT_bytes * 6  # a sharded layer is filled up to a multiple of the ranks
     assert 0 <= model.side.cost(machine.topology).sent_bytes - sent <= (0.1 if kind == "replicated" else padding)
@@ -154,12 +156,9 @@ def test_sums_in_two_levels_take_what_the_formulas_say(topology, far):
     uniform, hosts = uniform_network(topology, hardware), tuple(NetworkHost(name=str(h)) for h in range(topology.hosts))
     numbers, link = tuple(range(len(topology.groups) or 1)), PairLink(latency_s=3e-5, rate_Bps=2e8)
     slow = Network(hosts=hosts, link=link, groups=uniform.groups, uplink_Bps=(1e8,) * len(numbers))
-    empty = TableSeconds(**dict.fromkeys(("lookup_W", "update_W", "fetch_W", "store_W"), np.zeros(1)), transfers={})
+    machine = Machine(topology, hardware)
     for network in (None, slow):
-        links = Links(Machine(topology, hardware), None if network is None else network.arrays())
-        work = StepWork(
-            tables=empty, layers=LAYERS, side=side_of_layers(LAYERS), links=links, samples=1.0, wire=wire
-        )  # fmt: skip
+        work = work_of(Links(machine, None if network is None else network.arrays()), wire=wire)
         sums = [one for one in work.works() if one.name.startswith("reduce.")]
         costs = SumCosts(topology, (network or uniform).arrays(), hardware, (LAYERS.parameters,))
         assert sum(sum(one.causes.values()) for one in sums) == pytest.approx(costs.seconds(wire))
@@ -250,10 +249,7 @@ def test_the_published_rate_of_all_reduces_is_bytes_over_time():
 
 def test_sending_takes_the_processor_where_a_profile_says_so():
     hardware = structs.replace(hardware_named("cpu"), cpu_s_per_byte=1e-9)
-    slow, fast = (
-        simulate(MODEL, SimulatedMachine(machine=Machine(Topology(devices=4), h), even=True))
-        for h in (hardware, hardware_named("cpu"))
-    )
+    slow, fast = (simulated(one, Topology(devices=4)) for one in (hardware, hardware_named("cpu")))
     busy = [next(u for u in one.uses if u.resource == "processor").busy_s for one in (slow, fast)]
     assert busy[0] > busy[1]
 
@@ -261,21 +257,14 @@ def test_sending_takes_the_processor_where_a_profile_says_so():
 def test_copies_between_ranks_of_a_host_take_its_processors():
     shares = structs.replace(hardware_named("cpu"), copies_inside=True, cpu_s_per_byte=1e-9)
     beside = structs.replace(shares, copies_inside=False, cpu_s_per_byte=0.0)
-    copied, sent = (
-        simulate(MODEL, SimulatedMachine(machine=Machine(Topology(devices=2), hardware), even=True))
-        for hardware in (shares, beside)
-    )
+    copied, sent = (simulated(hardware, Topology(devices=2)) for hardware in (shares, beside))
     busy = [{use.resource: use.busy_s for use in one.uses} for one in (copied, sent)]
     assert busy[0]["link"] == 0
     assert busy[0]["processor"] == pytest.approx(busy[1]["processor"] + busy[1]["link"])
     assert copied.step_s == pytest.approx(busy[0]["processor"])  # nothing travels beside computation
     assert {one.what for one in copied.help} == {one.what for one in sent.help}
     # Between hosts there is no shared memory.
-    two = Topology(hosts=2)
-    across = [
-        simulate(MODEL, SimulatedMachine(machine=Machine(two, structs.replace(h, cpu_s_per_byte=0.0)), even=True))
-        for h in (shares, beside)
-    ]
+    across = [simulated(structs.replace(h, cpu_s_per_byte=0.0), Topology(hosts=2)) for h in (shares, beside)]
     assert across[0].step_s == across[1].step_s
 
 
@@ -283,10 +272,8 @@ def test_what_a_program_takes_beside_all_else_is_added():
     overheads = (StageOverhead("other", 0.01), StageOverhead("reduce", 0.02))
     bare = structs.replace(hardware_named("cpu"), copies_inside=True)
     for world, more in ((1, 0.01), (2, 0.03)):
-        with_them, without = (
-            simulate(MODEL, SimulatedMachine(machine=Machine(Topology(devices=world), hardware), even=True))
-            for hardware in (structs.replace(bare, overheads=overheads), bare)
-        )
+        added = structs.replace(bare, overheads=overheads)
+        with_them, without = (simulated(hardware, Topology(devices=world)) for hardware in (added, bare))
         assert with_them.step_s == pytest.approx(without.step_s + more)
     with pytest.raises(SpecError, match=r"'other' are -1\.0 s"):
         structs.replace(bare, overheads=(StageOverhead("other", -1.0),))
@@ -325,10 +312,7 @@ def test_4096_ranks_that_differ_are_scheduled_in_little_time():
     draws = {name: rng.uniform(1, 2, world) * 1e-3 for name in ("lookup_W", "update_W", "fetch_W", "store_W")}
     layers = parse_layers("64*26:64*26")
     machine = machine_named("512x8xzionex")
-    work = StepWork(
-        tables=TableSeconds(**draws, transfers={}), layers=layers, side=side_of_layers(layers), links=Links(machine),
-        samples=16.0,
-    )  # fmt: skip
+    work = work_of(Links(machine), TableSeconds(**draws, transfers={}), layers, samples=16.0)
     begin_s = process_time()
     steady_step(work.stages(2))
     assert process_time() - begin_s < 10  # a quarter of a second on a machine that does nothing else

@@ -254,14 +254,21 @@ def test_a_trace_has_the_phases(tmp_path):
     assert names <= set(PHASES) | {PAUSED} | {name for name in names if name.startswith(("Optimizer", "ProfilerStep"))}
 
 
-def test_reads_of_rows_are_busy_time_of_the_disk(tmp_path):
-    """Of the step for which they were read ahead; what lookups wait for is exposed, and not part of the lookup."""
-    rows, batch = 24_000, 1_000  # the newest segments of 8 MB are in memory
+def on_disk(folder):
+    """A table on disk, of which only a few rows and the newest segments of 8 MB are in memory; batches of all rows."""
+    rows, batch = 24_000, 1_000
     table = Table(name="t", rows=rows, dim=128, optimizer=Adam(lr=0.1))
     tile = Tile(table="t", rank=0, rows=(0, rows), cols=(0, 128), tier="disk", cache_rows=8)
-    sharded = ShardedEmbeddings([table], Plan(world=1, tiles=(tile,)), solo(), disk=tmp_path)
-    ids = torch.arange(rows).repeat(2).split(batch)  # the second half was written by the first, and most is on the disk
-    batches = [Jagged(features=("t",), values_N=one, lengths_FB=torch.ones(batch, dtype=torch.int64)) for one in ids]
+    sharded = ShardedEmbeddings([table], Plan(world=1, tiles=(tile,)), solo(), disk=folder)
+    lengths_FB = torch.ones(batch, dtype=torch.int64)
+    ids = torch.arange(rows).split(batch)
+    return sharded, [Jagged(features=("t",), values_N=ids_N, lengths_FB=lengths_FB) for ids_N in ids]
+
+
+def test_reads_of_rows_are_busy_time_of_the_disk(tmp_path):
+    """Of the step for which they were read ahead; what lookups wait for is exposed, and not part of the lookup."""
+    sharded, batches = on_disk(tmp_path)
+    batches *= 2  # the second half was written by the first, and most is on the disk
     clock, exposed_s = Breakdown(), []
     clock.watch([sharded])
     for step, now in enumerate(batches, 1):
@@ -292,14 +299,7 @@ def test_reads_of_rows_are_busy_time_of_the_disk(tmp_path):
 
 def test_a_lookup_that_reads_its_rows_itself_waits_for_the_disk(tmp_path):
     """No row is read ahead; the rest of what is exposed is the work of asking for rows."""
-    rows, batch = 24_000, 1_000
-    table = Table(name="t", rows=rows, dim=128, optimizer=Adam(lr=0.1))
-    tile = Tile(table="t", rank=0, rows=(0, rows), cols=(0, 128), tier="disk", cache_rows=8)
-    sharded = ShardedEmbeddings([table], Plan(world=1, tiles=(tile,)), solo(), disk=tmp_path)
-    batches = [
-        Jagged(features=("t",), values_N=ids, lengths_FB=torch.ones(batch, dtype=torch.int64))
-        for ids in torch.arange(rows).split(batch)
-    ]
+    sharded, batches = on_disk(tmp_path)
     for now in batches:  # what is written here is on the disk, but for the newest segments
         sharded(now).matrix_BS.sum().backward()
         sharded.update()

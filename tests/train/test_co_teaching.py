@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small import recipe, same, saved, sections, trained
+from small import check_resumed, recipe, sections, trained
 from torch import nn
 from torch.nn import functional as F
 
@@ -158,11 +158,7 @@ def test_where_nothing_is_left_out_the_first_copy_is_the_model_alone(tmp_path):
 @pytest.mark.slow
 def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_went_on(tmp_path):
     model = {"kind": "dlrm", "bottom": [8], "top": [8], "dropout": 0.3}
-    whole, _ = trained(tmp_path, train=TRAIN, model=model)
-    cut = TrainingRun.start(recipe(tmp_path, train=TRAIN | {"steps": 5}, model=model), tmp_path / "runs")
-    cut.go()
-    TrainingRun.resume(cut.folder.path, ["train.steps=null"]).go()
-    assert same(saved(whole.folder.path), saved(cut.folder.path))
+    check_resumed(tmp_path, 5, TRAIN, model=model)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from clicks import DENSE, make_clicks, make_tables
-from small import recipe, same, saved, write_rows
+from small import check_resumed, recipe, write_rows
 from train import compiled_ranks
 from train.dense_ranks import DIM, MODELS
 from trainings import work_of
@@ -92,14 +92,7 @@ def test_several_ranks(parallel):
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path):
     write_rows(tmp_path / "rows.parquet", 1000)
     settings = {"compile": True, "batch": 300, "epochs": 2}  # epochs end with a shorter batch
-    whole = TrainingRun.start(recipe(tmp_path, train=settings), tmp_path / "whole")
-    whole.go()
-    begun = TrainingRun.start(recipe(tmp_path, train=settings | {"steps": 1}), tmp_path / "begun")
-    begun.go()
-    torch._dynamo.reset()
-    resumed = TrainingRun.resume(begun.folder.path, ["train.steps=null"])
-    resumed.go()
-    assert same(saved(resumed.folder.path), saved(whole.folder.path))
+    check_resumed(tmp_path, 1, settings, before_resuming=torch._dynamo.reset)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from rowwise.comm.solo import solo
 from rowwise.comm.thread import run_threads
 from rowwise.spec import RowType, Wire
 from rowwise.train.coded import RUN
-from rowwise.train.dense import DenseGradients
+from rowwise.train.dense import BUCKET_BYTES, DenseGradients
 
 EXACT = Wire()
 SHAPES = [(3,), (2, 5), (), (40, 7), (0,), (1, 1, 300)]
@@ -29,6 +29,14 @@ def backward(reducer, parameters, grads, *, last=True, order=None):
     terms = [(p * g).sum() for p, g in zip(parameters, grads, strict=True) if g is not None]
     terms = [terms[k] for k in order(len(terms))] if order else terms
     reducer.backward(sum(terms, torch.zeros((), requires_grad=True)), last=last)
+
+
+def reduced(comm, parameters, grads, wire=EXACT, bucket_bytes=BUCKET_BYTES):
+    """The sums over ranks of gradients, which the parameters then have."""
+    reducer = DenseGradients(parameters, comm, wire, bucket_bytes)
+    backward(reducer, parameters, grads)
+    reducer.finish()
+    return [p.grad for p in parameters]
 
 
 def total_of(grads_W):
@@ -162,10 +170,8 @@ def test_a_gradient_lies_in_memory_as_its_parameter_does():
     def rank(comm):
         parameter = nn.Parameter(torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last))
         other = nn.Parameter(torch.zeros(5, 3).t())
-        reducer = DenseGradients([parameter, other], comm, EXACT)
         grads = [draw(comm.rank, (2, 3, 4, 4)), draw(comm.rank, (3, 5)) if comm.rank else None]
-        backward(reducer, [parameter, other], grads)
-        reducer.finish()
+        reduced(comm, [parameter, other], grads)
         assert parameter.grad.stride() == parameter.stride()
         assert other.grad.stride() == other.stride()
         return parameter.grad, other.grad
@@ -178,10 +184,7 @@ def test_a_gradient_lies_in_memory_as_its_parameter_does():
 def test_types_may_differ():
     def rank(comm):
         parameters = [nn.Parameter(torch.zeros(6, dtype=d)) for d in (torch.float64, torch.bfloat16, torch.float32)]
-        reducer = DenseGradients(parameters, comm, EXACT)
-        backward(reducer, parameters, [draw(comm.rank, (6,)).to(p.dtype) for p in parameters])
-        reducer.finish()
-        return [p.grad for p in parameters]
+        return reduced(comm, parameters, [draw(comm.rank, (6,)).to(p.dtype) for p in parameters])
 
     for found in run_threads(2, rank, timeout_s=20):
         for grad in found:
@@ -269,10 +272,7 @@ def test_lossy_sums_are_within_the_rounding_of_each_part_and_of_the_sum(world, k
 
     def rank(comm):
         parameters = [nn.Parameter(torch.zeros(n)) for n in sizes]
-        reducer = DenseGradients(parameters, comm, Wire(dense=RowType(kind)), 1)
-        backward(reducer, parameters, grads_WP[comm.rank])
-        reducer.finish()
-        return [p.grad for p in parameters]
+        return reduced(comm, parameters, grads_WP[comm.rank], Wire(dense=RowType(kind)), 1)
 
     found_W = run_threads(world, rank, timeout_s=20)
     for p in range(len(sizes)):
@@ -322,10 +322,7 @@ def test_feedback_makes_good_what_rounding_took(kind):
 
 def test_bytes_on_the_wire():
     def rank(comm, kind):
-        parameters = [nn.Parameter(torch.zeros(64, 256))]
-        reducer = DenseGradients(parameters, comm, Wire(dense=RowType(kind)))
-        backward(reducer, parameters, [torch.ones(64, 256)])
-        reducer.finish()
+        reduced(comm, [nn.Parameter(torch.zeros(64, 256))], [torch.ones(64, 256)], Wire(dense=RowType(kind)))
         return comm.sent.total("dense")
 
     sent = {kind: run_threads(2, functools.partial(rank, kind=kind))[0] for kind in ("fp32", "bf16", "int8")}

@@ -7,12 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ranked import Ranked, tensors, train
-from small import recipe, same, saved
+from small import check_resumed, same
 from torch import nn
 from trainings import fast
 
 from rowwise import DLRM, Batch, Embeddings, Jagged, SpecError, Table
-from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode
 from rowwise.train.loss_settings import Bootstrap, GeneralisedCrossEntropy, LogLoss, Smc
 from rowwise.train.losses import bootstrap_loss, generalised_cross_entropy, log_loss, smc_loss, smc_weight
@@ -182,13 +181,7 @@ def test_steps_in_flight_leave_the_bits_of_one_after_another(tmp_path, staleness
 @pytest.mark.parametrize("loss", [{"kind": "smc", "steps": 20}, {"kind": "bootstrap"}, {"kind": "gce"}])
 def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_went_on(tmp_path, loss):
     model = {"kind": "dlrm", "bottom": [8], "top": [8], "dropout": 0.3}
-    training = {"epochs": 2, "batch": 256, "objective": loss}
-    whole = TrainingRun.start(recipe(tmp_path, train=training, model=model), tmp_path / "runs")
-    whole.go()
-    cut = TrainingRun.start(recipe(tmp_path, train=training | {"steps": 5}, model=model), tmp_path / "runs")
-    cut.go()
-    TrainingRun.resume(cut.folder.path, ["train.steps=null"]).go()
-    assert same(saved(whole.folder.path), saved(cut.folder.path))
+    check_resumed(tmp_path, 5, {"epochs": 2, "batch": 256, "objective": loss}, model=model)
 
 
 @pytest.mark.parametrize(

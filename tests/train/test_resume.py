@@ -1,16 +1,15 @@
 """A run that was stopped, killed and resumed leaves the bits of one that was not."""
 
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from launching import ENVIRONMENT, PYTHON
 from trainings import Killed, World, fast, left, lines, make_tables
 
 from rowwise import Adagrad, Adam, CheckpointError, Ftrl, Lamb, RowWiseAdagrad, RowWiseAdam, Sgd
@@ -226,12 +225,7 @@ trainer.run()
 
 
 def process(script: str, folder: Path) -> list[str]:
-    flags = subprocess._args_from_interpreter_flags()  # as this one was started, so that it finds the same packages
-    return [sys.executable, *flags, "-c", script, str(Path(__file__).parent), str(folder)]
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return [*PYTHON, "-c", script, str(Path(__file__).parent), str(folder)]
 
 
 def killable(folder: Path) -> World:
@@ -248,7 +242,7 @@ def test_killed_at_random_moments(tmp_path, threads):
     command = process(SCRIPT, tmp_path / "cut")
     chance, kills, caught = random.Random(0), 0, []
     while True:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as child:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=ENVIRONMENT) as child:
             assert child.stdout.readline() == b"ready\n"
             if kills < 10:
                 for _ in range(chance.randint(1, 3)):
@@ -303,8 +297,8 @@ else:
     setattr(Path, where, aim(getattr(Path, where), where))
 """
     cut = tmp_path / "cut"
-    killed = subprocess.run(process(aimed + SCRIPT, cut), env=environment(), capture_output=True)
+    killed = subprocess.run(process(aimed + SCRIPT, cut), env=ENVIRONMENT, capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert CheckpointFolder(cut / "ckpt").steps()
-    subprocess.run(process(SCRIPT, cut), env=environment(), check=True, capture_output=True)
+    subprocess.run(process(SCRIPT, cut), env=ENVIRONMENT, check=True, capture_output=True)
     assert left(cut) == left(whole.folder)

@@ -5,13 +5,13 @@ import json
 import os
 import resource
 import subprocess
-import sys
 from contextlib import contextmanager
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from launching import ENVIRONMENT, PYTHON
 from trainings import World, fast, left
 
 from rowwise import CheckpointError, DataError
@@ -38,10 +38,8 @@ def test_the_next_free_number(tmp_path):
 def test_two_that_take_a_number_at_once(tmp_path):
     script = "import sys; from pathlib import Path; from rowwise.train.run_folder import RunFolder\n"
     script += "for _ in range(20): print(RunFolder.create(Path(sys.argv[1]), 'ctr').path.name)"
-    flags = subprocess._args_from_interpreter_flags()
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, *flags, "-c", script, str(tmp_path)]
-    children = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) for _ in range(2)]
+    command = [*PYTHON, "-c", script, str(tmp_path)]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE, env=ENVIRONMENT) for _ in range(2)]
     names = [child.communicate()[0].split() for child in children]
     assert sorted(int(n) for found in names for n in found) == list(range(1, 41))
 
@@ -49,10 +47,8 @@ def test_two_that_take_a_number_at_once(tmp_path):
 def test_only_one_works_on_a_run(tmp_path):
     script = "import sys; from pathlib import Path; from rowwise.train.run_folder import RunFolder\n"
     script += "folder = RunFolder(Path(sys.argv[1])); folder.hold(); print('held', flush=True); sys.stdin.read()"
-    flags = subprocess._args_from_interpreter_flags()
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, *flags, "-c", script, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
+    command = [*PYTHON, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) as child:
         assert child.stdout.readline() == b"held\n"
         with pytest.raises(DataError, match=f"{tmp_path}: another process is working on this run; wait for it, or"):
             RunFolder(tmp_path).hold()
