@@ -168,13 +168,7 @@ class Jagged:
 
     def without_samples(self) -> "Jagged":
         """An empty batch with the same features."""
-        return Jagged(
-            features=self.features,
-            values_N=self.values_N[:0].clone(),
-            lengths_FB=self.lengths_FB[:0].clone(),
-            weights_N=None if self.weights_N is None else self.weights_N[:0].clone(),
-            shared=self.shared and self.shared.without_samples(),
-        )
+        return self.map_tensors(lambda x: x[:0].clone())
 
     @classmethod
     def from_lists(cls, bags: Mapping[str, Sequence[Sequence[int]]]) -> "Jagged":
@@ -291,9 +285,6 @@ class SharedBags:
         """The shared bags of these features."""
         samples_U = torch.arange(self.jagged.batch_size, device=self.inverse_B.device)
         return SharedBags(jagged=self.jagged.of_samples(samples_U, features), inverse_B=self.inverse_B)
-
-    def without_samples(self) -> "SharedBags":
-        return SharedBags(jagged=self.jagged.without_samples(), inverse_B=self.inverse_B[:0].clone())
 
     def check(self) -> None:
         """Raise unless `inverse_B` ascends from 0 to U - 1 in steps of 0 or 1."""

@@ -28,16 +28,7 @@ def seed_rank(comm: Comm) -> None:
 
 def empty_batch_like(batch: Batch) -> Batch:
     """A batch without samples, with the features and columns of this one."""
-    optional = (batch.weights_B, batch.keys_B, batch.times_B)
-    weights_B, keys_B, times_B = (None if x is None else x[:0].clone() for x in optional)
-    return Batch(
-        dense_BF=batch.dense_BF[:0].clone(),
-        sparse=batch.sparse.without_samples(),
-        labels_BK=batch.labels_BK[:0].clone(),
-        weights_B=weights_B,
-        keys_B=keys_B,
-        times_B=times_B,
-    )
+    return batch.map_tensors(lambda x: x[:0].clone())
 
 
 def empty_batch_template(comm: Comm, status: GlobalStatus, batches: Sequence[Batch]) -> Batch | None:

@@ -34,9 +34,8 @@ from rowwise.train.evaluate import (
     make_metrics,
     undefined,
 )
-from rowwise.train.loss_settings import AmountLoss, AnyLoss
+from rowwise.train.loss_settings import AmountLoss
 from rowwise.train.managed_ids import ManagedRecord, RankRecord, counter_rows, write_evictions
-from rowwise.train.objective import LOG_LOSS
 from rowwise.train.on_device import StepNumbers
 from rowwise.train.progress import Progress
 from rowwise.train.run_folder import AFTER, Cell, RunFolder
@@ -99,19 +98,12 @@ class Recorder:
         log: how often to write.
         folder: the run's folder, on rank 0 only.
         stages: seconds by phase.
-        loss: of the labels; decides what is measured.
     """
 
     def __init__(
-        self,
-        context: StepContext,
-        tasks: Sequence[str],
-        log: Log,
-        folder: RunFolder | None,
-        stages: Stages,
-        loss: AnyLoss = LOG_LOSS,
+        self, context: StepContext, tasks: Sequence[str], log: Log, folder: RunFolder | None, stages: Stages
     ) -> None:
-        self._loss = loss
+        self._loss = loss = context.settings.objective  # decides what is measured
         self.log, self._tasks, self._folder, self._stages = log, tuple(tasks), folder, stages
         self._context, self._profiled, self._comm = context, log.profiled(), context.comm
         self._metrics = make_metrics(tasks, log.window, loss)

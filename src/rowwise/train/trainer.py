@@ -116,8 +116,7 @@ class Trainer:
         self.progress = Progress(position=self._batcher.state())
         written = folder if first else None
         self._stages = stages = Stages(clock, job.forecast, self.settings.train, job.health)
-        loss = self.settings.train.objective
-        self._recorder = Recorder(self._context, job.tasks, self.settings.log, written, stages, loss)
+        self._recorder = Recorder(self._context, job.tasks, self.settings.log, written, stages)
         self._state = RunState(self._context, self._recorder, folder, self.settings.save, job.copying)
         self._stop_requested = False  # on this rank
         self._stopping = False  # all ranks know of a request to stop
