@@ -21,6 +21,7 @@ from rowwise import (
 from rowwise.models.inference import FIXED_ROWS, RowBlocks, choose_blocks, inference_mode
 from rowwise.models.mlp import Linear
 from rowwise.ops.linear import choose_library, has_onednn
+from rowwise.recipes.families import make_click_model
 from rowwise.recipes.find import load, names
 from rowwise.recipes.model_configs import (
     AutoIntConfig,
@@ -36,7 +37,6 @@ from rowwise.recipes.model_configs import (
     WukongConfig,
     XDeepFmConfig,
 )
-from rowwise.recipes.zoo import make_click_model
 
 ROWS, DENSE, TASKS = 64, 5, 2
 SIZES = (1, 2, 3, 5, 7, 15, 16, 17, 100, 1000, 4096)

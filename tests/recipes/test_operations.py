@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from rowwise import Embeddings
 from rowwise.models.cost import model_cost
 from rowwise.models.dhen import INTERACTIONS
+from rowwise.recipes.families import make_click_model
 from rowwise.recipes.model_configs import (
     AutoIntConfig,
     DhenConfig,
@@ -20,7 +21,6 @@ from rowwise.recipes.model_configs import (
     XDeepFmConfig,
 )
 from rowwise.recipes.operations import mlp, multiplications
-from rowwise.recipes.zoo import make_click_model
 
 SIZE = 7
 WIDTH, FEW = st.integers(1, 9), st.integers(1, 3)

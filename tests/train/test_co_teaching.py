@@ -13,11 +13,11 @@ from rowwise.checkpoint.manifest import CheckpointManifest
 from rowwise.comm.thread import run_threads
 from rowwise.models.second_copy import add_second_copy, second_tables
 from rowwise.recipes.export import export
+from rowwise.recipes.families import MODELS as CLICK_MODELS
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.served import load_model, read_model
 from rowwise.recipes.text import decode
 from rowwise.recipes.trained import evaluate, predict_rows
-from rowwise.recipes.zoo import MODELS as CLICK_MODELS
 from rowwise.train.loss_settings import CoTeaching
 from rowwise.train.objective import TwoCopies, forgotten_share
 from rowwise.train.saved import CheckpointFolder

@@ -14,9 +14,9 @@ GraphSAGE with means (Hamilton et al. 2017, arXiv 1706.02216):
 A model may be trained on the graph and evaluated on a sampled one (`Graph.sampled`), where fewer edges are read.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,27 @@ from rowwise.models.mlp import Linear, stack
 from rowwise.models.two_tower import VectorModel
 from rowwise.ops.graph import Graph, aggregate
 from rowwise.spec import Pooling
+
+
+class Pairs(NamedTuple):
+    """Users and items that met; repeated pairs count once."""
+
+    users_E: Tensor
+    items_E: Tensor
+
+    @classmethod
+    def none(cls) -> "Pairs":
+        return cls(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+
+    @classmethod
+    def of_batches(cls, batches: Iterable[Batch], user: str, item: str) -> "Pairs":
+        """Those of the samples whose label is 1."""
+        parts = [cls.none()]
+        for batch in batches:
+            met_B = batch.labels_BK[:, 0] == 1
+            ids = (single_ids(Jagged.from_keyed(batch.sparse), feature)[met_B].long() for feature in (user, item))
+            parts.append(cls(*ids))
+        return cls(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
 def user_item_graph(

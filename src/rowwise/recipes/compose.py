@@ -19,19 +19,20 @@ from rowwise.ingest.labels import LabelValues
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import AnyKind, MapId, UserFunction
 from rowwise.ingest.transform import load as load_transforms
+from rowwise.models.graph_tower import Pairs
 from rowwise.models.second_copy import add_second_copy, second_tables
 from rowwise.plan import Forecast
 from rowwise.processor import read_processor
 from rowwise.recipes.column_tables import add_column_tables, replace_vocabularies
-from rowwise.recipes.families import Asked, Building, parts_of
+from rowwise.recipes.families import Asked, Building, Family, OwnFamily, SequenceFamily
 from rowwise.recipes.id_maps import pin_map
 from rowwise.recipes.label_facts import LabelFacts, is_complete, look_at_labels, with_facts
 from rowwise.recipes.model_configs import Model, UserModel, map_files
-from rowwise.recipes.model_kinds import check_use
+from rowwise.recipes.model_kinds import check_use, family_of
 from rowwise.recipes.processor_limits import replace_unsupported
 from rowwise.recipes.recipe import PROBE, Recipe, Tables
 from rowwise.recipes.resolved import ModelParts, OpenBatches, QuarantineFolder, ResolvedRecipe, no_quarantine, tasks_of
-from rowwise.recipes.retrieval import Pairs
+from rowwise.recipes.retrieval import GraphFamily, TowerFamily
 from rowwise.recipes.rows import RowSelection, open_data, use_absolute_paths
 from rowwise.recipes.threads import choose_threads
 from rowwise.recipes.user_model_name import split_name
@@ -43,6 +44,19 @@ from rowwise.train.settings import Evaluation, Training
 from rowwise.train.trainer import Settings, TrainingJob
 
 SECOND_SEED = 1 << 62  # a bit of the seed that a second copy's initial weights have changed
+FAMILIES: dict[str, type[Family]] = {  # by the name of a `ModelKind`
+    "clicks": Family,
+    "own": OwnFamily,
+    "sequences": SequenceFamily,
+    "towers": TowerFamily,
+    "graph": GraphFamily,
+}
+
+
+def parts_of(model: Model | str) -> Family:
+    """The family of a model's settings; a text names a class of the user's."""
+    config = UserModel(module=model) if isinstance(model, str) else model
+    return FAMILIES[family_of(config).name](config)
 
 
 def resolve(recipe: Recipe) -> ResolvedRecipe:
@@ -264,6 +278,7 @@ def _check_evaluation(settings: Evaluation, columns: Columns, model: Model, loss
     missing = [name for name in settings.slices if name not in features]
     if missing:
         raise SpecError(f"evaluate.slices: no feature {', '.join(missing)}", f"some of {', '.join(features)}")
-    metrics = parts_of(model).metrics(loss)
-    if (validates or settings.metric != Evaluation().metric) and settings.metric not in metrics:
-        raise SpecError(f"evaluate.metric={settings.metric!r} is not measured", f"one of {', '.join(metrics)}")
+    family = parts_of(model)
+    if (validates or settings.metric != Evaluation().metric) and settings.metric not in family.metrics(loss):
+        known = ", ".join(family.metrics(loss))
+        raise SpecError(f"evaluate.metric={settings.metric!r} is not measured", f"one of {known}")

@@ -1,6 +1,7 @@
 """What models of each family are made of: columns, model, loss and evaluation. `model_kinds` says what they can do.
 
-`parts_of` is where a model's settings become a family; all else asks what it returns.
+Here are models of labels, of lists of items, and classes of the user's; `retrieval` has those of users and items.
+`compose.parts_of` chooses.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,42 +16,77 @@ from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
 from rowwise.hashing.make import AnyTables, make_embeddings
 from rowwise.ingest.columns import Columns
+from rowwise.models.autoint import AutoInt
+from rowwise.models.dcn import DCN
+from rowwise.models.deepfm import DeepFM
+from rowwise.models.dhen import DHEN
+from rowwise.models.din import DIN
+from rowwise.models.dlrm import DLRM
+from rowwise.models.experts import PLE, MMoE
+from rowwise.models.final_mlp import FinalMLP
+from rowwise.models.graph_tower import Pairs
+from rowwise.models.hstu import HSTU
+from rowwise.models.masknet import MaskNet
 from rowwise.models.next_item import NextItem
-from rowwise.models.retrieval import in_batch_bpr, in_batch_softmax
+from rowwise.models.sasrec import SASRec
+from rowwise.models.wide import wide_tables
+from rowwise.models.wide_deep import WideDeep
+from rowwise.models.wukong import Wukong
+from rowwise.models.xdeepfm import XDeepFM
 from rowwise.recipes.device_tables import move_to_device
 from rowwise.recipes.id_names import name_ids
 from rowwise.recipes.model_configs import (
-    GraphConfig,
+    INTERACTION_KEYS,
+    AutoIntConfig,
+    ClickModel,
+    DcnConfig,
+    DeepFmConfig,
+    DhenConfig,
+    DinConfig,
+    DlrmConfig,
+    FinalMlpConfig,
     HstuConfig,
+    MaskNetConfig,
+    MmoeConfig,
     Model,
+    PleConfig,
     SasRecConfig,
     SequenceModel,
-    TwoTowerConfig,
     UserModel,
+    WideDeepConfig,
+    WukongConfig,
+    XDeepFmConfig,
     kind_of,
 )
 from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.recipe import check_amounts
 from rowwise.recipes.resolved import ModelParts, QuarantineFolder, ResolvedRecipe, batch_shard_of, evaluation_batches
-from rowwise.recipes.retrieval import (
-    Pairs,
-    RetrievalModel,
-    TowerParts,
-    check_pictures,
-    make_graph_tower,
-    make_two_tower,
-)
 from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.user_model import load_class
-from rowwise.recipes.zoo import make_click_model, make_sequence_model
 from rowwise.spec import Table
 from rowwise.train.amounts import metric_names
 from rowwise.train.evaluate import ClickEvaluator, Evaluator, Slicing
 from rowwise.train.loss_settings import AMOUNT_METRICS, AmountLoss, AnyLoss, CoTeaching
-from rowwise.train.objective import Clicks, InBatch, NextItems, Objective, TwoCopies
-from rowwise.train.retrieve import NextItemEvaluator, RetrievalEvaluator, ranking_metrics
+from rowwise.train.objective import Clicks, NextItems, Objective, TwoCopies
+from rowwise.train.retrieve import NextItemEvaluator, ranking_metrics
 
 CLICK_METRICS = ("ne", "loss", "auc")  # metrics that can choose the best checkpoint
+MODELS: dict[type, type[nn.Module]] = {
+    AutoIntConfig: AutoInt,
+    DcnConfig: DCN,
+    DeepFmConfig: DeepFM,
+    DhenConfig: DHEN,
+    DinConfig: DIN,
+    DlrmConfig: DLRM,
+    FinalMlpConfig: FinalMLP,
+    MaskNetConfig: MaskNet,
+    MmoeConfig: MMoE,
+    PleConfig: PLE,
+    WideDeepConfig: WideDeep,
+    WukongConfig: Wukong,
+    XDeepFmConfig: XDeepFM,
+}
+ENCODERS: dict[type, type[SASRec] | type[HSTU]] = {SasRecConfig: SASRec, HstuConfig: HSTU}
 
 
 class Building(NamedTuple):
@@ -61,9 +97,10 @@ class Building(NamedTuple):
     memory_bytes: int | None = None
     samples: int = 0
 
-    @property
-    def device(self) -> str:
-        return "meta" if self.on_meta else "cpu"
+    def embeddings(self, parts: ModelParts, tables: Sequence[Table]) -> AnyTables:
+        """Some of the model's tables."""
+        device = "meta" if self.on_meta else "cpu"
+        return make_embeddings(tables, seed=parts.seed, device=device, merge_shared=parts.merge_shared)
 
     def place(self, model: nn.Module, parts: ModelParts) -> nn.Module:
         """The model on its device, unless it is only described."""
@@ -88,7 +125,10 @@ class Asked(NamedTuple):
 
 
 class Family:
-    """The parts of models whose rows have labels; other families replace some of them."""
+    """The parts of models whose rows have labels; other families replace some of them.
+
+    A `model` is one that `build` has made.
+    """
 
     def __init__(self, config: Model) -> None:
         self.config: Any = config
@@ -103,7 +143,7 @@ class Family:
         """Look at files that the model reads beside the rows; returns notes."""
         return ()
 
-    def metrics(self, loss: AnyLoss) -> Sequence[str]:
+    def metrics(self, loss: AnyLoss) -> Iterable[str]:
         """Metrics that can choose the best checkpoint."""
         if isinstance(loss, AmountLoss):
             return [name for name in AMOUNT_METRICS if name in metric_names(loss)]
@@ -113,10 +153,17 @@ class Family:
         """Pairs of users and items of the training rows, of which a graph is made."""
         return None
 
+    def share(self, model: Any, comm: Comm) -> None:
+        """Let each of several ranks do a part of the work on all rows of tables, if the model does any."""
+
+    def facts(self, model: Any, *, chosen: bool) -> dict[str, Any] | None:
+        """What a report says of a graph, or of pictures with the sizes that are `chosen`; None for other models."""
+        return None
+
     def build(self, parts: ModelParts, how: Building) -> nn.Module:
         return how.place(make_click_model(self.config, *_inputs(parts, how)), parts)
 
-    def objective(self, resolved: ResolvedRecipe, model: nn.Module, comm: Comm | None) -> Objective:
+    def objective(self, resolved: ResolvedRecipe, model: Any, comm: Comm | None) -> Objective:
         train, tasks = resolved.recipe.train, resolved.tasks
         weights = train.task_weights
         if weights and len(weights) != len(tasks):
@@ -125,7 +172,7 @@ class Family:
             return TwoCopies(model, train.objective, weights, train.label_smoothing, comm=comm)
         return Clicks(model, weights, train.label_smoothing, train.objective)
 
-    def evaluator(self, model: nn.Module, asked: Asked) -> Evaluator:
+    def evaluator(self, model: Any, asked: Asked) -> Evaluator:
         resolved, slices = asked.resolved, asked.slices
         recipe = resolved.recipe
         if slices:
@@ -143,8 +190,11 @@ class OwnFamily(Family):
 
     config: UserModel
 
-    def metrics(self, loss: AnyLoss) -> Sequence[str]:
-        return (*super().metrics(loss), *getattr(load_class(self.config.module), "metrics", ()))
+    def metrics(self, loss: AnyLoss) -> Iterable[str]:
+        yield from super().metrics(loss)
+        yield from getattr(
+            load_class(self.config.module), "metrics", ()
+        )  # imported only where the others are not enough
 
     def build(self, parts: ModelParts, how: Building) -> nn.Module:
         name = self.config.module
@@ -187,14 +237,18 @@ class SequenceFamily(Family):
         return ranking_metrics(self.config.ks)
 
     def build(self, parts: ModelParts, how: Building) -> nn.Module:
-        return how.place(make_sequence_model(self.config, _inputs(parts, how)[0]), parts)
+        config, (embeddings, *_) = self.config, _inputs(parts, how)
+        options = {key: getattr(config, key) for key in ("length", "layers", "heads", "dropout")}
+        try:
+            model = NextItem(embeddings, ENCODERS[type(config)](embeddings.tables[0].dim, **options))
+        except SpecError as error:
+            raise SpecError(f"model.kind={kind_of(config)}: {error}") from None
+        return how.place(model, parts)
 
-    def objective(self, resolved: ResolvedRecipe, model: nn.Module, comm: Comm | None) -> Objective:
-        assert isinstance(model, NextItem)
+    def objective(self, resolved: ResolvedRecipe, model: NextItem, comm: Comm | None) -> Objective:
         return NextItems(model, self.config.negatives)
 
-    def evaluator(self, model: nn.Module, asked: Asked) -> Evaluator:
-        assert isinstance(model, NextItem)
+    def evaluator(self, model: NextItem, asked: Asked) -> Evaluator:
         resolved, config = asked.resolved, self.config
         return NextItemEvaluator(
             model,
@@ -207,117 +261,28 @@ class SequenceFamily(Family):
         )
 
 
-class TowerFamily(Family):
-    """Models with vectors of users and items."""
-
-    def fit(self, columns: Columns, *, named: bool) -> tuple[Columns, tuple[str, ...]]:
-        super().fit(columns, named=named)
-        users, items, dense = self._sides()
-        _check_towers(columns, kind_of(self.config), users, items)
-        fitted = _sort_dense(columns, kind_of(self.config), dense)
-        return fitted, _unused_columns(columns, (*users, *items, *dense)) if named else ()
-
-    def check(self, columns: Columns, tables: Sequence[Table]) -> tuple[str, ...]:
-        return check_pictures(self.config, columns, tables)
-
-    def metrics(self, loss: AnyLoss) -> Sequence[str]:
-        return ranking_metrics(self.config.ks)
-
-    def build(self, parts: ModelParts, how: Building) -> nn.Module:
-        return how.place(make_two_tower(_tower_parts(parts, how), self.config), parts)
-
-    def objective(self, resolved: ResolvedRecipe, model: nn.Module, comm: Comm | None) -> Objective:
-        assert isinstance(model, RetrievalModel)
-        loss = in_batch_softmax if self.config.loss == "softmax" else in_batch_bpr
-        return InBatch(model, self.config.item, model.frequency, loss, hardest=self.config.hardest, comm=comm)
-
-    def evaluator(self, model: nn.Module, asked: Asked) -> Evaluator:
-        assert isinstance(model, RetrievalModel)
-        train, config = asked.resolved.rows.train, self.config
-        return RetrievalEvaluator(
-            model,
-            config.item,
-            known=lambda: asked.batches(train),
-            asked=asked.batches,
-            task=asked.resolved.tasks[0],
-            ks=config.ks,
-            comm=asked.comm,
-        )
-
-    def _sides(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        """Features of users, features of items, and dense columns in the order of the towers."""
-        config = self.config
-        return config.user_features, (config.item, *config.item_features), (*config.user_dense, *config.item_dense)
-
-
-@final
-class GraphFamily(TowerFamily):
-    """Vectors that a graph of the training rows mixes."""
-
-    def check(self, columns: Columns, tables: Sequence[Table]) -> tuple[str, ...]:
-        return ()
-
-    def pairs(self, resolved: ResolvedRecipe) -> Pairs | None:
-        batches = evaluation_batches(resolved, resolved.rows.train)
-        return Pairs.of_batches(batches, self.config.user, self.config.item)
-
-    def build(self, parts: ModelParts, how: Building) -> nn.Module:
-        return make_graph_tower(_tower_parts(parts, how), self.config, how.pairs or Pairs.none())
-
-    def _sides(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        return (self.config.user,), (self.config.item,), ()
-
-
-def parts_of(model: Model | str) -> Family:
-    """The family of a model's settings."""
-    match model:
-        case SasRecConfig() | HstuConfig():
-            return SequenceFamily(model)
-        case GraphConfig():
-            return GraphFamily(model)
-        case TwoTowerConfig():
-            return TowerFamily(model)
-        case UserModel():
-            return OwnFamily(model)
-        case str():
-            return OwnFamily(UserModel(module=model))
-        case _:
-            return Family(model)
-
-
 def _inputs(parts: ModelParts, how: Building) -> tuple[AnyTables, int, int]:
     """The tables of a model, its dense features and its labels."""
-    embeddings = make_embeddings(parts.tables, seed=parts.seed, device=how.device, merge_shared=parts.merge_shared)
-    return embeddings, len(parts.columns.dense), len(parts.tasks)
+    return how.embeddings(parts, parts.tables), len(parts.columns.dense), len(parts.tasks)
 
 
-def _tower_parts(parts: ModelParts, how: Building) -> TowerParts:
-    return TowerParts(parts.tables, parts.seed, how.device, parts.merge_shared)
-
-
-def _check_towers(columns: Columns, kind: str, users: Sequence[str], items: Sequence[str]) -> None:
-    """Raise unless each named feature exists and is in one tower, and there is one label."""
-    if len(columns.labels) != 1:
-        raise SpecError(f"{kind}: labels {', '.join(columns.labels)}", "one label: whether user and item match")
-    features = [sparse.feature_name for sparse in columns.sparse]
-    missing = [name for name in (*users, *items) if name not in features]
-    if missing:
-        raise SpecError(f"{kind}: no feature {', '.join(missing)}; there are {', '.join(features)}")
-    both = [name for name in users if name in items]
-    if both:
-        raise SpecError(f"{kind}: feature {', '.join(both)} is in both towers", "each feature in one tower")
-
-
-def _sort_dense(columns: Columns, kind: str, wanted: Sequence[str]) -> Columns:
-    """Dense columns of the user before those of the item, as the towers take them."""
-    by_name = {dense.column: dense for dense in columns.dense}
-    missing = [name for name in wanted if name not in by_name]
-    if missing:
-        raise SpecError(f"{kind}: no dense column {', '.join(missing)}; there are {', '.join(by_name) or 'none'}")
-    return structs.replace(columns, dense=tuple(by_name[name] for name in wanted))
-
-
-def _unused_columns(columns: Columns, used: Sequence[str]) -> tuple[str, ...]:
-    names = (*(s.feature_name for s in columns.sparse), *(d.column for d in columns.dense))
-    unused = [name for name in names if name not in used]
-    return (f"columns {', '.join(unused)}: not used, because neither tower names them",) if unused else ()
+def make_click_model(config: ClickModel, embeddings: AnyTables, dense_features: int, tasks: int) -> nn.Module:
+    """The model of these settings; their keys are its arguments."""
+    options: dict[str, Any] = structs.asdict(config)
+    last = next((key for key in ("top", "deep") if key in options), None)
+    if last is None:
+        options["tasks"] = tasks
+    else:
+        options[last] = (*options[last], tasks)
+    if isinstance(config, DlrmConfig):
+        options["bottom"] = (*config.bottom, embeddings.tables[0].dim)
+    if isinstance(config, DhenConfig):
+        own = {kind: {key: options[key] for key in keys} for kind, keys in INTERACTION_KEYS.items()}
+        options = {key: value for key, value in options.items() if not any(key in keys for keys in own.values())}
+        options["options"] = own
+    if isinstance(config, WideDeepConfig):
+        options["wide"] = None if config.wide is None else wide_tables(embeddings.tables, tasks, config.wide)
+    try:
+        return MODELS[type(config)](embeddings, dense_features, **options)
+    except SpecError as error:
+        raise SpecError(f"model.kind={kind_of(config)}: {error}") from None

@@ -21,6 +21,7 @@ Use = Literal["baseline", "compress", "cuda", "elastic", "ensemble", "explain", 
 class ModelKind(NamedTuple):
     """A family of models."""
 
+    name: Literal["clicks", "own", "sequences", "towers", "graph"]
     refused: Mapping[Use, str] = MappingProxyType({})  # uses that it has not: why, and the way out
     task: str | None = None  # of models without labels
     ranks_items: bool = False  # and is measured by the places of items
@@ -47,10 +48,11 @@ LISTS: dict[Use, str] = {
         "looks items to score up beside the lists, which are no whole blocks of 256 samples: expected determinism=run"
     ),
 }
-CLICKS = ModelKind()
-OWN = ModelKind(reads_times=True)
-TOWERS = ModelKind(RANKING | IN_BATCH, ranks_items=True, retrieves="towers")
+CLICKS = ModelKind("clicks")
+OWN = ModelKind("own", reads_times=True)
+TOWERS = ModelKind("towers", RANKING | IN_BATCH, ranks_items=True, retrieves="towers")
 GRAPH = ModelKind(
+    "graph",
     RANKING | IN_BATCH | {"cuda": "sums over edges on a CPU: expected train.device=cpu"},
     ranks_items=True,
     retrieves="towers",  # by the vectors that are exported
@@ -58,6 +60,7 @@ GRAPH = ModelKind(
     reads_whole_tables=True,
 )
 SEQUENCES = ModelKind(
+    "sequences",
     RANKING | LISTS,
     task="next_item",
     ranks_items=True,

@@ -1,40 +1,49 @@
 """Models of recipes that make vectors of users and items: two towers, with pictures of items or without, or a graph."""
 
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, Generic, TypeVar, final
 
 import numpy as np
 import pyarrow as pa
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 
-from rowwise.batch import Batch, Jagged
+from rowwise.batch import Batch
 from rowwise.comm.gather import all_gather_rows
 from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
-from rowwise.hashing.make import AnyTables, make_embeddings
+from rowwise.hashing.make import AnyTables
 from rowwise.ingest.block import Ints
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.pictures import CHANNELS, PictureFolder
 from rowwise.models.frequency import ItemFrequency
-from rowwise.models.graph_tower import GraphSage, GraphTower, LightGCN, user_item_graph
-from rowwise.models.histories import single_ids
+from rowwise.models.graph_tower import GraphSage, GraphTower, LightGCN, Pairs, user_item_graph
 from rowwise.models.image_tower import DynamicImageTower, ImageTower, PictureTower, size_costs
 from rowwise.models.inference import evaluation_mode
+from rowwise.models.retrieval import in_batch_bpr, in_batch_softmax
 from rowwise.models.two_tower import Tower, TwoTower, VectorModel
 from rowwise.ops.graph import Graph
-from rowwise.recipes.model_configs import GraphConfig, PictureConfig, TwoTowerConfig
+from rowwise.recipes.families import Asked, Building, Family
+from rowwise.recipes.model_configs import GraphConfig, PictureConfig, TwoTowerConfig, kind_of
+from rowwise.recipes.resolved import ModelParts, ResolvedRecipe, evaluation_batches
 from rowwise.spec import Pooling, Table
+from rowwise.train.evaluate import Evaluator
+from rowwise.train.loss_settings import AnyLoss
+from rowwise.train.objective import InBatch, Objective
+from rowwise.train.retrieve import RetrievalEvaluator, ranking_metrics
 
 GREY = 128  # of the pictures of items that have none
 CHOSEN_AT_ONCE = 1024  # pictures whose sizes a report asks for
+T = TypeVar("T", TwoTower, GraphTower)
 
 
-class RetrievalModel(VectorModel):
+class RetrievalModel(VectorModel, Generic[T]):
     """A model of vectors and the item frequencies, so that a checkpoint holds both."""
 
-    def __init__(self, towers: TwoTower | GraphTower, frequency: ItemFrequency | None) -> None:
+    def __init__(self, towers: T, frequency: ItemFrequency | None) -> None:
         super().__init__()
         self.towers, self.frequency = towers, frequency
 
@@ -52,53 +61,103 @@ class RetrievalModel(VectorModel):
         return self.towers.extra_loss(batch)
 
 
-class Pairs(NamedTuple):
-    """Users and items that met; repeated pairs count once."""
+class VectorFamily(Family, ABC):
+    """Models with vectors of users and items."""
 
-    users_E: Tensor
-    items_E: Tensor
+    def fit(self, columns: Columns, *, named: bool) -> tuple[Columns, tuple[str, ...]]:
+        super().fit(columns, named=named)
+        users, items, dense = self._sides()
+        _check_towers(columns, kind_of(self.config), users, items)
+        fitted = _sort_dense(columns, kind_of(self.config), dense)
+        return fitted, _unused_columns(columns, (*users, *items, *dense)) if named else ()
 
-    @classmethod
-    def none(cls) -> "Pairs":
-        return cls(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+    def metrics(self, loss: AnyLoss) -> Sequence[str]:
+        return ranking_metrics(self.config.ks)
 
-    @classmethod
-    def of_batches(cls, batches: Iterable[Batch], user: str, item: str) -> "Pairs":
-        """Those of the samples whose label is 1."""
-        parts = [cls.none()]
-        for batch in batches:
-            met_B = batch.labels_BK[:, 0] == 1
-            ids = (single_ids(Jagged.from_keyed(batch.sparse), feature)[met_B].long() for feature in (user, item))
-            parts.append(cls(*ids))
-        return cls(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+    def build(self, parts: ModelParts, how: Building) -> nn.Module:
+        frequency = ItemFrequency() if self.config.correct else None
+        return how.place(RetrievalModel(self._towers(parts, how), frequency), parts)
 
+    def objective(self, resolved: ResolvedRecipe, model: RetrievalModel[Any], comm: Comm | None) -> Objective:
+        loss = in_batch_softmax if self.config.loss == "softmax" else in_batch_bpr
+        return InBatch(model, self.config.item, model.frequency, loss, hardest=self.config.hardest, comm=comm)
 
-class TowerParts(NamedTuple):
-    """What towers are made from."""
+    def evaluator(self, model: RetrievalModel[Any], asked: Asked) -> Evaluator:
+        train, config = asked.resolved.rows.train, self.config
+        return RetrievalEvaluator(
+            model,
+            config.item,
+            known=lambda: asked.batches(train),
+            asked=asked.batches,
+            task=asked.resolved.tasks[0],
+            ks=config.ks,
+            comm=asked.comm,
+        )
 
-    tables: tuple[Table, ...]
-    seed: int
-    device: str
-    merge_shared: bool
+    @abstractmethod
+    def _sides(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """Features of users, features of items, and dense columns in the order of the towers."""
 
-    def of(self, features: tuple[str, ...], what: str) -> AnyTables:
-        """The tables with some of these features, and with no others."""
-        tables = tuple(t for t in self.tables if set(t.feature_names) & set(features))
-        mixed = [t.name for t in tables if not set(t.feature_names) <= set(features)]
-        if mixed or not tables:
-            got = f"table {', '.join(mixed)} has features of both" if mixed else "no table"
-            raise SpecError(f"{what}: {got}", f"tables with features {', '.join(features)} only, for one tower")
-        return self.make(tables)
-
-    def make(self, tables: tuple[Table, ...]) -> AnyTables:
-        return make_embeddings(tables, seed=self.seed, device=self.device, merge_shared=self.merge_shared)
+    @abstractmethod
+    def _towers(self, parts: ModelParts, how: Building) -> Any: ...
 
 
-def make_two_tower(parts: TowerParts, config: TwoTowerConfig) -> RetrievalModel:
-    user = Tower(parts.of(config.user_features, "two_tower"), len(config.user_dense), config.sizes)
-    embeddings = parts.of((config.item, *config.item_features), "two_tower")
-    item = _make_item_tower(embeddings, config)
-    return RetrievalModel(TwoTower(user, item, config.temperature), ItemFrequency() if config.correct else None)
+@final
+class TowerFamily(VectorFamily):
+    """Two towers, with pictures of items or without."""
+
+    config: TwoTowerConfig
+
+    def check(self, columns: Columns, tables: Sequence[Table]) -> tuple[str, ...]:
+        """A note on items without pictures; raises where rows of the table are not the ids that pictures have."""
+        config, settings = self.config, self.config.item_pictures
+        if settings is None:
+            return ()
+        lead = f"model.item_pictures of {config.item!r}"
+        sparse = next(one for one in columns.sparse if one.feature_name == config.item)
+        table = next((one for one in tables if config.item in one.feature_names), None)
+        if sparse.ids != "direct" or table is None or table.id_map is not None or table.managed is not None:
+            raise SpecError(f"{lead}: pictures are found by ids, but its table has hashed or mapped ids", "ids: direct")
+        missing = DecodedPictures(settings, table.rows).missing
+        if missing == table.rows:
+            raise SpecError(f"{lead}: {settings.folder} has no picture of an item", f"keys from 0 to {table.rows - 1}")
+        return (f"{lead}: {missing:,} of {table.rows:,} items have no picture, and get a grey one",) if missing else ()
+
+    def facts(self, model: RetrievalModel[TwoTower], *, chosen: bool) -> dict[str, Any] | None:
+        item = model.towers.item
+        if not isinstance(item, PictureTower):
+            return None
+        source = item.copies
+        assert isinstance(source, DecodedPictures)
+        sizes = [
+            {"size": size, "bytes": mean, "share": share, "products": item.backbone.multiplications(size)}
+            for size, mean, share in source.folder.costs()
+            if size in source.sizes
+        ]
+        facts: dict[str, Any] = {"folder": str(source.folder.folder), "missing": source.missing, "sizes": sizes}
+        if chosen and isinstance(item.pictures, DynamicImageTower):
+            facts["chosen"] = _facts_of_choice(item.pictures, source, item.backbone)
+        return {"pictures": facts}
+
+    def _sides(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        config = self.config
+        return config.user_features, (config.item, *config.item_features), (*config.user_dense, *config.item_dense)
+
+    def _towers(self, parts: ModelParts, how: Building) -> TwoTower:
+        config, (users, items, _) = self.config, self._sides()
+        user = Tower(how.embeddings(parts, _tables_of(parts, users)), len(config.user_dense), config.sizes)
+        item = _make_item_tower(how.embeddings(parts, _tables_of(parts, items)), config)
+        return TwoTower(user, item, config.temperature)
+
+
+def _tables_of(parts: ModelParts, features: tuple[str, ...]) -> tuple[Table, ...]:
+    """The tables with some of these features; raises if one has others, too."""
+    tables = tuple(t for t in parts.tables if set(t.feature_names) & set(features))
+    mixed = [t.name for t in tables if not set(t.feature_names) <= set(features)]
+    if mixed or not tables:
+        got = f"table {', '.join(mixed)} has features of both" if mixed else "no table"
+        raise SpecError(f"two_tower: {got}", f"tables with features {', '.join(features)} only, for one tower")
+    return tables
 
 
 def _make_item_tower(embeddings: AnyTables, config: TwoTowerConfig) -> Tower:
@@ -114,23 +173,6 @@ def _make_item_tower(embeddings: AnyTables, config: TwoTowerConfig) -> Tower:
         costs = size_costs(pictures.sizes, read)
         tower = DynamicImageTower(tower, scale, pictures.sizes, choose.price, choose.similar, costs)
     return PictureTower(embeddings, config.item, tower, pictures, dense, config.sizes)
-
-
-def check_pictures(config: TwoTowerConfig, columns: Columns, tables: Sequence[Table]) -> tuple[str, ...]:
-    """A note on items without pictures; raises where rows of the table are not the ids that pictures have as keys."""
-    if config.item_pictures is None:
-        return ()
-    lead = f"model.item_pictures of {config.item!r}"
-    sparse = next(one for one in columns.sparse if one.feature_name == config.item)
-    table = next((one for one in tables if config.item in one.feature_names), None)
-    if sparse.ids != "direct" or table is None or table.id_map is not None or table.managed is not None:
-        raise SpecError(f"{lead}: pictures are found by ids, but its table has hashed or mapped ids", "ids: direct")
-    missing = DecodedPictures(config.item_pictures, table.rows).missing
-    if missing == table.rows:
-        raise SpecError(
-            f"{lead}: {config.item_pictures.folder} has no picture of an item", f"keys from 0 to {table.rows - 1}"
-        )
-    return (f"{lead}: {missing:,} of {table.rows:,} items have no picture, and get a grey one",) if missing else ()
 
 
 def decoded_bytes(model: object, tables: Sequence[Table]) -> int:
@@ -181,53 +223,6 @@ class DecodedPictures:
         return np.maximum(self.folder.bytes_of(rows_N, size), self.folder.bytes_of(rows_N, self.sizes[0]))
 
 
-def make_graph_tower(parts: TowerParts, config: GraphConfig, pairs: Pairs) -> RetrievalModel:
-    """The graph is that of the pairs; nodes are the rows of both tables."""
-    tables = [next((t for t in parts.tables if f in t.feature_names), None) for f in (config.user, config.item)]
-    for table, feature in zip(tables, (config.user, config.item), strict=True):
-        if table is None or table.managed is not None or table.pooling is Pooling.SEQUENCE:
-            raise SpecError(f"graph: feature {feature!r}", "a table of its own that pools, with ids as row numbers")
-    user, item = (table for table in tables if table is not None)
-    embeddings = parts.make((user, item))
-    is_light = config.encoder == "lightgcn"
-    graph = user_item_graph(*pairs, user.rows, item.rows, "symmetric" if is_light else "mean")
-    encoder: nn.Module = LightGCN(config.layers) if is_light else GraphSage(user.dim, config.sizes)
-    sampled = None if config.sampled is None else graph.sampled(config.sampled)
-    tower = GraphTower(embeddings, graph, encoder, sampled=sampled, temperature=config.temperature)
-    return RetrievalModel(tower, ItemFrequency() if config.correct else None)
-
-
-def share_graph(model: nn.Module, comm: Comm) -> None:
-    """Let each of several ranks read and sum for a part of the nodes of the model's graph, if it has one."""
-    if isinstance(model, RetrievalModel) and isinstance(model.towers, GraphTower) and len(comm.ranks) > 1:
-        model.towers.share(comm.rank, len(comm.ranks), partial(all_gather_rows, comm, purpose="graph"))
-
-
-def tower_facts(model: nn.Module, *, chosen: bool = False) -> dict[str, Any] | None:
-    """What a report says of a graph or of pictures, with the sizes that are `chosen`; None for other models."""
-    towers = model.towers if isinstance(model, RetrievalModel) else None
-    if isinstance(towers, GraphTower):
-        users = towers.embeddings.tables[0].rows
-        sides = (("users", slice(0, users)), ("items", slice(users, None)))
-        nodes = [_facts_of_nodes(name, towers.graph, where) for name, where in sides]
-        sampled = None if towers.sampled is towers.graph else len(towers.sampled.sources_E)
-        return {"graph": {"edges": len(towers.graph.sources_E) // 2, "sampled": sampled, "nodes": nodes}}
-    item = towers.item if isinstance(towers, TwoTower) else None
-    if isinstance(item, PictureTower):
-        source = item.copies
-        assert isinstance(source, DecodedPictures)
-        sizes = [
-            {"size": size, "bytes": mean, "share": share, "products": item.backbone.multiplications(size)}
-            for size, mean, share in source.folder.costs()
-            if size in source.sizes
-        ]
-        facts: dict[str, Any] = {"folder": str(source.folder.folder), "missing": source.missing, "sizes": sizes}
-        if chosen and isinstance(item.pictures, DynamicImageTower):
-            facts["chosen"] = _facts_of_choice(item.pictures, source, item.backbone)
-        return {"pictures": facts}
-    return None
-
-
 def _facts_of_choice(tower: DynamicImageTower, source: DecodedPictures, backbone: ImageTower) -> dict[str, Any]:
     """The sizes that a scale model chooses for the items with a picture, and what a picture costs on average."""
     assert isinstance(tower.scale, ImageTower)
@@ -246,8 +241,78 @@ def _facts_of_choice(tower: DynamicImageTower, source: DecodedPictures, backbone
     return {"shares": shares_K, "bytes": read / len(items_N), "products": round(products)}
 
 
+@final
+class GraphFamily(VectorFamily):
+    """Vectors that a graph of the training rows mixes."""
+
+    config: GraphConfig
+
+    def pairs(self, resolved: ResolvedRecipe) -> Pairs | None:
+        batches = evaluation_batches(resolved, resolved.rows.train)
+        return Pairs.of_batches(batches, self.config.user, self.config.item)
+
+    def share(self, model: RetrievalModel[GraphTower], comm: Comm) -> None:
+        if len(comm.ranks) > 1:
+            model.towers.share(comm.rank, len(comm.ranks), partial(all_gather_rows, comm, purpose="graph"))
+
+    def facts(self, model: RetrievalModel[GraphTower], *, chosen: bool) -> dict[str, Any] | None:
+        tower = model.towers
+        users = tower.embeddings.tables[0].rows
+        sides = (("users", slice(0, users)), ("items", slice(users, None)))
+        nodes = [_facts_of_nodes(name, tower.graph, where) for name, where in sides]
+        sampled = None if tower.sampled is tower.graph else len(tower.sampled.sources_E)
+        return {"graph": {"edges": len(tower.graph.sources_E) // 2, "sampled": sampled, "nodes": nodes}}
+
+    def _sides(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        return (self.config.user,), (self.config.item,), ()
+
+    def _towers(self, parts: ModelParts, how: Building) -> GraphTower:
+        """The graph is that of the pairs; nodes are the rows of both tables."""
+        config, tables = self.config, list[Table]()
+        for feature in (config.user, config.item):
+            table = next((one for one in parts.tables if feature in one.feature_names), None)
+            if table is None or table.managed is not None or table.pooling is Pooling.SEQUENCE:
+                raise SpecError(f"graph: feature {feature!r}", "a table of its own that pools, with ids as row numbers")
+            tables.append(table)
+        user, item = tables
+        embeddings, is_light = how.embeddings(parts, tables), config.encoder == "lightgcn"
+        pairs, weights = how.pairs or Pairs.none(), "symmetric" if is_light else "mean"
+        graph = user_item_graph(*pairs, user.rows, item.rows, weights)
+        encoder: nn.Module = LightGCN(config.layers) if is_light else GraphSage(user.dim, config.sizes)
+        sampled = None if config.sampled is None else graph.sampled(config.sampled)
+        return GraphTower(embeddings, graph, encoder, sampled=sampled, temperature=config.temperature)
+
+
 def _facts_of_nodes(name: str, graph: Graph, where: slice) -> dict[str, Any]:
     """Degrees of the users or of the items; `counts`: nodes of degree 0, of 1 and 2, of 3 to 6, and so on."""
     degrees_T = graph.degrees_T[where]
     counts = torch.bincount((degrees_T + 1).double().log2().floor().long()).tolist()
     return {"name": name, "count": len(degrees_T), "mean": float(degrees_T.double().mean()), "counts": counts}
+
+
+def _check_towers(columns: Columns, kind: str, users: Sequence[str], items: Sequence[str]) -> None:
+    """Raise unless each named feature exists and is in one tower, and there is one label."""
+    if len(columns.labels) != 1:
+        raise SpecError(f"{kind}: labels {', '.join(columns.labels)}", "one label: whether user and item match")
+    features = [sparse.feature_name for sparse in columns.sparse]
+    missing = [name for name in (*users, *items) if name not in features]
+    if missing:
+        raise SpecError(f"{kind}: no feature {', '.join(missing)}; there are {', '.join(features)}")
+    both = [name for name in users if name in items]
+    if both:
+        raise SpecError(f"{kind}: feature {', '.join(both)} is in both towers", "each feature in one tower")
+
+
+def _sort_dense(columns: Columns, kind: str, wanted: Sequence[str]) -> Columns:
+    """Dense columns of the user before those of the item, as the towers take them."""
+    by_name = {dense.column: dense for dense in columns.dense}
+    missing = [name for name in wanted if name not in by_name]
+    if missing:
+        raise SpecError(f"{kind}: no dense column {', '.join(missing)}; there are {', '.join(by_name) or 'none'}")
+    return structs.replace(columns, dense=tuple(by_name[name] for name in wanted))
+
+
+def _unused_columns(columns: Columns, used: Sequence[str]) -> tuple[str, ...]:
+    names = (*(s.feature_name for s in columns.sparse), *(d.column for d in columns.dense))
+    unused = [name for name in names if name not in used]
+    return (f"columns {', '.join(unused)}: not used, because neither tower names them",) if unused else ()

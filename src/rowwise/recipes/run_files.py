@@ -15,13 +15,13 @@ from rowwise.comm.status import all_gather_uneven
 from rowwise.ingest.transform import sources, to_json
 from rowwise.ingest.warehouse.popularity import log_use
 from rowwise.plan import Plan
+from rowwise.recipes.compose import parts_of
 from rowwise.recipes.hosts import ENVIRONMENT, NETWORK, NetworkOfRun
 from rowwise.recipes.id_maps import copy_maps
 from rowwise.recipes.label_facts import look_at_labels
 from rowwise.recipes.machine import Environment, NativeLibrary
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.resolved import ResolvedRecipe
-from rowwise.recipes.retrieval import tower_facts
 from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.text import RECIPE, write
 from rowwise.recipes.unused_keys import find_notes
@@ -42,7 +42,7 @@ def write_start(folder: RunFolder, resolved: ResolvedRecipe, model: nn.Module, m
     if resolved.wire_choice is not None:
         folder.log(f"wire {resolved.wire_choice.text()}")
     _log_columns(resolved)
-    write_towers(folder, model, finished=False)
+    write_towers(folder, recipe, model, finished=False)
     if (path := file_of(recipe.model)) is not None:
         (folder.path / "code").mkdir()
         shutil.copyfile(path, folder.path / "code" / path.name)
@@ -75,8 +75,8 @@ def write_environment(
         folder.warn(line)
 
 
-def write_towers(folder: RunFolder, model: nn.Module, *, finished: bool) -> None:
-    facts = tower_facts(model, chosen=finished)
+def write_towers(folder: RunFolder, recipe: Recipe, model: nn.Module, *, finished: bool) -> None:
+    facts = parts_of(recipe.model).facts(model, chosen=finished)
     if facts is not None:
         folder.write_json(TOWERS, facts)
 

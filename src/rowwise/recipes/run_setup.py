@@ -12,7 +12,7 @@ from rowwise.ingest.transform import MapId
 from rowwise.ingest.transform import decode as decode_transforms
 from rowwise.ingest.vocabulary import check_grown
 from rowwise.plan import Plan
-from rowwise.recipes.compose import make_job, make_model, resolve, set_threads
+from rowwise.recipes.compose import make_job, make_model, parts_of, resolve, set_threads
 from rowwise.recipes.device_tables import room_of_gpus, take_gpu
 from rowwise.recipes.feed import Feed
 from rowwise.recipes.first_rank import on_first_rank, resolve_on_first_rank
@@ -21,7 +21,6 @@ from rowwise.recipes.outlook import open_warm_start
 from rowwise.recipes.placement import has_disk_tables
 from rowwise.recipes.recipe import Recipe, check_ranks
 from rowwise.recipes.resolved import ResolvedRecipe
-from rowwise.recipes.retrieval import share_graph
 from rowwise.recipes.run_files import DISK, TRANSFORMS
 from rowwise.recipes.sharding import choose_plan, shard_tables, tables_of
 from rowwise.recipes.table_memory import Purpose, find_memory_notes, measure_memory, raise_if_short
@@ -88,7 +87,7 @@ def set_up_job(
     if has_disk_tables(plan):
         disk = folder().path / DISK if recipe.disk is None else Path(recipe.disk)
     shard_tables(recipe, model, plan, comm, disk)
-    share_graph(model, comm)
+    parts_of(recipe.model).share(model, comm)
     shard_dense(model, parallel, comm, construction)
     feed = Feed(resolved, comm)
     job = make_job(resolved, model, feed, comm, plan.forecast, feed.quarantine)

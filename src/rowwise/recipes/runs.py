@@ -241,7 +241,7 @@ class TrainingRun:
         )
         try:
             self.folder.write_json(RESULT, msgspec.to_builtins(result))
-            write_towers(self.folder, self.model, finished=result.status == "finished")
+            write_towers(self.folder, self.resolved.recipe, self.model, finished=result.status == "finished")
             self._write_access(ended=True)
             report.write(self.folder.path)
         finally:  # also where the disk is full
