@@ -15,8 +15,8 @@ from rowwise.cli.run_request import RUN, NoteStore, RunRequest
 from rowwise.cli.terminal import make_terminal, print_json, say
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
+from rowwise.comm.status import on_first_rank
 from rowwise.errors import SpecError
-from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.hosts import NetworkOfRun
 from rowwise.recipes.run_result import finished_step
 from rowwise.recipes.runs import TrainingRun

@@ -12,19 +12,20 @@ Objects are sent as pickles between processes of one run. Only `RankStatus` is f
 """
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from rowwise.comm.interface import Comm
-from rowwise.errors import AgreedError
+from rowwise.errors import AgreedError, RowwiseError, one_line
 
 LONGEST_BYTES = 1000  # of a rank's error message
 FAILED_bits = 3
+T = TypeVar("T")
 
 
 class RankStatus(NamedTuple):
@@ -109,6 +110,27 @@ def broadcast_object(comm: Comm, obj: object, source: int, purpose: str) -> Any:
     """Collective: the object of rank `source`, on all ranks."""
     packed = _tensor(_pickle(obj) if comm.rank == source else b"")
     return _unpickle(all_gather_uneven(comm, packed, purpose)[source])
+
+
+def on_first_rank(comm: Comm, call: Callable[[], T]) -> T:
+    """The result of `call` on the first rank, returned on every rank; a collective."""
+    if len(comm.ranks) == 1:
+        return call()
+    result: T | None = None
+    error: RowwiseError | OSError | None = None
+    broadcast_object(comm, None, 0, "recipe")  # raises before the call if a rank has failed already
+    if comm.rank == 0:
+        try:
+            result = call()
+        except (RowwiseError, OSError) as first_error:
+            error = first_error
+    line = None if error is None else one_line(error) or str(error)
+    received, line = broadcast_object(comm, (result, line), 0, "recipe")
+    if error is not None:
+        raise error
+    if line is not None:
+        raise AgreedError(line)
+    return received
 
 
 def _sizes(comm: Comm, size: int, purpose: str) -> list[int]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from rowwise.comm.interface import Comm
+from rowwise.comm.status import on_first_rank
 from rowwise.errors import SpecError
 from rowwise.ingest.transform import MapId
 from rowwise.ingest.transform import decode as decode_transforms
@@ -15,7 +16,6 @@ from rowwise.plan import Plan
 from rowwise.recipes.compose import make_job, make_model, parts_of, resolve, set_threads
 from rowwise.recipes.device_tables import room_of_gpus, take_gpu
 from rowwise.recipes.feed import Feed
-from rowwise.recipes.first_rank import on_first_rank, resolve_on_first_rank
 from rowwise.recipes.hosts import NetworkOfRun, ordered_links
 from rowwise.recipes.outlook import open_warm_start
 from rowwise.recipes.placement import has_disk_tables
@@ -41,13 +41,26 @@ def agree_on_recipe(recipe: Recipe, comm: Comm, network: NetworkOfRun | None) ->
     check_ranks(recipe, comm.topology.world)
     topology = comm.topology
     links = lambda: None if network is None else ordered_links(network, topology.hosts)  # noqa: E731 - of the first rank
-    return resolve_on_first_rank(lambda: decide_wire(resolve(recipe), topology, links()), comm)
+    return _resolve_on_first_rank(lambda: decide_wire(resolve(recipe), topology, links()), comm)
 
 
 def agree_on_saved(path: Path, changes: Sequence[str], comm: Comm) -> ResolvedRecipe:
     """The recipe of a run as all ranks go on with it; a collective."""
     topology = comm.topology
-    return resolve_on_first_rank(lambda: decide_wire(resolve_saved(path, changes, topology.world), topology), comm)
+    return _resolve_on_first_rank(lambda: decide_wire(resolve_saved(path, changes, topology.world), topology), comm)
+
+
+def _resolve_on_first_rank(call: Callable[[], ResolvedRecipe], comm: Comm) -> ResolvedRecipe:
+    """The recipe that the first rank resolves, on every rank; resolving may take a pass over the data."""
+    on_this_rank: list[ResolvedRecipe] = []
+
+    def resolve_here() -> Recipe:
+        on_this_rank.append(call())
+        return on_this_rank[0].recipe
+
+    recipe = on_first_rank(comm, resolve_here)
+    # Other ranks open the data, but use the first rank's recipe: their processors might resolve another one.
+    return on_this_rank[0] if on_this_rank else replace(resolve(recipe), recipe=recipe)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,10 @@ import msgspec
 from rowwise import report
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
+from rowwise.comm.status import on_first_rank
 from rowwise.errors import AgreedError, CheckpointError, DataError, RowwiseError, StorageError
 from rowwise.recipes.access import ACCESS, AccessFile
 from rowwise.recipes.compose import make_evaluator, make_settings
-from rowwise.recipes.first_rank import on_first_rank
 from rowwise.recipes.hosts import NetworkOfRun
 from rowwise.recipes.mirror import RunMirror
 from rowwise.recipes.recipe import Recipe
