@@ -21,24 +21,27 @@ INTERACTION_KEYS: dict[Interaction, tuple[str, ...]] = {  # of `DhenConfig`, by 
 }
 
 
-class DlrmConfig(Value, frozen=True, tag="dlrm", tag_field="kind"):
+class _MlpModel(Value, frozen=True, kw_only=True):
+    """Settings of all models with an MLP."""
+
+    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
+    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
+
+
+class DlrmConfig(_MlpModel, frozen=True, tag="dlrm", tag_field="kind"):
     """`rowwise.DLRM`. A last bottom layer of the tables' dim and a last top layer of one logit a label are added."""
 
     bottom: tuple[int, ...] = (512, 256)
     top: tuple[int, ...] = (512, 256)
-    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
-    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
 
-class DeepFmConfig(Value, frozen=True, tag="deepfm", tag_field="kind"):
+class DeepFmConfig(_MlpModel, frozen=True, tag="deepfm", tag_field="kind"):
     """`rowwise.DeepFM` with a last deep layer of one logit a label."""
 
     deep: tuple[int, ...] = (400, 400, 400)
-    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
-    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
 
-class DcnConfig(Value, frozen=True, tag="dcn", tag_field="kind"):
+class DcnConfig(_MlpModel, frozen=True, tag="dcn", tag_field="kind"):
     """`rowwise.DCN` with a last deep layer of one logit a label."""
 
     deep: tuple[int, ...] = (512, 256)
@@ -46,11 +49,9 @@ class DcnConfig(Value, frozen=True, tag="dcn", tag_field="kind"):
     rank: int | None = None
     gated: bool = False  # whether cross layers are GDCN's
     structure: Literal["stacked", "parallel"] = "stacked"
-    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
-    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
 
-class DhenConfig(Value, frozen=True, tag="dhen", tag_field="kind"):
+class DhenConfig(_MlpModel, frozen=True, tag="dhen", tag_field="kind"):
     """`rowwise.DHEN` with a last top layer of one logit a label."""
 
     top: tuple[int, ...] = (256,)
@@ -63,22 +64,18 @@ class DhenConfig(Value, frozen=True, tag="dhen", tag_field="kind"):
     kernel: int = 5  # of convolution: height and width of its window, odd
     rank: int = 8  # of factorization machines
     hidden: tuple[int, ...] = (128,)  # widths of the layers over dots, and over factorization machines
-    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
-    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
 
-class DinConfig(Value, frozen=True, tag="din", tag_field="kind"):
+class DinConfig(_MlpModel, frozen=True, tag="din", tag_field="kind"):
     """`rowwise.DIN` with a last top layer of one logit a label."""
 
     top: tuple[int, ...] = (200, 80)
     # The target feature of each history feature; both are in tables with pooling: sequence
     histories: dict[str, str] = msgspec.field(default_factory=dict)
     attention: tuple[int, ...] = (80, 40)  # widths of the layers over a target and an item of a history
-    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
-    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
 
-class WukongConfig(Value, frozen=True, tag="wukong", tag_field="kind"):
+class WukongConfig(_MlpModel, frozen=True, tag="wukong", tag_field="kind"):
     """`rowwise.Wukong` with a last top layer of one logit a label."""
 
     top: tuple[int, ...] = (256,)
@@ -86,50 +83,40 @@ class WukongConfig(Value, frozen=True, tag="wukong", tag_field="kind"):
     vectors: int | None = None  # of a sample after each layer; None: as many as there are features
     rank: int = 8  # of the factorization machines
     hidden: tuple[int, ...] = (128,)  # widths of the layers over a factorization machine
-    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
-    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
 
-class MaskNetConfig(Value, frozen=True, tag="masknet", tag_field="kind"):
+class MaskNetConfig(_MlpModel, frozen=True, tag="masknet", tag_field="kind"):
     """`rowwise.MaskNet` with a last top layer of one logit a label."""
 
     top: tuple[int, ...] = (256,)
     blocks: tuple[int, ...] = (64, 64, 64)  # widths of the blocks
     structure: Literal["parallel", "serial"] = "parallel"  # blocks side by side, or one over another
     reduction_ratio: int = 2  # the hidden layer of a mask, in numbers that it multiplies
-    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
-    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
 
-class FinalMlpConfig(Value, frozen=True, tag="final_mlp", tag_field="kind"):
+class FinalMlpConfig(_MlpModel, frozen=True, tag="final_mlp", tag_field="kind"):
     """`rowwise.FinalMLP` of one logit a label."""
 
     first: tuple[int, ...] = (256, 64)  # widths of the first MLP
     second: tuple[int, ...] = (256, 64)  # widths of the second MLP
     heads: int = 2  # parts of both outputs that are multiplied with each other
     gate: int = 64  # width of the hidden layer of the gates
-    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
-    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
 
-class AutoIntConfig(Value, frozen=True, tag="autoint", tag_field="kind"):
+class AutoIntConfig(_MlpModel, frozen=True, tag="autoint", tag_field="kind"):
     """`rowwise.AutoInt` with a last deep layer of one logit a label."""
 
     deep: tuple[int, ...] = (256,)
     layers: int = 2  # of attention
     heads: int = 2  # of attention
     width: int = 32  # numbers of a vector after a layer
-    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
-    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
 
-class XDeepFmConfig(Value, frozen=True, tag="xdeepfm", tag_field="kind"):
+class XDeepFmConfig(_MlpModel, frozen=True, tag="xdeepfm", tag_field="kind"):
     """`rowwise.XDeepFM` with a last deep layer of one logit a label."""
 
     deep: tuple[int, ...] = (256,)
     products: tuple[int, ...] = (32, 32)  # vectors of each layer of products
-    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
-    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
 
 class MmoeConfig(Value, frozen=True, tag="mmoe", tag_field="kind"):
@@ -154,13 +141,11 @@ class PleConfig(Value, frozen=True, tag="ple", tag_field="kind"):
     chain: bool = False  # each label happens only after the one before it, such as a sale after a click (ESMM)
 
 
-class WideDeepConfig(Value, frozen=True, tag="wide_deep", tag_field="kind"):
+class WideDeepConfig(_MlpModel, frozen=True, tag="wide_deep", tag_field="kind"):
     """`rowwise.WideDeep` with a last deep layer of one logit a label."""
 
     deep: tuple[int, ...] = (1024, 512, 256)
     wide: RowOptimizer | None = None  # of the wide part's weights; None: FTRL, as in the paper
-    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
-    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
 
 class RetrievalConfig(Value, frozen=True, kw_only=True):
