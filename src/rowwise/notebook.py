@@ -111,7 +111,7 @@ class FittedRun:
             raise DataError("frame: no rows to predict for", "at least one row")
         if self._predictor.items is not None:
             raise SpecError(f"{self.folder} ranks items for lists", "a run with a label", hint="use rowwise predict")
-        tasks = self._predictor.tasks
+        tasks = self._predictor.parts.tasks
         with TemporaryDirectory(prefix="rowwise-") as folder:
             out = Path(folder) / "predictions.parquet"
             predict(self._predictor, RowSelection(FrameReader(rows)), out)

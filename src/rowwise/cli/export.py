@@ -108,28 +108,19 @@ def export(  # noqa: PLR0913 - one for each option
     warn = partial(show_warning, console)
     with open_store(folder, cache) as store:
         here, after = (Path(folder), 0) if store is None else (store.folder, store.begin_export(full=full))
+        write = partial(
+            write_version, run, here, rows=rows, sides=side or (), items=options, full=full, after=after,
+            memory_bytes=size, warn=warn,
+        )  # fmt: skip
         if follow:
-            for written in follow_run(
-                run,
-                here,
-                rows=rows,
-                sides=side or (),
-                items=options,
-                full=full,
-                after=after,
-                memory_bytes=size,
-                warn=warn,
-            ):
+            for written in follow_run(run, write):
                 if store is not None:
                     store.send(written.folder.number)
                     store.keep({written.folder.number})
                 _show_version(written, folder, [], as_json=as_json)
             return
         with splits_bar(console, "writing") as tell:
-            written = write_version(
-                run, here, which=which, rows=rows, sides=side or (), items=options, full=full, after=after,
-                memory_bytes=size, tell=tell, warn=warn,
-            )  # fmt: skip
+            written = write(which=which, tell=tell)
         if store is not None:
             store.send(written.folder.number)
         costs = row_type_cost(run, written.folder, which, size) if explain else []

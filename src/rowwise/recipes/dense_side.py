@@ -51,24 +51,28 @@ def measure_activations(resolved: ResolvedRecipe) -> ActivationBytes:
     They are not known for models that rank items, whose logits depend on the batch, lists of vectors, id maps and
     managed tables, elastic steps, and code of the user's that takes no such samples.
     """
-    recipe, tables = resolved.recipe, resolved.tables
-    unlike = any(table.id_map or table.managed or table.pooling is Pooling.SEQUENCE for table in tables)
+    recipe = resolved.recipe
+    unlike = any(table.id_map or table.managed or table.pooling is Pooling.SEQUENCE for table in resolved.tables)
     if unlike or family_of(recipe.model).ranks_items or recipe.train.determinism == "elastic":
         return NO_ACTIVATIONS
-    features = [name for table in tables for name in table.feature_names]
-    batch = Batch(
-        dense_BF=torch.zeros(SAMPLES, len(resolved.columns.dense)),
-        sparse=Jagged.from_lists({name: [[0]] * SAMPLES for name in features}),
-        labels_BK=torch.zeros(SAMPLES, len(resolved.tasks)),
-    )
     try:
         model = make_small_model(resolved)
         with autocast(recipe.train.device, recipe.train.precision):
-            return ActivationBytes(*activation_bytes(model, batch, find_units(model)))
+            return ActivationBytes(*activation_bytes(model, made_up_samples(resolved), find_units(model)))
     except Exception:  # whatever a user's code raises for such samples
         if file_of(recipe.model) is not None:
             return NO_ACTIVATIONS
         raise
+
+
+def made_up_samples(resolved: ResolvedRecipe) -> Batch:
+    """Zeros, with one id of each feature, for tables of one row."""
+    features = [name for table in resolved.tables for name in table.feature_names]
+    return Batch(
+        dense_BF=torch.zeros(SAMPLES, len(resolved.columns.dense)),
+        sparse=Jagged.from_lists({name: [[0]] * SAMPLES for name in features}),
+        labels_BK=torch.zeros(SAMPLES, len(resolved.tasks)),
+    )
 
 
 def _state_slots(optimizer: DenseOptimizer) -> int:

@@ -30,7 +30,6 @@ from rowwise.checkpoint.windows import Tell
 from rowwise.checkpoint.write import write
 from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError, RowwiseError, SpecError
-from rowwise.idmaps import StoredIds
 from rowwise.ingest.dialect import style_of
 from rowwise.ingest.pictures import FILES, INDEX
 from rowwise.ingest.transform import decode, load, serving, to_json
@@ -41,6 +40,7 @@ from rowwise.recipes.compose import build_model, make_evaluator
 from rowwise.recipes.export_graph import mixed_towers
 from rowwise.recipes.export_items import ALL_ITEMS, ItemOptions, check_options, export_items
 from rowwise.recipes.held_out import held_out_rows
+from rowwise.recipes.id_maps import move_map
 from rowwise.recipes.model_configs import map_files
 from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.predict import choose_blocks_for, logits_on
@@ -186,40 +186,18 @@ def _own_bytes(version: VersionFolder, base: VersionFolder | None) -> int:
     return sum(size for file, size in sizes.items() if file not in kept)
 
 
-def follow(  # noqa: PLR0913 - those of `export`
-    run: Path,
-    folder: Path,
-    *,
-    rows: RowType | None = None,
-    sides: Sequence[str] = (),
-    items: ItemOptions = ALL_ITEMS,
-    full: bool = False,
-    after: int = 0,
-    memory_bytes: int | None = None,
-    tell: Tell | None = None,
-    warn: Callable[[str], None] = print,
-) -> Iterator[ExportedVersion]:
-    """Export the newest checkpoint of a run, then each that is saved, until the run has finished."""
+def follow(run: Path, write: Callable[..., ExportedVersion]) -> Iterator[ExportedVersion]:
+    """Export the newest checkpoint of a run, then each that is saved, until the run has finished.
+
+    `write`: `export` with all its arguments but `which` and `like`.
+    """
     checkpoints, last = CheckpointFolder(run / "ckpt"), None
     while True:
         step = max(checkpoints.steps(), default=None)
         if step is not None and (last is None or step != last.step):
             like = None if last is None else last.folder
             try:
-                last = export(
-                    run,
-                    folder,
-                    which=f"step-{step}",
-                    rows=rows,
-                    sides=sides,
-                    items=items,
-                    like=like,
-                    full=full,
-                    after=after,
-                    memory_bytes=memory_bytes,
-                    tell=tell,
-                    warn=warn,
-                )
+                last = write(which=f"step-{step}", like=like)
             except (CheckpointError, FileNotFoundError):
                 if step in checkpoints.steps():
                     raise
@@ -380,13 +358,8 @@ def _copy_files(parts: ModelParts, folder: Path) -> ModelParts:
         shutil.copyfile(source, folder / inside)
         return inside
 
-    tables = []
-    for table in parts.tables:
-        stored = table.id_map
-        if isinstance(stored, StoredIds):
-            file = copied(Path(stored.file), f"maps/{table.name}{Path(stored.file).suffix}")
-            table = structs.replace(table, id_map=structs.replace(stored, file=file))
-        tables.append(table)
+    def copied_map(table: Table) -> Table:
+        return move_map(table, lambda file: copied(Path(file), f"maps/{table.name}{Path(file).suffix}"))
 
     def copied_code(module: str) -> str:
         path, class_name = split_name(module)
@@ -399,7 +372,8 @@ def _copy_files(parts: ModelParts, folder: Path) -> ModelParts:
             copied(Path(pictures) / name, f"{PICTURES}/{name}")
         return PICTURES
 
-    return structs.replace(parts, model=map_files(parts.model, copied_code, copied_pictures), tables=tuple(tables))
+    tables = tuple(map(copied_map, parts.tables))
+    return structs.replace(parts, model=map_files(parts.model, copied_code, copied_pictures), tables=tables)
 
 
 def _write_model(folder: Path, served: ServedModel) -> None:

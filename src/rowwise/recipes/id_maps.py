@@ -15,15 +15,22 @@ from rowwise.spec import Table
 MAPS = "maps"  # the folder of a run
 
 
-def pin_map(table: Table) -> Table:
-    """The table with the absolute path and the digest of its map file, so that a changed file is refused later."""
+def move_map(table: Table, find: Callable[[str], object]) -> Table:
+    """The table with another path of its map file, if it has one."""
     stored = table.id_map
     if not isinstance(stored, StoredIds):
         return table
-    stored = structs.replace(stored, file=str(Path(stored.file).absolute()))
-    id_map = open_map(structs.replace(table, id_map=stored))
+    return structs.replace(table, id_map=structs.replace(stored, file=str(find(stored.file))))
+
+
+def pin_map(table: Table) -> Table:
+    """The table with the absolute path and the digest of its map file, so that a changed file is refused later."""
+    table = move_map(table, lambda file: Path(file).absolute())
+    if not isinstance(table.id_map, StoredIds):
+        return table
+    id_map = open_map(table)
     assert id_map is not None
-    return structs.replace(table, id_map=structs.replace(stored, digest=id_map.digest))
+    return structs.replace(table, id_map=structs.replace(table.id_map, digest=id_map.digest))
 
 
 def stored_tables_of(table: Table) -> tuple[Table, ...]:
@@ -58,10 +65,7 @@ def _replace_files(recipe: Recipe, find: Callable[[str, Path], Path]) -> Recipe:
     """The recipe with `find(name, file)` for each file of an id map or a vocabulary; names are unique."""
 
     def change_table(table: Table) -> Table:
-        stored = table.id_map
-        if not isinstance(stored, StoredIds):
-            return table
-        return structs.replace(table, id_map=structs.replace(stored, file=str(find(table.name, Path(stored.file)))))
+        return move_map(table, lambda file: find(table.name, Path(file)))
 
     def change_transform(number: int, transform: AnyKind | str) -> AnyKind | str:
         if not isinstance(transform, MapId) or not transform.file:

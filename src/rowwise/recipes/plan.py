@@ -10,6 +10,7 @@ from rowwise.planner.inputs import PlanInputs
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.dense_side import dense_side_of, measure_activations
 from rowwise.recipes.recipe import Recipe, check_ranks
+from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.sharding import step_samples, tables_of, workloads_of
 from rowwise.recipes.wires import decide_wire
 from rowwise.spec import Topology
@@ -17,6 +18,11 @@ from rowwise.train.dense_parallel import shards_of
 
 
 def plan_inputs(recipe: Recipe, machine: Machine) -> PlanInputs:
+    return resolve_for(recipe, machine)[1]
+
+
+def resolve_for(recipe: Recipe, machine: Machine) -> tuple[ResolvedRecipe, PlanInputs]:
+    """The recipe as ranks of a machine would run it, and what its plan follows from."""
     world = machine.topology.world
     check_ranks(recipe, world)
     # The plan is for another machine, so this one may have no GPU.
@@ -25,6 +31,5 @@ def plan_inputs(recipe: Recipe, machine: Machine) -> PlanInputs:
     model = make_model(resolved, on_meta=True, reads=False)
     shards_of(recipe.train.dense_parallel, Topology(devices=world))  # raises for a number that does not divide ranks
     dense = dense_side_of(recipe, model, measure_activations(resolved))
-    tables = tables_of(model)
-    workloads = workloads_of(resolved.recipe, tables, world)
-    return PlanInputs(workloads, step_samples(recipe), resolved.recipe.wire_types, dense)
+    workloads = workloads_of(resolved.recipe, tables_of(model), world)
+    return resolved, PlanInputs(workloads, step_samples(recipe), resolved.recipe.wire_types, dense)

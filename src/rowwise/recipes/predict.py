@@ -26,22 +26,19 @@ from rowwise.batch import Batch
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.bound import BoundPreparation
 from rowwise.ingest.collate import SplitRows, collate
-from rowwise.ingest.columns import Columns
 from rowwise.ingest.prepare import ReadSplit
 from rowwise.ingest.reader import Split, check_columns, split_names
 from rowwise.ingest.transform import LoadedTransforms, serving
 from rowwise.models.inference import RowBlocks, inference_mode
-from rowwise.models.link import AmountLink
 from rowwise.models.next_item import NextItem
 from rowwise.models.retrieval import nearest_items
 from rowwise.recipes.held_out import bind_preparation, held_out_rows
-from rowwise.recipes.resolved import ResolvedRecipe
+from rowwise.recipes.resolved import ModelParts, ResolvedRecipe
 from rowwise.recipes.rows import RowSelection, make_task
 from rowwise.recipes.towers import next_item_of
 from rowwise.serve.answer import prediction_columns, prediction_names, predictions_of
 from rowwise.serve.forward import Logits, choose_blocks_of
 from rowwise.serve.retrieval import MOST_ITEMS
-from rowwise.spec import Table
 from rowwise.train.on_device import to_device
 
 ArrowColumns = dict[str, pa.Array | pa.ChunkedArray]
@@ -78,12 +75,8 @@ class Predictor:
     """A trained model, and all that makes predictions of rows."""
 
     model: nn.Module
-    columns: Columns
-    tables: tuple[Table, ...]
+    parts: ModelParts
     transforms: LoadedTransforms
-    tasks: tuple[str, ...]
-    link: AmountLink | None  # None: logits of labels 0 and 1
-    device: str
     precision: str
     batch: int  # rows computed together, at most
     blocks: RowBlocks
@@ -92,7 +85,7 @@ class Predictor:
     @property
     def names(self) -> list[str]:
         """The columns of a prediction."""
-        return [ITEMS, SCORES] if self.items is not None else prediction_names(self.tasks, self.link)
+        return [ITEMS, SCORES] if self.items is not None else prediction_names(self.parts.tasks, self.parts.link)
 
     @classmethod
     def of_run(cls, resolved: ResolvedRecipe, model: nn.Module) -> Self:
@@ -103,12 +96,8 @@ class Predictor:
             blocks = choose_blocks_for(model, training.device, preparation, sample)
         return cls(
             model=model,
-            columns=resolved.columns,
-            tables=resolved.tables,
+            parts=resolved.parts,
             transforms=serving(resolved.transforms),
-            tasks=resolved.tasks,
-            link=resolved.link,
-            device=training.device,
             precision=training.precision,
             batch=resolved.recipe.evaluate.batch,
             blocks=blocks,
@@ -155,9 +144,9 @@ def predict(
     best = _check_best(k, predictor.items)
     if out.suffix not in WRITERS:
         raise SpecError(f"--out {out}", f"a name that ends in {' or '.join(WRITERS)}")
-    key, rows_read, lines_written = predictor.columns.key, 0, 0
-    columns = structs.replace(predictor.columns, labels=(), weight=None, time=None, key=None)
-    task = make_task(rows, columns, predictor.tables, predictor.transforms)
+    parts, rows_read, lines_written = predictor.parts, 0, 0
+    key, columns = parts.columns.key, structs.replace(parts.columns, labels=(), weight=None, time=None, key=None)
+    task = make_task(rows, columns, parts.tables, predictor.transforms)
     splits = task.splits
     if key is not None and key not in rows.reader.schema.names:
         key = None
@@ -167,7 +156,7 @@ def predict(
     temporary = out.with_name(out.name + PART)
     writer: pq.ParquetWriter | csv.CSVWriter | None = None
     try:
-        with inference_mode(predictor.model, predictor.device, predictor.precision):
+        with inference_mode(predictor.model, parts.device, predictor.precision):
             for index, split in enumerate(splits):
                 opened = task.open(index, 0)
                 order_R, count = opened.order_R, opened.table.num_rows
@@ -205,9 +194,10 @@ def _check_best(k: int | None, items: RankedItems | None) -> int:
 def _predict_split(predictor: Predictor, opened: ReadSplit, best: int, suffix: str) -> ArrowColumns:
     """The columns of predictions of all rows of a split, computed batch by batch."""
     encoded, model, items = opened.encode(), predictor.model, predictor.items
-    outputs_of = logits_on(model, predictor.device)
+    tasks, link, device = predictor.parts.tasks, predictor.parts.link, predictor.parts.device
+    outputs_of = logits_on(model, device)
     if items is not None:
-        outputs_of = _on_host(next_item_of(model).vectors, model, predictor.device)
+        outputs_of = _on_host(next_item_of(model).vectors, model, device)
     parts = []
     for begin, end, padding in predictor.blocks.cut(encoded.rows, predictor.batch):
         last = [SplitRows(encoded, end - 1, end)] * padding
@@ -217,7 +207,6 @@ def _predict_split(predictor: Predictor, opened: ReadSplit, best: int, suffix: s
         found = [items.best(lists_ND, best) for lists_BD in parts for lists_ND in lists_BD.split(ROWS)]
         ranked = {name: pa.chunked_array([one[name] for one in found], kind) for name, kind in items.kinds.items()}
         return {name: _as_csv(values) for name, values in ranked.items()} if suffix == ".csv" else ranked
-    tasks, link = predictor.tasks, predictor.link
     return prediction_columns(tasks, link, predictions_of(torch.cat([torch.empty(0, len(tasks)), *parts]), link))
 
 

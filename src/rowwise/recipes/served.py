@@ -24,7 +24,6 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.tables import table_modules
 from rowwise.embedding import Embeddings
 from rowwise.errors import CheckpointError, DataError, SpecError
-from rowwise.idmaps import StoredIds
 from rowwise.ingest.batcher import table_rows_for_ids
 from rowwise.ingest.bound import BoundPreparation
 from rowwise.ingest.dialect import Dialect
@@ -36,6 +35,7 @@ from rowwise.ops.host_rows import host_rows
 from rowwise.recipes.bounded_build import build_checked
 from rowwise.recipes.compose import build_model
 from rowwise.recipes.device_tables import serve_from_device
+from rowwise.recipes.id_maps import move_map
 from rowwise.recipes.model_configs import map_files
 from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.predict import Predictor, RankedItems, logits_on
@@ -72,7 +72,7 @@ from rowwise.serve.shared_rows import (
 )
 from rowwise.serve.sides import SideTable, read_sides
 from rowwise.serve.version import Identity, ServedVersion
-from rowwise.spec import Table, Value, check_tables
+from rowwise.spec import Value, check_tables
 from rowwise.textfile import decode_json, read_bytes
 from rowwise.train.settings import Precision
 from rowwise.train.snapshot import restore_model
@@ -414,12 +414,8 @@ def open_predictor(
         served = read_model(folder.path)
         return Predictor(
             model=load_model(folder.path, served, tiers),
-            columns=served.parts.columns,
-            tables=served.parts.tables,
+            parts=served.parts,
             transforms=load(served.transforms),
-            tasks=served.parts.tasks,
-            link=served.parts.link,
-            device=served.parts.device,
             precision=served.precision,
             batch=served.batch,
             blocks=served.blocks,
@@ -470,12 +466,5 @@ def _locate(parts: ModelParts, version: Path) -> ModelParts:
             )
         return str(version.absolute() / inside)
 
-    def table_at(table: Table) -> Table:
-        stored = table.id_map
-        if not isinstance(stored, StoredIds):
-            return table
-        return structs.replace(table, id_map=structs.replace(stored, file=located(stored.file)))
-
-    return structs.replace(
-        parts, model=map_files(parts.model, located, located), tables=tuple(map(table_at, parts.tables))
-    )
+    tables = tuple(move_map(table, located) for table in parts.tables)
+    return structs.replace(parts, model=map_files(parts.model, located, located), tables=tables)

@@ -9,12 +9,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-import torch
-from msgspec import structs
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from rowwise.batch import Batch, Jagged
 from rowwise.embedding import Vectors
 from rowwise.errors import SpecError
 from rowwise.ingest.service.local import Workers
@@ -22,44 +19,33 @@ from rowwise.models.cost import flop_formulas
 from rowwise.perf.dense_layers import DenseLayer, DenseLayers
 from rowwise.perf.dense_parallel import NO_ACTIVATIONS, DenseSide
 from rowwise.perf.hardware import Machine
-from rowwise.recipes.compose import make_model, make_small_model, resolve
-from rowwise.recipes.dense_side import SAMPLES, dense_side_of, measure_activations
-from rowwise.recipes.recipe import Recipe, check_ranks
+from rowwise.recipes.compose import make_small_model
+from rowwise.recipes.dense_side import SAMPLES, made_up_samples
+from rowwise.recipes.plan import resolve_for
+from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.resolved import ResolvedRecipe
-from rowwise.recipes.sharding import step_samples, tables_of, workloads_of
-from rowwise.recipes.wires import decide_wire
 from rowwise.simulate.simulation import SimulatedModel
-from rowwise.train.dense_parallel import shards_of
 from rowwise.train.step import embeddings_of
 
 
 def simulated_model(recipe: Recipe, machine: Machine) -> SimulatedModel:
     """The recipe's model and step on the ranks of a machine."""
-    topology = machine.topology
-    check_ranks(recipe, topology.world)
-    on_cpu = structs.replace(recipe, train=structs.replace(recipe.train, device="cpu"))
-    resolved = resolve(on_cpu)
-    if recipe.wire == "auto":
-        resolved = decide_wire(resolved, topology, hardware=machine.hardware)
-    wire = resolved.recipe.wire_types
+    resolved, planned = resolve_for(recipe, machine)
+    side, wire = planned.dense, planned.wire
     kind = recipe.train.dense_parallel.kind
     if wire.far is not None and kind != "replicate":
         raise SpecError(
             f"wire.far={wire.far} with train.dense_parallel.kind={kind}", "wire.far=null, or kind: replicate"
         )
-    model = make_model(resolved, on_meta=True, reads=False)
-    shards_of(recipe.train.dense_parallel, topology)  # raises for a number that does not divide ranks
-    activations = measure_activations(resolved)
-    side, tables = dense_side_of(recipe, model, activations), tables_of(model)
-    layers = shaped_layers(side) if activations == NO_ACTIVATIONS else record_layers(resolved, side)
+    assert side is not None
     workers = resolved.recipe.data.workers
     on_ray = isinstance(workers, Workers) and workers.on == "ray"
     return SimulatedModel(
         name=recipe.name,
-        workloads=workloads_of(resolved.recipe, tables, topology.world),
-        layers=layers,
+        workloads=planned.workloads,
+        layers=shaped_layers(side) if side.activations == NO_ACTIVATIONS else record_layers(resolved, side),
         side=side,
-        batch=step_samples(recipe),
+        batch=planned.batch,
         wire=wire,
         depth=recipe.train.pipeline_depth,
         elastic=recipe.train.determinism == "elastic",
@@ -86,12 +72,6 @@ def shaped_layers(side: DenseSide) -> DenseLayers:
 
 def record_layers(resolved: ResolvedRecipe, side: DenseSide) -> DenseLayers:
     """The products of a forward, in their order; those before the model first uses vectors, and those after."""
-    features = [name for table in resolved.tables for name in table.feature_names]
-    batch = Batch(
-        dense_BF=torch.zeros(SAMPLES, len(resolved.columns.dense)),
-        sparse=Jagged.from_lists({name: [[0]] * SAMPLES for name in features}),
-        labels_BK=torch.zeros(SAMPLES, len(resolved.tasks)),
-    )
     model = make_small_model(resolved)
     recorder = _Recorder()
     for module in model.modules():
@@ -101,7 +81,7 @@ def record_layers(resolved: ResolvedRecipe, side: DenseSide) -> DenseLayers:
     for module in embeddings_of(model):
         module.register_forward_hook(recorder.delay)
     with recorder.counter:
-        model(batch)
+        model(made_up_samples(resolved))
         recorder.add_rest()
     before = tuple(recorder.before)
     return DenseLayers(before, _with_rest(recorder.after, side, sum(layer.parameters for layer in before)))
