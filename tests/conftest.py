@@ -10,6 +10,7 @@ import torch
 import typer
 
 import rowwise.ops  # noqa: F401 - loads the operators
+from rowwise.ops.linear import choose_library, has_onednn
 
 torch.set_num_threads(1)  # small tensors gain nothing from more, and forks must not find a pool; see `threads`
 gc.set_threshold(50_000, 20, 100)  # tests make many objects, of which few are rubbish
@@ -36,6 +37,16 @@ def isa(request):
     torch.ops.rowwise.limit_isa(request.param)
     yield request.param
     torch.ops.rowwise.limit_isa(widest)
+
+
+@pytest.fixture(params=["torch", "onednn"])
+def library(request):
+    """Run a test once with each library of matrix products."""
+    if request.param == "onednn" and not has_onednn():
+        pytest.skip("this torch was built without oneDNN")
+    choose_library(request.param)
+    yield request.param
+    choose_library(None)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,10 +1,13 @@
 """DCN-v2 against its equation, and that it learns."""
 
+import copy
+
 import pytest
 import torch
 from clicks import DENSE, learned_auc, make_clicks, make_tables
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_layers import plain_linear, plain_mlp
 
 from rowwise import DCN, Embeddings, SpecError
 from rowwise.models.dcn import Cross
@@ -28,35 +31,25 @@ def test_one_cross_layer(batch, width, rank):
     torch.testing.assert_close(cross(first_BS, x_BS).double(), wanted, rtol=1e-5, atol=1e-5)
 
 
-def run(mlp, x_BS, relu_last=False):
-    layers = list(mlp.layers)
-    for layer in layers:
-        x_BS = x_BS @ layer.weight.double().t() + layer.bias.double()
-        if relu_last or layer is not layers[-1]:
-            x_BS = x_BS.relu()
-    return x_BS
-
-
 @pytest.mark.parametrize("rank", [None, 2])
 @pytest.mark.parametrize("structure", ["stacked", "parallel"])
 def test_the_equation(structure, rank):
     torch.manual_seed(0)
     model = DCN(Embeddings(make_tables(4), seed=1), DENSE, deep=(7, 6, 2), crosses=2, rank=rank, structure=structure)
     batch = make_clicks(5)
-    first_BS = torch.cat((batch.dense_BF, model.embeddings(batch.sparse).values()), 1).double()
-    x_BS = first_BS
-    for cross in model.crosses:
-        layers = [cross.map] if rank is None else list(cross.map)
+    found = model(batch)
+    first_BS = x_BS = torch.cat((batch.dense_BF, model.embeddings(batch.sparse).values()), 1).double()
+    plain = copy.deepcopy(model).double()
+    for cross in plain.crosses:
         mapped = x_BS
-        for layer in layers:
-            mapped = mapped @ layer.weight.double().t() + (0 if layer.bias is None else layer.bias.double())
+        for layer in [cross.map] if rank is None else cross.map:
+            mapped = plain_linear(layer, mapped)
         x_BS = first_BS * mapped + x_BS
     if structure == "stacked":
-        wanted = run(model.deep, x_BS)
+        wanted = plain_mlp(plain.deep, x_BS)
     else:
-        both = torch.cat((x_BS, run(model.deep, first_BS, relu_last=True)), 1)
-        wanted = both @ model.top.weight.double().t() + model.top.bias.double()
-    torch.testing.assert_close(model(batch).double(), wanted, rtol=1e-5, atol=1e-5)
+        wanted = plain_linear(plain.top, torch.cat((x_BS, plain_mlp(plain.deep, first_BS)), 1))
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import torch
 from clicks import DENSE, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_layers import plain_mlp
 
 from rowwise import DIN, Batch, BatchError, Embeddings, Jagged, Pooling, SpecError, Table
 
@@ -33,13 +34,6 @@ def make_batch(samples, dense_features=DENSE):
         sparse=Jagged.from_lists(bags),
         labels_BK=torch.zeros(len(samples), 1),
     )
-
-
-def plain_mlp(mlp, x):
-    for k, layer in enumerate(mlp.layers):
-        x = x @ layer.weight.T + layer.bias
-        x = x.clamp(min=0) if k < mlp.hidden else x
-    return x
 
 
 def plain_din(model, sample, dense_F, rows):

@@ -4,9 +4,10 @@ import copy
 
 import pytest
 import torch
+from plain_layers import plain_mlp
 from torch import nn
 
-from rowwise import DLRM, Batch, BatchError, Embeddings, Jagged, Pooling, Sgd, SpecError, Table
+from rowwise import DLRM, Batch, Embeddings, Jagged, Pooling, Sgd, SpecError, Table
 from rowwise.ops import reference
 
 
@@ -25,14 +26,8 @@ def make_batch() -> Batch:
 
 
 def spelled_out(model: DLRM, batch: Batch) -> torch.Tensor:
-    dense_BD = batch.dense_BF
-    for layer in model.bottom.layers:
-        dense_BD = nn.functional.linear(dense_BD, layer.weight, layer.bias).relu()
-    out = reference.interact(dense_BD, model.embeddings(batch.sparse).values())
-    *hidden, last = model.top.layers
-    for layer in hidden:
-        out = nn.functional.linear(out, layer.weight, layer.bias).relu()
-    return nn.functional.linear(out, last.weight, last.bias)
+    bottom_BD = plain_mlp(model.bottom, batch.dense_BF)
+    return plain_mlp(model.top, reference.interact(bottom_BD, model.embeddings(batch.sparse).values()))
 
 
 def test_the_equation():
@@ -47,17 +42,6 @@ def test_the_equation():
         assert (mine.grad is None) == name.startswith("embeddings.")
         if mine.grad is not None:
             torch.testing.assert_close(mine.grad, theirs.grad)
-
-
-def test_a_batch_or_its_parts():
-    model, batch = make(top=(4, 3)), make_batch()
-    logits_BK = model(batch)
-    assert logits_BK.shape == (3, 3)
-    assert torch.equal(model(batch.dense_BF, batch.sparse), logits_BK)
-    with pytest.raises(BatchError, match="dense numbers without ids"):
-        model(batch.dense_BF)
-    with pytest.raises(BatchError, match=r"dense numbers \(3, 4\)"):
-        model(batch.dense_BF[:, 1:], batch.sparse)
 
 
 @pytest.mark.slow
@@ -81,9 +65,6 @@ def test_tables_that_do_not_fit():
     narrow = Embeddings([Table(name="a", rows=20, dim=4, optimizer=Sgd())])
     with pytest.raises(SpecError, match="'a' has dim 4"):
         DLRM(narrow, 5, bottom=(12, 8))
-    sequence = Embeddings([Table(name="s", rows=20, dim=8, pooling=Pooling.SEQUENCE, optimizer=Sgd())])
-    with pytest.raises(SpecError, match="table 's' keeps sequences"):
-        DLRM(sequence, 5, bottom=(12, 8))
 
 
 def test_without_dense_numbers_the_first_vector_is_learned():

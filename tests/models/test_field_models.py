@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 from clicks import DENSE, learned_auc, make_clicks, make_tables
-from models.test_interactions import plain_attention, plain_mlp, plain_norm
+from models.test_interactions import plain_attention
+from plain_layers import plain_linear, plain_mlp, plain_norm
 
 from rowwise import DHEN, PLE, AutoInt, Embeddings, FinalMLP, MaskNet, MMoE, SpecError, Wukong, XDeepFM
 from rowwise.models.experts import ExpertLevel, chain_rates
@@ -15,10 +16,6 @@ from rowwise.models.interactions import LinearInteraction
 def small(kind, **options):
     torch.manual_seed(0)
     return kind(Embeddings(make_tables(4), seed=1), DENSE, **options)
-
-
-def plain_linear(layer, x):
-    return x @ layer.weight.T + (0 if layer.bias is None else layer.bias)
 
 
 def plain_dhen(model, x):
@@ -144,8 +141,8 @@ def test_progressive_layered_extraction(levels, own, shared):
     x = torch.cat((batch.dense_BF, model.embeddings(batch.sparse).values()), 1)
     tasks, common = [x] * 3, x
     for number, level in enumerate(model.levels):
-        mine = [[plain_relu(expert, tasks[t]) for expert in level.own[t * own : (t + 1) * own]] for t in range(3)]
-        ours = [plain_relu(expert, common) for expert in level.shared]
+        mine = [[plain_mlp(expert, tasks[t]) for expert in level.own[t * own : (t + 1) * own]] for t in range(3)]
+        ours = [plain_mlp(expert, common) for expert in level.shared]
         new = []
         for t in range(3):
             shares = plain_linear(level.gates[t], tasks[t]).softmax(1)
@@ -159,18 +156,12 @@ def test_progressive_layered_extraction(levels, own, shared):
     torch.testing.assert_close(model(batch), wanted)
 
 
-def plain_relu(mlp, x):
-    for layer in mlp.layers:
-        x = plain_linear(layer, x).clamp(min=0)
-    return x
-
-
 def test_one_task_of_one_shared_expert_is_an_mlp():
     torch.manual_seed(0)
     model = MMoE(Embeddings(make_tables(4), seed=1), DENSE, 2, expert_sizes=(6, 5), experts=1, tower=())
     batch = make_clicks(5, tasks=2)
     x = torch.cat((batch.dense_BF, model.embeddings(batch.sparse).values()), 1)
-    out = plain_relu(model.levels[0].shared[0], x)
+    out = plain_mlp(model.levels[0].shared[0], x)
     wanted = torch.cat([plain_mlp(tower, out) for tower in model.towers], 1)
     torch.testing.assert_close(model(batch), wanted)
 

@@ -20,7 +20,6 @@ from rowwise import (
 )
 from rowwise.models.inference import FIXED_ROWS, RowBlocks, choose_blocks, inference_mode
 from rowwise.models.mlp import Linear
-from rowwise.ops.linear import choose_library, has_onednn
 from rowwise.recipes.families import make_click_model
 from rowwise.recipes.find import load, names
 from rowwise.recipes.model_configs import (
@@ -52,15 +51,6 @@ OTHERS = (
     XDeepFmConfig(),
 )
 SHIPPED = [recipe for recipe in map(load, names()) if not isinstance(recipe.model, SequenceModel)]
-
-
-@pytest.fixture(params=["torch", "onednn"])
-def library(request):
-    if request.param == "onednn" and not has_onednn():
-        pytest.skip("torch was built without oneDNN")
-    choose_library(request.param)
-    yield request.param
-    choose_library(None)
 
 
 def rows_of(features, seed=0):

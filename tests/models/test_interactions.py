@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_layers import plain_linear, plain_mlp, plain_norm
 from torch import nn
 
 from rowwise import SpecError
@@ -23,15 +24,7 @@ from rowwise.models.interactions.attention import Attention
 from rowwise.recipes.model_configs import Interaction
 
 
-def plain_mlp(mlp, x):
-    layers = list(mlp.layers)
-    for k, layer in enumerate(layers):
-        x = x @ layer.weight.T + layer.bias
-        x = x.clamp(min=0) if k < mlp.hidden else x
-    return x
-
-
-def plain_linear(module, x):
+def plain_mix(module, x):
     return torch.stack([module.map.weight @ sample for sample in x])
 
 
@@ -43,21 +36,21 @@ def plain_dot(module, x):
 
 def plain_map(module, x):
     for layer in [module] if isinstance(module, nn.Linear) else module:
-        x = x @ layer.weight.T + (0 if layer.bias is None else layer.bias)
+        x = plain_linear(layer, x)
     return x
 
 
 def plain_cross(module, x):
     flat = x.reshape(len(x), -1)
     y = (flat * plain_map(module.map, flat)).reshape(x.shape)
-    return y if isinstance(module.mix, nn.Identity) else plain_linear(module.mix, y)
+    return y if isinstance(module.mix, nn.Identity) else plain_mix(module.mix, y)
 
 
 def plain_attention(module, x):
     """Of one sample after the other, head by head."""
     out = []
     for sample in x:
-        q, k, v = (sample @ module.maps.weight.T + (0 if module.maps.bias is None else module.maps.bias)).chunk(3, 1)
+        q, k, v = plain_linear(module.maps, sample).chunk(3, 1)
         width, heads = q.shape[1] // module.heads, []
         for h in range(module.heads):
             part = slice(h * width, (h + 1) * width)
@@ -66,14 +59,9 @@ def plain_attention(module, x):
     return torch.stack(out)
 
 
-def plain_norm(norm, x):
-    mean, var = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, unbiased=False)
-    return (x - mean) / (var + norm.eps).sqrt() * norm.weight + norm.bias
-
-
 def plain_encoder(module, x):
-    z = plain_norm(module.norms[0], x + plain_map(module.project, plain_attention(module.attention, x)))
-    return plain_linear(module.mix, plain_norm(module.norms[1], z + plain_mlp(module.feed_forward, z)))
+    z = plain_norm(module.norms[0], x + plain_linear(module.project, plain_attention(module.attention, x)))
+    return plain_mix(module.mix, plain_norm(module.norms[1], z + plain_mlp(module.feed_forward, z)))
 
 
 def plain_convolution(module, x):
@@ -84,7 +72,7 @@ def plain_convolution(module, x):
     for i in range(x.shape[1]):
         windows = [padded[:, i : i + 2 * half + 1, j : j + 2 * half + 1] for j in range(x.shape[2])]
         rows.append(torch.stack([(window * weight).sum((1, 2)) for window in windows], 1))
-    return plain_linear(module.mix, torch.stack(rows, 1))
+    return plain_mix(module.mix, torch.stack(rows, 1))
 
 
 def plain_factorization(module, x):
@@ -98,7 +86,7 @@ PLAIN = {
     "cross": plain_cross,
     "dot": plain_dot,
     "factorization": plain_factorization,
-    "linear": plain_linear,
+    "linear": plain_mix,
 }
 
 
@@ -153,7 +141,7 @@ def test_a_layer(ensemble, vectors, out, dim):
         found = [2 * found[0], -0.5 * found[1]]
     y = torch.cat(found, 1) if ensemble == "concat" else found[0] + found[1]
     assert isinstance(layer.shortcut, nn.Identity) == (out == vectors)
-    shortcut = x if out == vectors else plain_linear(layer.shortcut, x)
+    shortcut = x if out == vectors else plain_mix(layer.shortcut, x)
     torch.testing.assert_close(layer(x), plain_norm(layer.norm, y + shortcut))
 
 

@@ -8,16 +8,8 @@ import torch
 from torch import nn
 
 from rowwise import Linear, Mlp, SpecError
-from rowwise.ops import linear as library
 
-
-@pytest.fixture(autouse=True, params=["torch", "onednn"])
-def _library(request):
-    if request.param == "onednn" and not library.has_onednn():
-        pytest.skip("this torch was built without oneDNN")
-    library.choose_library(request.param)
-    yield
-    library.choose_library(None)
+pytestmark = pytest.mark.usefixtures("library")
 
 
 def test_in_the_place_of_nn_linear():

@@ -9,7 +9,6 @@ from clicks import DENSE, make_clicks, make_tables
 from rowwise import DHEN, DLRM, DeepFM, Embeddings, FinalMLP, WideDeep
 from rowwise.models.cost import activation_bytes, model_cost
 from rowwise.models.dhen import INTERACTIONS
-from rowwise.ops.linear import choose_library, has_onednn
 
 M, D, SIZE = 5, 8, 7  # a vector of dense numbers and four features
 
@@ -26,15 +25,6 @@ FLOPS = {  # of an interaction of M vectors of D into N
     "factorization": lambda n: 2 * 2 * M * D * 8 + mlp(M * 8, 128, n * D),
     "linear": lambda n: 2 * n * M * D,
 }
-
-
-@pytest.fixture(params=["torch", "onednn"])
-def library(request):
-    if request.param == "onednn" and not has_onednn():
-        pytest.skip("this torch was built without oneDNN")
-    choose_library(request.param)
-    yield
-    choose_library(None)
 
 
 @pytest.mark.usefixtures("library")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_layers import plain_linear, plain_mlp, plain_norm
 from torch.nn import functional as F
 
 from rowwise import (
@@ -37,15 +38,6 @@ ENCODERS = [SASRec, HSTU]
 TABLE = {"name": "item", "rows": ROWS, "dim": DIM, "features": ("seen",), "pooling": Pooling.SEQUENCE}
 
 
-def plain_norm(norm, x_LD):
-    centred_LD = x_LD - x_LD.mean(1, keepdim=True)
-    return centred_LD / (centred_LD.pow(2).mean(1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias
-
-
-def plain_linear(layer, x_LD):
-    return x_LD @ layer.weight.T + layer.bias
-
-
 def heads_of(x_LD, heads):
     return x_LD.unflatten(1, (heads, -1)).unbind(1)
 
@@ -61,8 +53,7 @@ def plain_sasrec(model, x_LD):
             dots_LL = (q @ k.T / math.sqrt(q.shape[1])).masked_fill(later_LL, -math.inf)
             attended.append(dots_LL.softmax(1) @ v)
         x_LD = x_LD + plain_linear(block.project, torch.cat(attended, 1))
-        first, second = block.feed_forward.layers
-        x_LD = x_LD + plain_linear(second, plain_linear(first, plain_norm(block.norms[1], x_LD)).clamp(min=0))
+        x_LD = x_LD + plain_mlp(block.feed_forward, plain_norm(block.norms[1], x_LD))
     return plain_norm(model.norm, x_LD)
 
 
