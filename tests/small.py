@@ -4,9 +4,11 @@ import torch
 from pyarrow import parquet as pq
 from safetensors.torch import load_file
 
+from rowwise.comm.thread import run_threads
 from rowwise.ingest.datasets.synthetic import SyntheticColumns
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode
+from rowwise.train.saved import CheckpointFolder
 
 WORLD = SyntheticColumns(dense=2, ids=(("user", 50), ("item", 30)), bags=(("seen", 20),))
 RECIPE = {
@@ -48,9 +50,9 @@ def write_rows(path, rows=2000, *, first=0, group=500, **more):
     return path
 
 
-def sections(folder, **changes):
+def sections(folder, base=RECIPE, **changes):
     """What the YAML of the small recipe would be read as; sections are merged, those of another kind replaced."""
-    made = {key: dict(value) if isinstance(value, dict) else value for key, value in RECIPE.items()}
+    made = {key: dict(value) if isinstance(value, dict) else value for key, value in base.items()}
     made["data"]["dataset"] = f"parquet:{folder / 'rows.parquet'}"
     for key, value in changes.items():
         made[key] = {**made.get(key, {}), **value} if isinstance(value, dict) and "kind" not in value else value
@@ -77,6 +79,23 @@ def check_resumed(folder, steps, train, *, before_resuming=lambda: None, **chang
     before_resuming()
     TrainingRun.resume(cut.folder.path, ["train.steps=null"]).go()
     assert same(saved(whole.folder.path), saved(cut.folder.path))
+
+
+def train_on_ranks(world, made, root):
+    """A run to its end, on ranks that are threads: the result and the folder of each."""
+
+    def on_a_rank(comm):
+        run = TrainingRun.start(made, root, comm=comm)
+        return run.go(), run.folder.path
+
+    return run_threads(world, on_a_rank, timeout_s=120)
+
+
+def tensors(run, *, state=True):
+    """The newest checkpoint as one device has it, without what ranks have of their own; `state`: of optimizers, too."""
+    found = CheckpointFolder(run / "ckpt").open()
+    parts = ("model/", "rows/", "optimizer/") if state else ("model/", "rows/")
+    return {name: found.load(name) for name in found.names() if name.startswith(parts)}
 
 
 def saved(run, which=None):

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from launching import ELASTIC, is_there, ranks_of, rowwise, started, wait_for, wait_for_step, write_recipe
 from pyarrow import parquet as pq
-from small import WORLD, lines, recipe, same, saved, sections, trained, write_rows
+from small import WORLD, lines, recipe, same, saved, sections, tensors, trained, write_rows
 
 from rowwise import DataError, SpecError, StateError
 from rowwise.ingest.quarantine import count_quarantined
@@ -18,13 +18,6 @@ from rowwise.recipes.resolved import evaluation_batches
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode
 from rowwise.recipes.trained import evaluate, load_trained, predict_rows
-from rowwise.train.saved import CheckpointFolder
-
-
-def tensors(run):
-    """Those of the newest checkpoint, whichever ranks wrote them."""
-    found = CheckpointFolder(run / "ckpt").open()
-    return {n: found.load(n) for n in found.names() if n.startswith(("model/", "rows/", "optimizer/"))}
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,10 @@ import pytest
 import torch
 from hashing.maps import make_maps
 from pyarrow import parquet as pq
-from small import recipe, same, saved, sections, trained, write_rows
+from small import recipe, same, saved, sections, train_on_ranks, trained, write_rows
 
 from rowwise import CheckpointError, Plan, SpecError
 from rowwise.checkpoint.rewrite import retype_tables, rewrite
-from rowwise.comm.thread import run_threads
 from rowwise.hashing.arrays import entry_map, make_folds
 from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.hashing.file import save
@@ -130,13 +129,7 @@ def test_rows_cut_among_four_ranks_are_rows_on_one(tmp_path, determinism):
     ]
     (tmp_path / "plan.json").write_text(Plan(world=4, tiles=tuple(tiles)).to_json())
     made = with_maps(tmp_path, MAPS, train=how, plan=str(tmp_path / "plan.json"))
-
-    def on_a_rank(comm):
-        run = TrainingRun.start(made, tmp_path / "ranks", comm=comm)
-        run.go()
-        return run.folder.path
-
-    paths = run_threads(4, on_a_rank, timeout_s=120)
+    paths = [path for _, path in train_on_ranks(4, made, tmp_path / "ranks")]
     mine, theirs = load_trained(alone.folder.path)[1], load_trained(paths[0])[1]
     for name, tensor in mine.state_dict().items():
         other = theirs.state_dict()[name]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from msgspec import structs
-from small import recipe, sections, write_rows
+from small import lines, recipe, same, sections, tensors, train_on_ranks, write_rows
 from typer.testing import CliRunner
 
 from rowwise import DataError, Plan, SpecError, Topology
@@ -25,38 +25,12 @@ from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.text import decode, parse, write
 from rowwise.recipes.trained import evaluate
 from rowwise.spec import Codecs, Wire
-from rowwise.train.saved import CheckpointFolder
 from rowwise.train.step import embeddings_of
 
 ELASTIC = {"batch": 1024, "determinism": "elastic", "virtual_shards": 4, "epochs": 2}
 
 
 pytestmark = pytest.mark.usefixtures("models_one_after_the_other")
-
-
-def tensors(run):
-    found = CheckpointFolder(run / "ckpt").open()
-    return {n: found.load(n) for n in found.names() if n.startswith(("model/", "rows/", "optimizer/"))}
-
-
-def equal(one, other):
-    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
-
-
-def measured(run):
-    """Every metric of every line, to the last bit."""
-    lines = [line.split(",") for line in (run / "metrics.csv").read_text().splitlines()]
-    time = lines[0].index("time_s")
-    assert {"ne", "auc", "calibration"} <= {name for line in lines for name in line}
-    return [line[:time] + line[time + 1 :] for line in lines]
-
-
-def train(world, made, root):
-    def on_a_rank(comm):
-        run = TrainingRun.start(made, root, comm=comm)
-        return run.go(), run.folder.path
-
-    return run_threads(world, on_a_rank, timeout_s=60)
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +44,14 @@ def alone(tmp_path_factory):
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_end_with_the_bits_of_one(alone, tmp_path, world):
     write_rows(tmp_path / "rows.parquet")
-    told = train(world, recipe(tmp_path, train=ELASTIC), tmp_path / "runs")
+    told = train_on_ranks(world, recipe(tmp_path, train=ELASTIC), tmp_path / "runs")
     assert {path for _, path in told} == {tmp_path / "runs/small/1"}
     result, run = told[0]
     assert result.status == "finished"
-    assert equal(tensors(run), tensors(alone[1]))
+    assert same(tensors(run), tensors(alone[1]))
     assert {json.dumps(r.test) for r, _ in told} == {json.dumps(result.test)}
-    assert measured(run) == measured(alone[1])
+    assert lines(run) == lines(alone[1])
+    assert {"ne", "auc", "calibration"} <= {name for line in lines(run) for name in line}
     assert result.test == alone[0].test
     assert evaluate(run).tasks["label"] == result.test["label"]
     assert Plan.from_json((run / "plan.json").read_text()).world == world
@@ -86,7 +61,7 @@ def test_ranks_end_with_the_bits_of_one(alone, tmp_path, world):
 @pytest.mark.slow
 def test_a_run_goes_on_with_other_ranks_and_another_plan(alone, tmp_path):
     made = recipe(tmp_path, train=ELASTIC | {"steps": 1}, save={"every": 1, "keep": 9})
-    _, run = train(4, made, tmp_path / "runs")[0]
+    _, run = train_on_ranks(4, made, tmp_path / "runs")[0]
     before = json.loads((run / "env.json").read_text())["ranks"]
     tiles = [
         {"table": name, "rank": rank, "rows": [0, rows], "cols": [4 * rank, 4 * rank + 4]}
@@ -96,9 +71,9 @@ def test_a_run_goes_on_with_other_ranks_and_another_plan(alone, tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps({"world": 2, "tiles": tiles}))
     changes = ("train.steps=null", f"plan='{tmp_path}/plan.json'")
     run_threads(2, lambda comm: TrainingRun.resume(run, changes, comm=comm).go(), timeout_s=60)
-    assert equal(tensors(run), tensors(alone[1]))
-    mine = measured(run)  # which has evaluated at its stop, too
-    assert all(line in mine for line in measured(alone[1]))
+    assert same(tensors(run), tensors(alone[1]))
+    mine = lines(run)  # which has evaluated at its stop, too
+    assert all(line in mine for line in lines(alone[1]))
     assert (before, json.loads((run / "env.json").read_text())["ranks"]) == (4, 2)
     assert len(Plan.from_json((run / "plan.json").read_text()).tiles) == 6
     with pytest.raises(SpecError, match="1: expected --nproc 2"):

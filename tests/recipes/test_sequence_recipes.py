@@ -7,17 +7,14 @@ import pyarrow as pa
 import pytest
 from item_lists import BASE, ITEMS, KINDS, sections, write_lists
 from pyarrow import parquet as pq
-from small import lines, same, saved
+from small import lines, same, saved, tensors, train_on_ranks
 
 from rowwise import Jagged, SpecError
-from rowwise.checkpoint.read import Checkpoint
-from rowwise.comm.thread import run_threads
 from rowwise.errors import RowwiseError
 from rowwise.recipes.outlook import dry_run
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode, write
 from rowwise.recipes.trained import evaluate, load_trained
-from rowwise.train.saved import CheckpointFolder
 
 
 @pytest.fixture(scope="module")
@@ -81,19 +78,6 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_stopped(written, t
         assert "Traceback" not in err
 
 
-def trained_on(world, made, root):
-    """What a run of so many ranks saves, and its test metrics."""
-
-    def on_a_rank(comm):
-        run = TrainingRun.start(made, root, comm=comm)
-        return run.go(), run.folder.path
-
-    (result, path), *_ = run_threads(world, on_a_rank, timeout_s=60)
-    found: Checkpoint = CheckpointFolder(path / "ckpt").open()
-    names = [name for name in found.names() if name.startswith(("model/", "rows/"))]
-    return {name: found.load(name) for name in names}, result.test["next_item"]
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("models_one_after_the_other")
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,12 +92,13 @@ def test_two_ranks_learn_what_one_learns(kind, tmp_path):
     made["tables"] = {"list": [{**BASE["tables"]["list"][0], "optimizer": sgd}]}
     made["data"] = {"dataset": made["data"]["dataset"], "test": f"parquet:{tmp_path / 'test.parquet'}"}
     made["evaluate"] = {}
-    tensors, test = trained_on(1, decode(made, ""), tmp_path / "one")
-    others, found = trained_on(2, decode(made | {"plan": str(tmp_path / "plan.json")}, ""), tmp_path / "two")
-    assert others.keys() == tensors.keys()
-    assert all(np.allclose(others[name], tensor, rtol=1e-4, atol=1e-5) for name, tensor in tensors.items())
-    assert found == pytest.approx(test, abs=1e-2)
-    assert found["count"] == 300
+    ((alone, one),) = train_on_ranks(1, decode(made, ""), tmp_path / "one")
+    (result, two), _ = train_on_ranks(2, decode(made | {"plan": str(tmp_path / "plan.json")}, ""), tmp_path / "two")
+    wanted, found = (tensors(path, state=False) for path in (one, two))
+    assert found.keys() == wanted.keys()
+    assert all(np.allclose(found[name], tensor, rtol=1e-4, atol=1e-5) for name, tensor in wanted.items())
+    assert result.test["next_item"] == pytest.approx(alone.test["next_item"], abs=1e-2)
+    assert result.test["next_item"]["count"] == 300
 
 
 @pytest.mark.parametrize(

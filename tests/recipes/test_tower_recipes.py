@@ -14,11 +14,11 @@ from key_recipes import write_small_pictures
 from PIL import Image
 from pyarrow import parquet as pq
 from report.markup_check import check
-from test_two_tower_recipe import BASE, ITEMS, KINDS, USERS, write_meetings
+from small import tensors, train_on_ranks
+from test_two_tower_recipe import BASE, ITEMS, KINDS, USERS, recipe, write_meetings
 
 from rowwise import SpecError
 from rowwise.comm.solo import solo
-from rowwise.comm.thread import run_threads
 from rowwise.errors import TableMemoryError
 from rowwise.ingest.pictures import write_pictures
 from rowwise.recipes.export import export
@@ -32,7 +32,6 @@ from rowwise.recipes.text import decode
 from rowwise.recipes.trained import evaluate, load_trained, predict_rows
 from rowwise.serve.retrieval import RetrieveBody
 from rowwise.spec import RowType
-from rowwise.train.saved import CheckpointFolder
 
 GRAPH = {"kind": "graph", "user": "user", "item": "item", "ks": [5, 20]}
 
@@ -42,11 +41,7 @@ def trained(folder, model, **changes):
     folder.mkdir(exist_ok=True)
     if not (folder / "rows.parquet").exists():
         write_meetings(folder / "rows.parquet")
-    made = copy.deepcopy(BASE) | {"model": model}
-    made["data"]["dataset"] = f"parquet:{folder / 'rows.parquet'}"
-    for section, values in changes.items():
-        made[section] = made.get(section, {}) | values
-    run = TrainingRun.start(decode(made, "my.yaml"), folder / "runs")
+    run = TrainingRun.start(recipe(folder, model=model, **changes), folder / "runs")
     run.go()
     return run
 
@@ -127,23 +122,14 @@ def learn_the_same(folder, made, more=None, atol=1e-5):
     made["tables"] = {"list": [{**table, "optimizer": sgd} for table in made["tables"]["list"]]}
     made["train"] |= {"batch": 512, "epochs": 2, "optimizer": sgd}
 
-    def tensors_of(world, more):
-        def on_a_rank(comm):
-            run = TrainingRun.start(decode(made | more, "my.yaml"), folder / f"runs{world}", comm=comm)
-            return run.go(), run.folder.path
-
-        (result, path), *_ = run_threads(world, on_a_rank, timeout_s=60)
-        found = CheckpointFolder(path / "ckpt").open("last")
-        names = [name for name in found.names() if name.startswith(("model/", "rows/"))]
-        return {name: found.load(name) for name in names}, result.test["met"], path
-
-    one, scores, _ = tensors_of(1, {})
-    two, others, path = tensors_of(2, more or {})
-    assert one.keys() == two.keys()
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=atol)
-    assert others == pytest.approx(scores, abs=1e-2)
-    assert evaluate(path).tasks["met"] == pytest.approx(others, rel=1e-6)
+    ((alone, one),) = train_on_ranks(1, decode(made, "my.yaml"), folder / "one")
+    (result, two), _ = train_on_ranks(2, decode(made | (more or {}), "my.yaml"), folder / "two")
+    wanted, found = (tensors(path, state=False) for path in (one, two))
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=atol)
+    assert result.test["met"] == pytest.approx(alone.test["met"], abs=1e-2)
+    assert evaluate(two).tasks["met"] == pytest.approx(result.test["met"], rel=1e-6)
 
 
 @pytest.mark.slow

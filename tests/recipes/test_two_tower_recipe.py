@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import warm
 from pyarrow import parquet as pq
-from small import lines
+from small import lines, sections
 
 from rowwise import SpecError
 from rowwise.recipes.outlook import dry_run
@@ -63,9 +63,7 @@ def write_meetings(path, rows=6000):
 
 
 def recipe(folder, **changes):
-    made = {key: {**value, **changes.get(key, {})} if isinstance(value, dict) else value for key, value in BASE.items()}
-    made["data"]["dataset"] = f"parquet:{folder / 'rows.parquet'}"
-    return decode(made, "")
+    return decode(sections(folder, BASE, **changes), "")
 
 
 @pytest.mark.slow
