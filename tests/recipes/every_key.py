@@ -49,17 +49,11 @@ def twice(d0):
 def thrice(d0):
     return pc.multiply(d0, 3.0)
 """
-MOMENTS = {
-    "lr": 0.5,
-    "beta1": 0.5,
-    "beta2": 0.5,
-    "eps": 0.5,
-    "weight_decay": 0.5,
-    "clip": 1e-4,
-    "schedule": {"warmup_steps": 4},
-}
 GRADIENTS = {"lr": 0.5, "weight_decay": 0.5, "clip": 1e-4, "schedule": {"warmup_steps": 4}}
+MOMENTS = {**GRADIENTS, "beta1": 0.5, "beta2": 0.5, "eps": 0.5}
 SQUARES = {**GRADIENTS, "eps": 0.5, "initial": 0.5}
+HIDDEN = {"dropout": 0.5, "norm": "layer"}
+RETRIEVAL = {"temperature": 1.0, "loss": "bpr", "correct": False, "hardest": 3, "ks": [3]}
 LISTS = {
     "length": 2,
     "layers": 1,
@@ -242,17 +236,9 @@ NEAR = {  # by class and key: another value, which makes another run
     "QuotientRemainderIds": {"rows": 30, "seed": 1, "combine": "product"},
     "StoredIds": {"file": "none", "digest": "0", "table": "item"},
     "Managed": {"admit": 2, "probability": 0.5, "evict": "lfu", "ttl_steps": 9, "seed": 1},
-    "DlrmConfig": {"bottom": [4], "top": [4], "dropout": 0.5, "norm": "layer"},
-    "DeepFmConfig": {"deep": [4], "dropout": 0.5, "norm": "layer"},
-    "DcnConfig": {
-        "deep": [4],
-        "crosses": 2,
-        "rank": 2,
-        "gated": True,
-        "structure": "parallel",
-        "dropout": 0.5,
-        "norm": "layer",
-    },
+    "DlrmConfig": {"bottom": [4], "top": [4], **HIDDEN},
+    "DeepFmConfig": {"deep": [4], **HIDDEN},
+    "DcnConfig": {"deep": [4], "crosses": 2, "rank": 2, "gated": True, "structure": "parallel", **HIDDEN},
     "DhenConfig": {
         "top": [4],
         "layers": 1,
@@ -264,22 +250,14 @@ NEAR = {  # by class and key: another value, which makes another run
         "kernel": 3,
         "rank": 2,
         "hidden": [4],
-        "dropout": 0.5,
-        "norm": "layer",
+        **HIDDEN,
     },
-    "DinConfig": {"top": [4], "histories": {"seen": "user"}, "attention": [4], "dropout": 0.5, "norm": "layer"},
-    "WukongConfig": {"top": [4], "layers": 1, "vectors": 2, "rank": 2, "hidden": [4], "dropout": 0.5, "norm": "layer"},
-    "MaskNetConfig": {
-        "top": [4],
-        "blocks": [4],
-        "structure": "serial",
-        "reduction_ratio": 1,
-        "dropout": 0.5,
-        "norm": "layer",
-    },
-    "FinalMlpConfig": {"first": [4], "second": [4], "heads": 1, "gate": 4, "dropout": 0.5, "norm": "layer"},
-    "AutoIntConfig": {"deep": [4], "layers": 1, "heads": 1, "width": 4, "dropout": 0.5, "norm": "layer"},
-    "XDeepFmConfig": {"deep": [4], "products": [4], "dropout": 0.5, "norm": "layer"},
+    "DinConfig": {"top": [4], "histories": {"seen": "user"}, "attention": [4], **HIDDEN},
+    "WukongConfig": {"top": [4], "layers": 1, "vectors": 2, "rank": 2, "hidden": [4], **HIDDEN},
+    "MaskNetConfig": {"top": [4], "blocks": [4], "structure": "serial", "reduction_ratio": 1, **HIDDEN},
+    "FinalMlpConfig": {"first": [4], "second": [4], "heads": 1, "gate": 4, **HIDDEN},
+    "AutoIntConfig": {"deep": [4], "layers": 1, "heads": 1, "width": 4, **HIDDEN},
+    "XDeepFmConfig": {"deep": [4], "products": [4], **HIDDEN},
     "MmoeConfig": {"experts": 2, "expert_sizes": [4], "tower": [4], "dropout": 0.5, "chain": True},
     "PleConfig": {
         "task_experts": 2,
@@ -290,7 +268,7 @@ NEAR = {  # by class and key: another value, which makes another run
         "dropout": 0.5,
         "chain": True,
     },
-    "WideDeepConfig": {"deep": [4], "wide": {"kind": "sgd", "lr": 0.5}, "dropout": 0.5, "norm": "layer"},
+    "WideDeepConfig": {"deep": [4], "wide": {"kind": "sgd", "lr": 0.5}, **HIDDEN},
     "TwoTowerConfig": {
         "item": "user",
         "user_features": ["seen"],
@@ -299,11 +277,7 @@ NEAR = {  # by class and key: another value, which makes another run
         "item_dense": [],
         "item_pictures": {"folder": "pictures", "dim": 4},
         "sizes": [4],
-        "temperature": 1.0,
-        "loss": "bpr",
-        "correct": False,
-        "hardest": 3,
-        "ks": [3],
+        **RETRIEVAL,
     },
     "GraphConfig": {
         "item": "user",
@@ -312,11 +286,7 @@ NEAR = {  # by class and key: another value, which makes another run
         "layers": 1,
         "sizes": [4],
         "sampled": 2,
-        "temperature": 1.0,
-        "loss": "bpr",
-        "correct": False,
-        "hardest": 3,
-        "ks": [3],
+        **RETRIEVAL,
     },
     "PictureConfig": {"folder": "nowhere", "dim": 4, "widths": [4], "sizes": [8], "choose": {"widths": [4]}},
     "ScaleConfig": {"price": 1.0, "similar": 0.5, "widths": [4]},

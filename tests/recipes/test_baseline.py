@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import contextmanager
 
 import lightgbm
 import numpy as np
@@ -27,13 +28,18 @@ def run(tmp_path_factory):
     return trained(folder, data={"valid_share": 0.2, "test_share": 0.2}, train={"epochs": 2})
 
 
-def test_trees_see_the_rows_of_the_run_and_its_report_shows_them(run, monkeypatch):
-    made, result = run
-    seen = []
-    plain = lightgbm.Dataset
+@pytest.fixture
+def datasets(monkeypatch):
+    """Features and labels that trees are given."""
+    seen, plain = [], lightgbm.Dataset
     monkeypatch.setattr(lightgbm, "Dataset", lambda x, y, **how: seen.append((x, y)) or plain(x, y, **how))
+    return seen
+
+
+def test_trees_see_the_rows_of_the_run_and_its_report_shows_them(run, datasets):
+    made, result = run
     found = fit_trees(made.folder.path)
-    (train, _), (_, valid_labels) = seen[:2]
+    (train, _), (_, valid_labels) = datasets[:2]
     assert found.rows == len(train) == result.samples / 2
     assert len(train) + len(valid_labels) + result.test["label"]["count"] == 4000
     assert found.test["count"] == result.test["label"]["count"]
@@ -50,7 +56,7 @@ def test_the_command_prints_both(run, command):
     assert " AUC; trees took " in out
 
 
-def test_trees_see_a_number_once_and_know_where_it_is_missing(tmp_path, monkeypatch):
+def test_trees_see_a_number_once_and_know_where_it_is_missing(tmp_path, datasets):
     write_rows(
         tmp_path / "rows.parquet",
         1000,
@@ -62,12 +68,9 @@ def test_trees_see_a_number_once_and_know_where_it_is_missing(tmp_path, monkeypa
     changes = {"transforms": [{"kind": "bucketize", "column": "d0", "to": "d0_bucket", "borders": [0.0]}]}
     tables = {"list": [{"name": name, "rows": 50, "dim": 8} for name in ("user", "d0_bucket")]}
     made, _ = trained(tmp_path, columns=columns, tables=tables, train={"epochs": 1}, **changes)
-    seen = []
-    plain = lightgbm.Dataset
-    monkeypatch.setattr(lightgbm, "Dataset", lambda x, y, **how: seen.append(x) or plain(x, y, **how))
     fit_trees(made.folder.path)
-    assert len(seen) == 2
-    for x_BF in seen:
+    assert len(datasets) == 2
+    for x_BF, _ in datasets:
         assert x_BF.shape[1] == 2
         np.testing.assert_array_equal(np.isnan(x_BF[:, 0]), x_BF[:, 1] < 25)
 
@@ -99,21 +102,28 @@ def test_a_new_run_on_few_rows_is_compared_unasked(command, tmp_path):
     assert results[0]["test"] == results[1]["test"]
 
 
-def test_trees_are_advised_where_they_win(run, capsys):
-    made, _ = run
-    path = made.folder.path / "result.json"
+@contextmanager
+def other_result(run, **metrics):
+    """The result of a run with other test metrics."""
+    path = run.folder.path / "result.json"
     before = path.read_text()
+    changed = json.loads(before)
+    changed["test"]["label"] |= metrics
+    path.write_text(json.dumps(changed))
     try:
-        for auc, advised in ((0.5, True), (1.0, False)):
-            changed = json.loads(before)
-            changed["test"]["label"]["auc"] = auc
-            path.write_text(json.dumps(changed))
-            suggest_trees(made.folder.path, make_terminal(stderr=True))
-            said = capsys.readouterr().err
-            assert f"where this model has {auc:.4f}" in said
-            assert (f"(rowwise baseline {made.folder.path})" in said) == advised
+        yield
     finally:
         path.write_text(before)
+
+
+@pytest.mark.parametrize(("auc", "advised"), [(0.5, True), (1.0, False)])
+def test_trees_are_advised_where_they_win(run, capsys, auc, advised):
+    made, _ = run
+    with other_result(made, auc=auc):
+        suggest_trees(made.folder.path, make_terminal(stderr=True))
+    said = capsys.readouterr().err
+    assert f"where this model has {auc:.4f}" in said
+    assert (f"(rowwise baseline {made.folder.path})" in said) == advised
 
 
 def test_of_many_rows_no_trees_are_fitted_unasked(run):
@@ -123,25 +133,20 @@ def test_of_many_rows_no_trees_are_fitted_unasked(run):
     assert fit_quick_trees(path, most_rows=4000, most_values=10_000) is None
 
 
-def test_without_validation_rows_nothing_is_compared_unasked(tmp_path):
+def test_without_validation_rows_trees_are_refused_and_nothing_is_compared_unasked(tmp_path):
     made, _ = trained(tmp_path, data={"valid_share": 0.0}, train={"epochs": 1})
     assert fit_quick_trees(made.folder.path) is None
+    with pytest.raises(SpecError, match="trees stop by validation"):
+        fit_trees(made.folder.path)
 
 
 def test_metrics_of_a_stranger_are_read_as_metrics(run, capsys):
     made, _ = run
     trees = fit_trees(made.folder.path)
-    path = made.folder.path / "result.json"
-    before = path.read_text()
-    try:
-        for changes in ({"auc": None}, {"auc": [1]}, {"loss": "0.5"}):
-            changed = json.loads(before)
-            changed["test"]["label"] |= changes
-            path.write_text(json.dumps(changed))
+    for metrics in ({"auc": None}, {"auc": [1]}, {"loss": "0.5"}):
+        with other_result(made, **metrics):
             _show_baseline(trees, made.folder.path)
-            assert "LightGBM" in capsys.readouterr().out
-    finally:
-        path.write_text(before)
+        assert "LightGBM" in capsys.readouterr().out
 
 
 @given(known=st.sets(IDS), column=st.lists(IDS | st.just(np.nan)))
@@ -149,12 +154,6 @@ def test_unknown_ids_are_missing_ones(known, column):
     codes = _codes(np.array(column), np.array(sorted(known)))
     want = [sorted(known).index(x) if x in known else np.nan for x in column]
     np.testing.assert_array_equal(codes, np.array(want, np.float64))
-
-
-def test_a_run_without_validation_rows_is_refused(tmp_path):
-    made, _ = trained(tmp_path, data={"valid_share": 0.0}, train={"epochs": 1})
-    with pytest.raises(SpecError, match="trees stop by validation"):
-        fit_trees(made.folder.path)
 
 
 def test_without_lightgbm_the_way_out_is_said(run, command, monkeypatch):
