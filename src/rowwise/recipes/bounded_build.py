@@ -10,9 +10,9 @@ from torch.overrides import TorchFunctionMode
 
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.errors import SpecError
+from rowwise.recipes.code import file_of
 from rowwise.recipes.compose import build_model
 from rowwise.recipes.resolved import ModelParts
-from rowwise.recipes.user_model_name import file_of
 from rowwise.serve.contents import reading_export
 from rowwise.serve.package import MODEL
 from rowwise.train.snapshot import check_weights

@@ -1,10 +1,13 @@
-"""User code that a recipe runs, from model files and transform functions, found without running any of it."""
+"""User code that a recipe runs, from model files and transform functions, found without running any of it or torch."""
 
+import ast
+from collections.abc import Iterator
 from pathlib import Path
 
+from rowwise.errors import SpecError
 from rowwise.ingest.transform.user_function import UserFunction
+from rowwise.recipes.model_configs import Model, UserModel
 from rowwise.recipes.recipe import Recipe
-from rowwise.recipes.user_model_name import file_of
 
 
 def find_foreign_code(recipe: Recipe, source: Path) -> tuple[str, ...]:
@@ -25,3 +28,56 @@ def _code_files(recipe: Recipe) -> list[Path]:
         *([] if file is None else [file]),
         *(Path(t.file) for t in transforms if isinstance(t, UserFunction) and not t.source),
     ]
+
+
+def file_of(model: Model | str) -> Path | None:
+    """The file of a user's class; None: the model is one of ours."""
+    name = module_of(model)
+    return None if name is None else split_name(name)[0]
+
+
+def module_of(model: Model | str) -> str | None:
+    """path.py:Class of a user's class; None: the model is one of ours."""
+    if isinstance(model, str):
+        return model
+    return model.module if isinstance(model, UserModel) else None
+
+
+def split_name(name: str) -> tuple[Path, str]:
+    """Split path.py:Class, a recipe's name for a user model."""
+    path, colon, class_name = name.rpartition(":")
+    if not colon or not path.endswith(".py") or not class_name.isidentifier():
+        raise SpecError(f"model: {name!r}", "path.py:Class, or a mapping with kind: dlrm, deepfm, dcn, wide_deep, ...")
+    return Path(path), class_name
+
+
+def modules_of_model(path: Path) -> dict[str, Path]:
+    """The files of a model by the names of their modules: its own, and neighbours that they import; none is run."""
+    found = {path.stem: path}
+    waiting = [path.stem]
+    for name in waiting:
+        for wanted in _imports(name, found[name]):
+            parts = wanted.split(".")
+            for count in range(1, 1 + len(parts)):
+                part, place = ".".join(parts[:count]), path.parent.joinpath(*parts[:count])
+                files = (place / "__init__.py", place.with_name(f"{place.name}.py"))
+                file = next((file for file in files if file.is_file()), None)
+                if file is not None and part not in found:
+                    found[part] = file
+                    waiting.append(part)
+    return found
+
+
+def _imports(name: str, file: Path) -> Iterator[str]:
+    """What a module imports, by names from the folder of its model on; of `from x import y` x.y."""
+    package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(file.read_bytes(), str(file))):
+        match node:
+            case ast.Import(names=names):
+                yield from (one.name for one in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                before = package[: len(package) + 1 - level] if level else []
+                start = ".".join([*before, *([module] if module else [])])
+                yield from (f"{start}.{one.name}".lstrip(".") for one in names)
+            case _:
+                pass

@@ -23,6 +23,7 @@ from rowwise.models.graph_tower import Pairs
 from rowwise.models.second_copy import add_second_copy, second_tables
 from rowwise.plan import Forecast
 from rowwise.processor import read_processor
+from rowwise.recipes.code import split_name
 from rowwise.recipes.column_tables import add_column_tables, replace_vocabularies
 from rowwise.recipes.families import Asked, Building, Family, OwnFamily, SequenceFamily
 from rowwise.recipes.id_maps import pin_map
@@ -35,7 +36,6 @@ from rowwise.recipes.resolved import ModelParts, OpenBatches, QuarantineFolder, 
 from rowwise.recipes.retrieval import GraphFamily, TowerFamily
 from rowwise.recipes.rows import RowSelection, open_data, use_absolute_paths
 from rowwise.recipes.threads import choose_threads
-from rowwise.recipes.user_model_name import split_name
 from rowwise.storage.folder import StorageFolder, parse_folder
 from rowwise.train.evaluate import Evaluator
 from rowwise.train.loss_settings import AmountLoss, AnyLoss, Poisson, wanted_values

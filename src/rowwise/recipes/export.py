@@ -36,6 +36,7 @@ from rowwise.ingest.transform import decode, load, serving, to_json
 from rowwise.models.inference import RowBlocks, inference_mode
 from rowwise.models.second_copy import NAME as SECOND_COPY
 from rowwise.planner import simple_plan
+from rowwise.recipes.code import modules_of_model, split_name
 from rowwise.recipes.compose import build_model, make_evaluator
 from rowwise.recipes.export_graph import mixed_towers
 from rowwise.recipes.export_items import ALL_ITEMS, ItemOptions, check_options, export_items
@@ -50,7 +51,6 @@ from rowwise.recipes.served import ServedModel, golden_logits, load_model, read_
 from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.towers import TowerInput
 from rowwise.recipes.trained import load_trained, resolve_saved
-from rowwise.recipes.user_model_name import modules_of_model, split_name
 from rowwise.serve.contents import hash_files, write_files
 from rowwise.serve.default_rows import mean_rows, write_mean_rows
 from rowwise.serve.forward import Forward, arrays_of

@@ -95,7 +95,9 @@ def _decide(meeting: Meeting, network: str | None, run: Path | None) -> str:
     if not network:
         return ""
     list_hosts(meeting)
-    return PROBE if network == PROBE else _encode(NetworkOfRun(ordered=choose_order_by_file(network, meeting)))
+    if network == PROBE:
+        return PROBE
+    return _encode(NetworkOfRun(ordered=choose_order(read_network(network), meeting, network)))
 
 
 def _read_saved(path: Path) -> OrderedHosts | None:
@@ -103,10 +105,6 @@ def _read_saved(path: Path) -> OrderedHosts | None:
         return msgspec.json.decode(read_bytes(path), type=_SavedEnvironment).network
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
-
-
-def choose_order_by_file(path: str, meeting: Meeting) -> OrderedHosts:
-    return choose_order(read_network(path), meeting, path)
 
 
 def choose_order(network: Network, meeting: Meeting, source: str) -> OrderedHosts:

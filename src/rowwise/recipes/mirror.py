@@ -151,7 +151,8 @@ class RunMirror:
     def _copy(self) -> None:
         """Copy what is new since the last call, if there is a checkpoint, the run is over, or some time has passed."""
         steps = self._steps()
-        new = {step for step in steps if self._is_new(self._manifest_of(step))}
+        manifests = {step: self._manifest_of(step) for step in steps}
+        new = {step for step, name in manifests.items() if self._copied.get(name) != self._state_of(name)}
         if not new and not self._ending.is_set() and perf_counter() < self._files_at_s:
             return
         self._files_at_s = perf_counter() + FILES_s
@@ -185,9 +186,6 @@ class RunMirror:
     def _steps(self) -> list[int]:
         return self._checkpoints.steps()
 
-    def _is_new(self, name: str) -> bool:
-        return self._copied.get(name) != self._state_of(name)
-
     def _state_of(self, name: str) -> tuple[int, int] | None:
         try:
             status = (self._run.path / name).stat()
@@ -209,7 +207,6 @@ class RunMirror:
         if state is None or self._copied.get(name) == state:
             return
         size_bytes = state[0]
-
         path = self._run.path / name  # what is appended meanwhile is left for the next time
         pieces = partial(read_pieces, path.parent, path.name, size_bytes)
         self.place.storage.write(self.place.inside(name), pieces, size_bytes)

@@ -15,6 +15,7 @@ from rowwise.comm.status import all_gather_uneven
 from rowwise.ingest.transform import sources, to_json
 from rowwise.ingest.warehouse.popularity import log_use
 from rowwise.plan import Plan
+from rowwise.recipes.code import file_of
 from rowwise.recipes.compose import parts_of
 from rowwise.recipes.hosts import ENVIRONMENT, NETWORK, NetworkOfRun
 from rowwise.recipes.id_maps import copy_maps
@@ -25,7 +26,6 @@ from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.text import RECIPE, write
 from rowwise.recipes.unused_keys import find_notes
-from rowwise.recipes.user_model_name import file_of
 from rowwise.textfile import read_bytes
 from rowwise.train.run_folder import RunFolder, now
 from rowwise.train.snapshot import WarmStartMatch

@@ -8,7 +8,7 @@ import torch
 
 from rowwise.comm.interface import Comm
 from rowwise.comm.status import all_gather_uneven
-from rowwise.recipes.bad_rows import find_bad_rows
+from rowwise.ingest.quarantine import ROWS, count_quarantined, read_quarantined
 from rowwise.spec import Value
 from rowwise.textfile import decode_json, read_bytes
 from rowwise.train.feeding import DataWait
@@ -18,6 +18,7 @@ from rowwise.train.stages import PhaseTime
 from rowwise.train.trainer import Trainer
 
 RESULT, BAD_ROWS = "result.json", "bad_rows"  # in the folder of a run
+MOST_REASONS = 5
 
 
 class RunResult(Value, frozen=True):
@@ -53,10 +54,25 @@ def peak_of_ranks(comm: Comm) -> int:
 
 def measured_fields(trainer: Trainer, run: Path) -> dict[str, Any]:
     """Fields of the result: peak memory, waiting for data, workers and quarantined rows."""
-    health, bad = trainer.job.health(), find_bad_rows(run / BAD_ROWS)
+    health, (bad_rows, reasons) = trainer.job.health(), find_bad_rows(run / BAD_ROWS)
     workers = None if health is None else health.workers
-    rows = {"workers": workers, "bad_rows": bad.rows, "bad_reasons": bad.reasons}
+    rows = {"workers": workers, "bad_rows": bad_rows, "bad_reasons": reasons}
     return {"peak_memory_bytes": peak_memory_bytes(), "data_wait": trainer.data_wait, "step": trainer.mean_step, **rows}
+
+
+def find_bad_rows(folder: Path) -> tuple[int, tuple[str, ...]]:
+    """The number of quarantined rows, and reasons for the first ones, each with the row's position in the data.
+
+    Rows of unreadable splits count if their number is known. The folder exists only if rows were quarantined.
+    """
+    counts = count_quarantined(folder)
+    reasons = [f"{split.source}: {split.error}" for split in counts.unread[:MOST_REASONS]]
+    for path in sorted(folder.glob(f"*{ROWS}")):
+        if len(reasons) >= MOST_REASONS:
+            break
+        table = read_quarantined(path).slice(0, MOST_REASONS - len(reasons))
+        reasons += [f"{row['_place']}: {row['_reason']}" for row in table.to_pylist()]
+    return counts.rows + sum(split.rows or 0 for split in counts.unread), tuple(reasons)
 
 
 def finished_step(path: Path) -> int | None:

@@ -33,6 +33,7 @@ from rowwise.inside import fault_of_name
 from rowwise.models.inference import RowBlocks, autocast, pack
 from rowwise.ops.host_rows import host_rows
 from rowwise.recipes.bounded_build import build_checked
+from rowwise.recipes.code import module_of
 from rowwise.recipes.compose import build_model
 from rowwise.recipes.device_tables import serve_from_device
 from rowwise.recipes.id_maps import move_map
@@ -41,7 +42,6 @@ from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.predict import Predictor, RankedItems, logits_on
 from rowwise.recipes.resolved import ModelParts
 from rowwise.recipes.towers import TowerInput, user_vectors
-from rowwise.recipes.user_model_name import module_of
 from rowwise.serve.answer import prediction_names
 from rowwise.serve.cached_rows import CachedRows, warm_up
 from rowwise.serve.contents import digest_of, read_files, reading_export

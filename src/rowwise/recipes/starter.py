@@ -12,30 +12,34 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from types import MappingProxyType
 
+import pyarrow as pa
 from msgspec import structs
 
 from rowwise.errors import DataError
+from rowwise.ingest import transform
 from rowwise.ingest.columns import Dense
 from rowwise.ingest.delimited import CsvReader
 from rowwise.ingest.dialect import Dialect
 from rowwise.ingest.division import SHARE
+from rowwise.ingest.encode import encode
 from rowwise.ingest.inspect import ColumnCard, DatasetCard, Inspection, table_names
-from rowwise.ingest.labels import LABELS, LabelValues
-from rowwise.ingest.reader import Reader
+from rowwise.ingest.labels import LABELS, LabelValues, parse_label, unlabelled
+from rowwise.ingest.reader import Reader, Split
 from rowwise.ingest.roles import AS_TOLD
 from rowwise.ingest.vocabulary import write_vocabularies
 from rowwise.quantity import round_digits
+from rowwise.recipes.column_tables import replace_vocabularies
 from rowwise.recipes.derived import LARGE_ROWS, Derived, derive, left_out
-from rowwise.recipes.first_rows import check_first_rows
 from rowwise.recipes.model_configs import DcnConfig, DlrmConfig, kind_of
 from rowwise.recipes.recipe import NAME, About, Data, Recipe, TableChanges, Tables, TimeShare
 from rowwise.recipes.text import decode, parse, write
 from rowwise.row_optimizers import RowWiseAdagrad, Schedule
 from rowwise.spec import Pooling
-from rowwise.train.loss_settings import AnyLoss, LogLoss, Poisson, Squared
+from rowwise.train.loss_settings import AnyLoss, LogLoss, Poisson, Squared, wanted_values
 from rowwise.train.settings import DenseAdam, Evaluation, Training
 
 SMALL_ROWS = 20_000
+FIRST_ROWS = 4096  # which a recipe has to encode before it is written
 DECAY_EPOCHS = 8  # over which the dense learning rate falls to 0, where rows are few
 STEPS = 100  # of an epoch, approximately
 BATCHES = (64, 2048)
@@ -137,13 +141,38 @@ def write_starter(found: Inspection, reader: Reader, dataset: str, path: Path, *
     kept = folder.exists()
     write_vocabularies(found.ids, files, grow)
     try:
-        check_first_rows(decode(parse(text, str(path)), str(path)), reader)
+        _check_first_rows(decode(parse(text, str(path)), str(path)), reader)
     except DataError:
         if not kept:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     path.write_text(text)
     return True
+
+
+def _check_first_rows(recipe: Recipe, reader: Reader) -> None:
+    """Raise if the first rows cannot be encoded, by transforms and columns alone: without a model and torch."""
+    assert recipe.columns is not None
+    columns, lookups = replace_vocabularies(recipe.columns)
+    columns = structs.replace(columns, label_values=wanted_values(recipe.train.objective))
+    loaded = transform.load((*recipe.transforms, *lookups))
+    names = transform.sources(loaded, columns.names)
+    split, table = _first_rows(reader, names)
+    unlabelled_R = unlabelled(table, [parse_label(text) for text in columns.labels])
+    if unlabelled_R is not None:
+        table = table.filter(pa.array(~unlabelled_R))
+    columns.check(transform.schema_after(reader.schema, loaded, split.source), split.source)
+    made, _ = transform.apply(table, loaded, columns.names, transform.RowPosition(split=split))
+    rows = {s.table_name: s.rows for s in columns.sparse if s.rows is not None}
+    encode(made, columns, rows, split)
+
+
+def _first_rows(reader: Reader, names: tuple[str, ...]) -> tuple[Split, pa.Table]:
+    for split in reader.splits():
+        table = reader.read(split, names).slice(0, FIRST_ROWS)
+        if table.num_rows:
+            return split, table
+    raise DataError("no split has rows", "files with rows")
 
 
 def _check_card(card: DatasetCard, derived: Derived) -> None:

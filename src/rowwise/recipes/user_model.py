@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, final
 from torch import nn
 
 from rowwise.errors import SpecError
-from rowwise.recipes.user_model_name import modules_of_model, split_name
+from rowwise.recipes.code import modules_of_model, split_name
 
 
 class _Source(NamedTuple):
