@@ -1,6 +1,5 @@
 """Runs whose tables have id maps: on one rank and several, saved, gone on with, predicted with; and what is refused."""
 
-import json
 import shutil
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import torch
 from hashing.maps import make_maps
 from pyarrow import parquet as pq
-from small import recipe, same, saved, sections, train_on_ranks, trained, write_rows
+from small import same, saved, sections, train_on_ranks, write_rows
 
 from rowwise import CheckpointError, Plan, SpecError
 from rowwise.checkpoint.rewrite import retype_tables, rewrite
@@ -194,17 +193,3 @@ def test_plans_and_outlooks_are_of_the_rows_that_are_stored(tmp_path):
     ahead = dry_run(made)
     assert ahead.rows == sum(tables.values())
     assert ahead.tables == len(tables)
-
-
-@pytest.mark.slow
-def test_files_that_are_tested_on_are_not_taken_away_from_the_others(tmp_path):
-    """Naming rows to test on used to cost the last tenth of the others, which are often the newest."""
-    write_rows(tmp_path / "rows.parquet", 2000, group=100)
-    write_rows(tmp_path / "test.parquet", 300, first=5000)
-    made = recipe(tmp_path, data={"test": f"parquet:{tmp_path}/test.parquet", "valid_share": 0.0})
-    parts = resolve(made).rows
-    assert len(parts.train.reader.splits()) == 20
-    run, result = trained(tmp_path, data={"test": f"parquet:{tmp_path}/test.parquet", "valid_share": 0.0})
-    assert result.samples == 2 * 2000
-    assert result.test["label"]["count"] == 300
-    assert json.loads((run.folder.path / "result.json").read_text())["samples"] == 4000

@@ -314,9 +314,6 @@ def test_going_on_from_an_earlier_checkpoint_replaces_the_later(tmp_path):
     assert evaluate(folder, which="last").tasks == second.test
 
 
-WARM = {"train": {"epochs": 1}}
-
-
 def test_a_warm_start_says_what_it_took(done, tmp_path):
     first, _ = done
     write_rows(tmp_path / "rows.parquet", shop=lambda rows: pa.array(rows["user"].to_numpy() % 7))
