@@ -100,11 +100,11 @@ def test_counts_of_a_pause_are_left_out_and_a_take_inside_ends_before_it(tmp_pat
     look_up(5)
     with counts.paused():
         look_up(20)
-        assert counts.take()["a", "misses"] == 5
+        assert counts.take().tables["a"].misses == 5
     look_up(22)
-    taken = counts.take()
-    assert (taken["a", "hits"], taken["a", "misses"]) == (20, 2)
-    assert hit_rate(counts.take()) == 0.0
+    taken = counts.take().tables["a"]
+    assert (taken.hits, taken.misses) == (20, 2)
+    assert counts.take().hit_rate == 0.0
 
 
 def test_sums_of_ranks():

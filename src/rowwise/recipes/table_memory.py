@@ -18,7 +18,7 @@ import torch
 from msgspec import structs
 
 from rowwise.comm.interface import Comm
-from rowwise.comm.status import all_gather_uneven, on_first_rank
+from rowwise.comm.status import all_gather_uneven
 from rowwise.errors import TableMemoryError
 from rowwise.perf.host_memory import free_bytes, is_in_memory
 from rowwise.plan import Plan, Tile
