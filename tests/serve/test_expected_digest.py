@@ -146,7 +146,7 @@ def test_the_digest_is_the_same_wherever_it_is_named(exported, version, command)
     (version / LIST).unlink()  # as of an earlier rowwise
     assert open_version(version, digest).digest == version_folder(version.parents[1], 1).digest == digest
     assert open_version(version).digest is None
-    assert open_predictor(version, expect=digest).tasks == ("label",)
+    assert open_predictor(version, expect=digest).parts.tasks == ("label",)
     assert not damaged_files(version)
     with pytest.raises(CheckpointError, match=f"has digest {digest}: expected digest 00ff"):
         open_predictor(version, expect="00ff")
