@@ -15,7 +15,7 @@ from rowwise.processor import (
     parse_cpuinfo,
     read_processor,
 )
-from rowwise.recipes.processor_limits import replace_unsupported
+from rowwise.recipes.processor import replace_unsupported
 from rowwise.train.settings import Training
 
 AVX2 = "fpu sse2 ssse3 pclmulqdq avx f16c fma avx2"

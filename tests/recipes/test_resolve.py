@@ -19,7 +19,7 @@ from rowwise.processor import read_processor
 from rowwise.recipes.compose import make_model, make_objective, resolve
 from rowwise.recipes.machine import Environment
 from rowwise.recipes.outlook import dry_run, make_outlook
-from rowwise.recipes.processor_limits import replace_unsupported
+from rowwise.recipes.processor import replace_unsupported
 from rowwise.recipes.recipe import Data
 from rowwise.recipes.resolved import evaluation_batches
 from rowwise.recipes.rows import use_absolute_paths

@@ -13,7 +13,7 @@ from rowwise.recipes.model_configs import (
     UserModel,
     WukongConfig,
 )
-from rowwise.recipes.threads import choose_threads
+from rowwise.recipes.processor import choose_threads
 
 TABLES = [Table(name=f"t{n}", rows=1000, dim=16) for n in range(10)]
 WIDE, NARROW = (Processor(flags=frozenset(flags)) for flags in (("avx512f", "avx2"), ("avx2",)))

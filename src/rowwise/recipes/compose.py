@@ -30,12 +30,11 @@ from rowwise.recipes.id_maps import pin_map
 from rowwise.recipes.label_facts import LabelFacts, is_complete, look_at_labels, with_facts
 from rowwise.recipes.model_configs import Model, UserModel, map_files
 from rowwise.recipes.model_kinds import check_use, family_of
-from rowwise.recipes.processor_limits import replace_unsupported
+from rowwise.recipes.processor import choose_threads, replace_unsupported
 from rowwise.recipes.recipe import PROBE, Recipe, Tables
 from rowwise.recipes.resolved import ModelParts, OpenBatches, QuarantineFolder, ResolvedRecipe, no_quarantine, tasks_of
 from rowwise.recipes.retrieval import GraphFamily, TowerFamily
 from rowwise.recipes.rows import RowSelection, open_data, use_absolute_paths
-from rowwise.recipes.threads import choose_threads
 from rowwise.storage.folder import StorageFolder, parse_folder
 from rowwise.train.evaluate import Evaluator
 from rowwise.train.loss_settings import AmountLoss, AnyLoss, Poisson, wanted_values

@@ -20,7 +20,6 @@ from rowwise.planner.options import make_problem
 from rowwise.planner.problem import PlanRequest
 from rowwise.planner.search import search
 from rowwise.recipes.compose import make_model
-from rowwise.recipes.model_configs import UserModel
 from rowwise.recipes.operations import multiplications
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.sharding import SEARCH_s, make_request, tables_of, usual_hardware
@@ -70,8 +69,7 @@ def predict_step(
     placement = search(problem, seconds=SEARCH_s, prove=False).placement
     numbers = bucket_numbers(dense_parameters(model))
     sums = SumCosts(topology, net, hardware, tuple(numbers))
-    model_config = UserModel(module=recipe.model) if isinstance(recipe.model, str) else recipe.model
-    dense = multiplications(model_config, resolved.tables, len(resolved.columns.dense)) or 0
+    dense = multiplications(resolved.parts.model, resolved.tables, len(resolved.columns.dense)) or 0
     compute_s = 6 * dense * request.batch / topology.world / hardware.flops  # twice for a product, and backward twice
 
     def seconds(wire: Wire) -> float:

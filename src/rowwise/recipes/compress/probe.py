@@ -76,12 +76,13 @@ def learn(resolved: ResolvedRecipe, names: Sequence[str], tell: Callable[[float]
 def shrink_recipe(resolved: ResolvedRecipe, names: Sequence[str]) -> ResolvedRecipe:
     """The recipe with small tables and layers, for one epoch."""
     recipe = resolved.recipe
-    assert not isinstance(recipe.model, str)
     plain = {"dim": DIM, "row_type": RowType.FP32, "column_group": None}
     zero = plain | {"init": Constant(0.0)}
     tables = tuple(structs.replace(table, **(zero if table.name in names else plain)) for table in resolved.tables)
     train = structs.replace(recipe.train, epochs=1, steps=None)
-    changed = structs.replace(recipe, tables=Tables(list=tables), model=_halve_layers(recipe.model), train=train)
+    changed = structs.replace(
+        recipe, tables=Tables(list=tables), model=_halve_layers(resolved.parts.model), train=train
+    )
     return replace(resolved, recipe=changed, rows=replace(resolved.rows, valid=None))
 
 

@@ -1,4 +1,4 @@
-"""The number of threads of a run whose recipe leaves it open.
+"""Settings of a recipe that follow from the processor: threads where it leaves them open, and the precision.
 
 Idle threads sleep, because spinning ones would take the processor from other processes, and waking them costs tens of
 microseconds in each operator. A small step therefore ends sooner on one thread: DeepFM with ten tables of dim 16, an
@@ -15,15 +15,22 @@ the bits of matrix products.
 
 from collections.abc import Sequence
 
-from rowwise.processor import Processor
+from msgspec import structs
+
+from rowwise.processor import BF16, Processor, family_of, missing_features
 from rowwise.recipes.model_configs import Model
 from rowwise.recipes.operations import multiplications
 from rowwise.spec import Table
+from rowwise.train.settings import Training
 
 SMALL_STEP_s = 4e-3  # on one thread
 FLOP_s = {"avx512f": 1 / 1.5e11, "avx2": 1 / 4e10}  # seconds of a multiplication or addition, by instruction set
 OTHER_FLOP_s = 1 / 1e10
 ID_s = 40e-9  # of the lookup and the update of a row
+EMULATED = (
+    "train.precision=fp8 is emulated on CPUs, which have no such products: it shows what 8 bits cost in quality, and"
+    " takes longer than bf16"
+)
 
 
 def choose_threads(
@@ -38,3 +45,18 @@ def choose_threads(
     # Forward, gradient of the inputs and gradient of the weights: a multiplication and an addition each.
     step_s = batch * (6 * weights * flop_s + ids * ID_s)
     return 1 if step_s < SMALL_STEP_s else available
+
+
+def replace_unsupported(train: Training, processor: Processor) -> tuple[Training, tuple[str, ...]]:
+    """The settings without those for which it lacks instructions, and a note for each."""
+    if train.precision == "fp8" and train.device.startswith("cpu"):
+        return train, (EMULATED,)
+    if train.precision != "bf16" or not train.device.startswith("cpu") or BF16 not in missing_features(processor):
+        return train, ()
+    family = family_of(processor)
+    measured = f" (measured on {family.name}: {family.measured})" if family is not None and family.measured else ""
+    note = (
+        f"train.precision=bf16 is replaced by fp32, because this processor has no bf16 instructions and software takes"
+        f" several times as long{measured}; train.precision=bf16_always keeps it"
+    )
+    return structs.replace(train, precision="fp32"), (note,)
