@@ -24,8 +24,17 @@ from rowwise.train.run_folder import RunFolder
 OFTEN = {"every": 4, "keep": 2}
 
 
+@pytest.fixture
+def mirror(tmp_path):
+    return tmp_path / "mirror"
+
+
 def names(place):
     return {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+
+
+def steps_of(place):
+    return sorted(int(one.name.removeprefix("step-")) for one in checkpoints_of(place))
 
 
 def small_files(place):
@@ -34,11 +43,10 @@ def small_files(place):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("save", [{"keep": 1}, {"background": True}, {"incremental": True}])
-def test_the_mirror_of_a_run_that_has_ended_is_the_run(save, tmp_path):
-    mirror = tmp_path / "mirror"
+def test_the_mirror_of_a_run_that_has_ended_is_the_run(save, tmp_path, mirror):
     run, _ = trained(tmp_path, save={**OFTEN, **save, "mirror": str(mirror)}, evaluate={"every": 6})
     assert small_files(mirror) == small_files(run.folder.path)
-    assert {one.name for one in checkpoints_of(mirror)} == {one.name for one in checkpoints_of(run.folder.path)}
+    assert steps_of(mirror) == steps_of(run.folder.path)
     for one in checkpoints_of(mirror):
         Checkpoint.open(one).verify()
     assert "copied step-" in (run.folder.path / "log.txt").read_text()
@@ -50,9 +58,8 @@ def test_the_mirror_of_a_run_that_has_ended_is_the_run(save, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_finished_run_that_is_resumed_keeps_its_files(tmp_path):
+def test_a_finished_run_that_is_resumed_keeps_its_files(tmp_path, mirror):
     """The resume is refused, and neither the folder nor its mirror loses the lines of the test."""
-    mirror = tmp_path / "mirror"
     run, _ = trained(tmp_path, save={**OFTEN, "mirror": str(mirror)})
     before = small_files(run.folder.path)
     with pytest.raises(DataError, match="has finished at step"):
@@ -61,9 +68,8 @@ def test_a_finished_run_that_is_resumed_keeps_its_files(tmp_path):
         assert small_files(place) | {"log.txt": b""} == before | {"log.txt": b""}  # the log names what was copied
 
 
-def test_a_run_goes_on_from_its_mirror_with_the_same_bits(tmp_path):
+def test_a_run_goes_on_from_its_mirror_with_the_same_bits(tmp_path, mirror):
     whole, _ = trained(tmp_path, save=OFTEN)
-    mirror = tmp_path / "mirror"
     shutil.rmtree(stopped(tmp_path, 10))
     path = fetch_run(str(mirror), tmp_path / "elsewhere")
     again = TrainingRun.resume(path)
@@ -72,19 +78,18 @@ def test_a_run_goes_on_from_its_mirror_with_the_same_bits(tmp_path):
     assert same(saved(path), saved(whole.folder.path))
     assert lines(path) == lines(whole.folder.path)
     assert lines(mirror) == lines(whole.folder.path)
-    assert {one.name for one in checkpoints_of(mirror)} == {one.name for one in checkpoints_of(whole.folder.path)}
+    assert steps_of(mirror) == steps_of(whole.folder.path)
     assert fetch_run(str(mirror), tmp_path / "elsewhere") == path  # it has all that the mirror has
 
 
-def test_a_run_that_was_killed_before_its_mirror_was_complete_completes_it(tmp_path):
-    mirror = tmp_path / "mirror"
+def test_a_run_that_was_killed_before_its_mirror_was_complete_completes_it(tmp_path, mirror):
     run, _ = trained(tmp_path, save={**OFTEN, "mirror": str(mirror)})
     (mirror / "result.json").unlink()
     shutil.rmtree(checkpoints_of(mirror)[-1])
     with pytest.raises(DataError, match="has finished at step"):
         TrainingRun.resume(run.folder.path)
     assert (mirror / "result.json").exists()
-    assert {one.name for one in checkpoints_of(mirror)} == {one.name for one in checkpoints_of(run.folder.path)}
+    assert steps_of(mirror) == steps_of(run.folder.path)
     for one in checkpoints_of(mirror):
         Checkpoint.open(one).verify()
     (mirror / OWNER).write_text(json.dumps({"run": "x", "holder": "y"}))
@@ -93,9 +98,9 @@ def test_a_run_that_was_killed_before_its_mirror_was_complete_completes_it(tmp_p
 
 
 @pytest.mark.slow
-def test_a_fetch_brings_what_the_mirror_has_more(tmp_path):
+def test_a_fetch_brings_what_the_mirror_has_more(tmp_path, mirror):
     """A run went on elsewhere, and comes back to a machine that has an older state of it."""
-    mirror, run = tmp_path / "mirror", stopped(tmp_path, 10)
+    run = stopped(tmp_path, 10)
     path = fetch_run(str(mirror), tmp_path / "elsewhere")
     TrainingRun.resume(run).go()
     assert fetch_run(str(mirror), tmp_path / "elsewhere") == path
@@ -104,22 +109,21 @@ def test_a_fetch_brings_what_the_mirror_has_more(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_fetch_that_was_killed_goes_on(tmp_path, monkeypatch):
-    run, _ = trained(tmp_path, save={**OFTEN, "mirror": str(tmp_path / "mirror")})
+def test_a_fetch_that_was_killed_goes_on(tmp_path, monkeypatch, mirror):
+    run, _ = trained(tmp_path, save={**OFTEN, "mirror": str(mirror)})
     for killed_at in range(3, 12, 4):  # at a write of a file
         left = iter(range(killed_at))
         monkeypatch.setattr("rowwise.storage.local.os.fsync", lambda _, left=left: next(left))
         with pytest.raises(StopIteration):
-            fetch_run(str(tmp_path / "mirror"), tmp_path / "elsewhere")
+            fetch_run(str(mirror), tmp_path / "elsewhere")
         monkeypatch.undo()
-    path = fetch_run(str(tmp_path / "mirror"), tmp_path / "elsewhere")
+    path = fetch_run(str(mirror), tmp_path / "elsewhere")
     assert small_files(path) == small_files(run.folder.path)
     assert same(saved(path), saved(run.folder.path))
 
 
 @pytest.mark.slow
-def test_a_mirror_is_of_one_run_and_of_the_process_that_holds_it(tmp_path):
-    mirror = tmp_path / "mirror"
+def test_a_mirror_is_of_one_run_and_of_the_process_that_holds_it(tmp_path, mirror):
     made = recipe(tmp_path, save={**OFTEN, "mirror": str(mirror)})
     first = TrainingRun.start(made, tmp_path / "runs")
     first._start_mirror()
@@ -132,14 +136,15 @@ def test_a_mirror_is_of_one_run_and_of_the_process_that_holds_it(tmp_path):
     with pytest.raises(StorageError, match="1 is saved, but"):
         first.go()
     assert lines(mirror) == lines(path)
-    with pytest.raises(SpecError, match="folder of the run"):
-        TrainingRun.start(recipe(tmp_path, save={"mirror": str(tmp_path / "runs" / "small" / "2")}), tmp_path / "runs")
+    for inside in ("2", "2/mirror"):
+        with pytest.raises(SpecError, match="folder of the run"):
+            TrainingRun.start(recipe(tmp_path, save={"mirror": f"{tmp_path}/runs/small/{inside}"}), tmp_path / "runs")
 
 
 @pytest.mark.slow
-def test_a_folder_that_has_a_claim_only_begins_its_run(tmp_path):
+def test_a_folder_that_has_a_claim_only_begins_its_run(tmp_path, mirror):
     """The process was killed between the claim and the recipe, and the same command is started again."""
-    mirror, place = tmp_path / "mirror", tmp_path / "runs" / "it"
+    place = tmp_path / "runs" / "it"
     made = recipe(tmp_path, save={**OFTEN, "mirror": str(mirror)})
     run = TrainingRun.start(made, RunFolder(place))
     run.folder.release()
@@ -151,9 +156,8 @@ def test_a_folder_that_has_a_claim_only_begins_its_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_claim_without_a_run_is_taken_over(tmp_path):
+def test_a_claim_without_a_run_is_taken_over(tmp_path, mirror):
     """The process was killed before it had copied anything."""
-    mirror = tmp_path / "mirror"
     made = recipe(tmp_path, save={**OFTEN, "mirror": str(mirror)})
     TrainingRun.start(made, tmp_path / "runs").folder.release()
     assert names(mirror) == {OWNER}
@@ -175,8 +179,7 @@ def test_a_claim_without_a_run_is_taken_over(tmp_path):
         (".lock", b"x", "the name '.lock' is not used: it begins with a dot"),
     ],
 )
-def test_a_damaged_mirror_is_refused_by_name(name, content, error, tmp_path):
-    mirror = tmp_path / "mirror"
+def test_a_damaged_mirror_is_refused_by_name(name, content, error, tmp_path, mirror):
     trained(tmp_path, save={"mirror": str(mirror)})
     (mirror / name).write_bytes(content)
     with pytest.raises((DataError, SpecError, StorageError), match=error.replace("'", ".")):
@@ -184,12 +187,12 @@ def test_a_damaged_mirror_is_refused_by_name(name, content, error, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_a_folder_of_something_else_is_not_written_into(tmp_path):
-    trained(tmp_path, save={"mirror": str(tmp_path / "mirror")})
+def test_a_folder_of_something_else_is_not_written_into(tmp_path, mirror):
+    trained(tmp_path, save={"mirror": str(mirror)})
     (tmp_path / "elsewhere" / "small" / "mirror").mkdir(parents=True)
     (tmp_path / "elsewhere" / "small" / "mirror" / "notes.txt").write_text("mine")
     with pytest.raises(DataError, match="exists"):
-        fetch_run(str(tmp_path / "mirror"), tmp_path / "elsewhere")
+        fetch_run(str(mirror), tmp_path / "elsewhere")
 
 
 def command(server, *args):
@@ -255,10 +258,6 @@ def test_a_store_that_is_gone_neither_stops_nor_loses_a_run(tmp_path, monkeypatc
         assert not any((tmp_path / "s3" / "bucket").glob("*manifest.json"))
 
 
-def steps_of(place):
-    return sorted(int(one.name.removeprefix("step-")) for one in checkpoints_of(place))
-
-
 def stopped(tmp_path, step, **save):
     """A run with a mirror that was stopped after a step."""
     made = recipe(tmp_path, save={**OFTEN, "mirror": str(tmp_path / "mirror"), **save})
@@ -269,13 +268,13 @@ def stopped(tmp_path, step, **save):
 
 
 @pytest.mark.slow
-def test_an_older_folder_does_not_take_a_newer_mirror_back(tmp_path):
+def test_an_older_folder_does_not_take_a_newer_mirror_back(tmp_path, mirror):
     path = stopped(tmp_path, 6)
-    TrainingRun.resume(fetch_run(str(tmp_path / "mirror"), tmp_path / "elsewhere")).go()
-    there = steps_of(tmp_path / "mirror")
+    TrainingRun.resume(fetch_run(str(mirror), tmp_path / "elsewhere")).go()
+    there = steps_of(mirror)
     with pytest.raises(SpecError, match="step 6"):
         TrainingRun.resume(path)
-    assert steps_of(tmp_path / "mirror") == there
+    assert steps_of(mirror) == there
 
 
 def test_a_run_that_is_no_mirror_is_not_written_over(tmp_path):
@@ -288,9 +287,8 @@ def test_a_run_that_is_no_mirror_is_not_written_over(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_former_holder_removes_nothing_of_the_next_one(tmp_path):
+def test_a_former_holder_removes_nothing_of_the_next_one(tmp_path, mirror):
     """The next process takes the mirror over while the former one copies its last checkpoint."""
-    mirror = tmp_path / "mirror"
     first = TrainingRun.resume(stopped(tmp_path, 6), ["train.steps=8"])
     copy, taken = first._mirror._copy_checkpoint, []
 
@@ -307,9 +305,8 @@ def test_a_former_holder_removes_nothing_of_the_next_one(tmp_path):
     assert lines(mirror) == lines(taken[0])
 
 
-def test_checkpoints_leave_after_the_newest_has_arrived(tmp_path):
+def test_checkpoints_leave_after_the_newest_has_arrived(tmp_path, mirror):
     """The run removes a checkpoint between the look and the copy: the mirror keeps the one that it has."""
-    mirror = tmp_path / "mirror"
     run = TrainingRun.resume(stopped(tmp_path, 6, keep=1))
     run._start_mirror()
     run._mirror.close()
@@ -321,9 +318,8 @@ def test_checkpoints_leave_after_the_newest_has_arrived(tmp_path):
     assert steps_of(mirror) == before == [6]
 
 
-def test_a_checkpoint_that_left_after_the_last_copy_leaves_the_mirror_at_the_end(tmp_path):
+def test_a_checkpoint_that_left_after_the_last_copy_leaves_the_mirror_at_the_end(tmp_path, mirror):
     """The run had both when the newest was copied, and one when it ended."""
-    mirror = tmp_path / "mirror"
     path = stopped(tmp_path, 6, keep=1)
     for older in {4} & {*steps_of(path)}:  # which the mirror was reading when the run would have removed it
         shutil.rmtree(path / "ckpt" / f"step-{older:09d}")
@@ -354,32 +350,31 @@ class Refusing:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("refused", ["metrics.csv", "ckpt/"])
-def test_the_result_is_the_last_file_that_arrives(tmp_path, refused):
+def test_the_result_is_the_last_file_that_arrives(tmp_path, refused, mirror):
     """A run that is killed between two files is not taken for a finished one with fewer lines or checkpoints."""
     path = stopped(tmp_path, 6)
-    shutil.rmtree(tmp_path / "mirror")
+    shutil.rmtree(mirror)
     run = TrainingRun.resume(path)
     run.go()
-    shutil.rmtree(tmp_path / "mirror")
-    mirror = RunMirror(str(tmp_path / "mirror"), run.folder)
-    mirror.place = replace(mirror.place, storage=Refusing(mirror.place.storage, refused))
-    assert "refused" in mirror.close()
-    assert not (tmp_path / "mirror" / "result.json").exists()
-    mirror.place = replace(mirror.place, storage=mirror.place.storage.inner)
-    assert mirror.close() is None
-    assert small_files(tmp_path / "mirror") == small_files(path)
+    shutil.rmtree(mirror)
+    copies = RunMirror(str(mirror), run.folder)
+    copies.place = replace(copies.place, storage=Refusing(copies.place.storage, refused))
+    assert "refused" in copies.close()
+    assert not (mirror / "result.json").exists()
+    copies.place = replace(copies.place, storage=copies.place.storage.inner)
+    assert copies.close() is None
+    assert small_files(mirror) == small_files(path)
 
 
 @pytest.mark.slow
-def test_the_best_checkpoint_goes_first(tmp_path):
-    run, result = trained(tmp_path, save={**OFTEN, "mirror": str(tmp_path / "mirror")}, evaluate={"every": 6})
+def test_the_best_checkpoint_goes_first(tmp_path, mirror):
+    run, result = trained(tmp_path, save={**OFTEN, "mirror": str(mirror)}, evaluate={"every": 6})
     assert run._mirror._in_order([4, result.best.step, 20])[0] == result.best.step
 
 
 @pytest.mark.slow
-def test_steps_that_were_taken_back_leave_the_mirror(tmp_path):
+def test_steps_that_were_taken_back_leave_the_mirror(tmp_path, mirror):
     """A resume from an earlier checkpoint with another rate writes other checkpoints of the same steps."""
-    mirror = tmp_path / "mirror"
     path = stopped(tmp_path, 10, keep=9)
     again = TrainingRun.resume(path, ["train.optimizer.lr=0.2"], which="step-4")
     again.go()
@@ -387,23 +382,20 @@ def test_steps_that_were_taken_back_leave_the_mirror(tmp_path):
     assert steps_of(mirror) == steps_of(path)
 
 
-def test_what_a_former_process_has_said_is_gone(tmp_path):
+def test_what_a_former_process_has_said_is_gone(tmp_path, mirror):
     path = stopped(tmp_path, 6)
-    assert (tmp_path / "mirror" / "result.json").exists()
+    assert (mirror / "result.json").exists()
     again = TrainingRun.resume(path)
     again._start_mirror()
     again._mirror.stop()
     assert not (path / "result.json").exists()
-    assert not (tmp_path / "mirror" / "result.json").exists()
+    assert not (mirror / "result.json").exists()
 
 
 @pytest.mark.slow
-def test_hidden_folders_are_left_out(tmp_path):
-    run = TrainingRun.start(recipe(tmp_path, save={**OFTEN, "mirror": str(tmp_path / "mirror")}), tmp_path / "runs")
+def test_hidden_folders_are_left_out(tmp_path, mirror):
+    run = TrainingRun.start(recipe(tmp_path, save={**OFTEN, "mirror": str(mirror)}), tmp_path / "runs")
     (run.folder.path / ".ipynb_checkpoints").mkdir()
     (run.folder.path / ".ipynb_checkpoints" / "x.txt").touch()
     run.go()
-    assert not any("ipynb" in name for name in names(tmp_path / "mirror"))
-    inside = tmp_path / "runs" / "small" / "2" / "mirror"
-    with pytest.raises(SpecError, match="folder of the run"):
-        TrainingRun.start(recipe(tmp_path, save={"mirror": str(inside)}), tmp_path / "runs")
+    assert not any("ipynb" in name for name in names(mirror))
