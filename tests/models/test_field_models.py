@@ -122,21 +122,17 @@ def test_wukong_is_dhen_with_two_kinds():
     assert layer.interactions[1].map.out_features == 3
 
 
-@pytest.mark.parametrize("levels", [1, 2])
-@pytest.mark.parametrize(("own", "shared"), [(1, 2), (2, 0)])
+@pytest.mark.parametrize(
+    ("levels", "own", "shared"), [(1, 1, 2), (2, 1, 2), (1, 2, 0), (2, 2, 0), (1, 0, 1), (1, 0, 3)]
+)
 def test_progressive_layered_extraction(levels, own, shared):
+    """MMoE is a level of shared experts."""
     torch.manual_seed(0)
-    tables = make_tables(4)
-    model = PLE(
-        Embeddings(tables, seed=1),
-        DENSE,
-        3,
-        expert_sizes=(6, 5),
-        task_experts=own,
-        shared_experts=shared,
-        levels=levels,
-        tower=(4,),
-    )
+    embeddings, sizes = Embeddings(make_tables(4), seed=1), {"expert_sizes": (6, 5), "tower": (4,)}
+    if own:
+        model = PLE(embeddings, DENSE, 3, task_experts=own, shared_experts=shared, levels=levels, **sizes)
+    else:
+        model = MMoE(embeddings, DENSE, 3, experts=shared, **sizes)
     batch = make_clicks(5, tasks=3)
     x = torch.cat((batch.dense_BF, model.embeddings(batch.sparse).values()), 1)
     tasks, common = [x] * 3, x
@@ -153,16 +149,6 @@ def test_progressive_layered_extraction(levels, own, shared):
             common = sum(shares[:, [e]] * out for e, out in enumerate(everyone))
         tasks = new
     wanted = torch.cat([plain_mlp(tower, out) for tower, out in zip(model.towers, tasks, strict=True)], 1)
-    torch.testing.assert_close(model(batch), wanted)
-
-
-def test_one_task_of_one_shared_expert_is_an_mlp():
-    torch.manual_seed(0)
-    model = MMoE(Embeddings(make_tables(4), seed=1), DENSE, 2, expert_sizes=(6, 5), experts=1, tower=())
-    batch = make_clicks(5, tasks=2)
-    x = torch.cat((batch.dense_BF, model.embeddings(batch.sparse).values()), 1)
-    out = plain_mlp(model.levels[0].shared[0], x)
-    wanted = torch.cat([plain_mlp(tower, out) for tower in model.towers], 1)
     torch.testing.assert_close(model(batch), wanted)
 
 

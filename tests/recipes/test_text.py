@@ -231,12 +231,7 @@ SPECIAL = {
     ("UserModel", "args"): st.dictionaries(
         TEXTS, TEXTS | st.integers(-5, 5) | st.lists(st.booleans(), max_size=2), max_size=3
     ),
-    ("Adam", "beta1"): st.floats(0, 0.9),
-    ("Adam", "beta2"): st.floats(0, 0.9),
-    ("RowWiseAdam", "beta1"): st.floats(0, 0.9),
-    ("RowWiseAdam", "beta2"): st.floats(0, 0.9),
-    ("Lamb", "beta1"): st.floats(0, 0.9),
-    ("Lamb", "beta2"): st.floats(0, 0.9),
+    **{(kind, beta): st.floats(0, 0.9) for kind in ("Adam", "RowWiseAdam", "Lamb") for beta in ("beta1", "beta2")},
     ("Sparse", "feature"): st.just(""),
 }
 
