@@ -11,54 +11,50 @@ from rowwise import BatchError, in_batch_bpr, in_batch_softmax, top_items
 from rowwise.models.retrieval import Candidates
 
 
-def literal_loss(logits_BB, items, log_q, weights):
-    """Sample by sample, in float64."""
+def literal_loss(loss, logits, items, log_q, weights, first, hardest):
+    """Sample by sample."""
     total = 0.0
-    for i in range(len(items)):
-        corrected = [float(logits_BB[i, j]) - (log_q[j] if log_q else 0.0) for j in range(len(items))]
-        others = [j for j in range(len(items)) if j == i or items[j] != items[i]]
-        log_sum = math.log(sum(math.exp(corrected[j]) for j in others))
-        total -= (weights[i] if weights else 1.0) * (corrected[i] - log_sum)
-    return total / len(items)
+    for i, weight in enumerate(weights):
+        own = float(logits[i, first + i]) - log_q[first + i]
+        others = [j for j in range(len(items)) if items[j] != items[first + i]]
+        negatives = sorted((float(logits[i, j]) - log_q[j] for j in others), reverse=True)[:hardest]
+        if loss is in_batch_softmax:
+            total += weight * (math.log(sum(math.exp(x) for x in (own, *negatives))) - own)
+        else:
+            total += weight * sum(math.log1p(math.exp(x - own)) for x in negatives) / max(1, len(negatives))
+    return total / len(logits)
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=7), st.booleans(), st.booleans())
-def test_pairs(items, corrected, weighted):
+@pytest.mark.parametrize("loss", [in_batch_softmax, in_batch_bpr])
+@given(
+    items=st.lists(st.integers(0, 6), min_size=1, max_size=9), corrected=st.booleans(), weighted=st.booleans(),
+    hardest=st.none() | st.integers(1, 9), data=st.data(),
+)  # fmt: skip
+def test_the_formula(loss, items, corrected, weighted, hardest, data):
+    """Candidates of other ranks come before and after those of the batch."""
+    batch = data.draw(st.integers(1, len(items)))
+    first = data.draw(st.integers(0, len(items) - batch))
     torch.manual_seed(len(items))
-    size, total = len(items), 0.0
-    logits_BB = torch.randn(size, size, dtype=torch.float64, requires_grad=True)
-    log_q_B = torch.rand(size).double().log() if corrected else None
-    weights_B = torch.rand(size).double() if weighted else None
-    for i in range(size):
-        others = [j for j in range(size) if items[j] != items[i]]
-        for j in others:
-            apart = (logits_BB[i, i] - logits_BB[i, j]).detach()
-            if corrected:
-                apart = apart - log_q_B[i] + log_q_B[j]
-            total = total - (weights_B[i] if weighted else 1) * apart.sigmoid().log() / len(others) / size
-    loss = in_batch_bpr(logits_BB, torch.tensor(items), log_q_B, weights_B)
-    assert math.isclose(float(loss.detach()), float(torch.as_tensor(total)), rel_tol=1e-9, abs_tol=1e-12)
-    assert torch.autograd.gradcheck(lambda x: in_batch_bpr(x, torch.tensor(items), log_q_B, weights_B), logits_BB)
+    items_C, logits_BC = torch.tensor(items), torch.randn(batch, len(items), dtype=torch.float64, requires_grad=True)
+    log_q_C = torch.rand(len(items)).double().log() if corrected else None
+    weights_B = torch.rand(batch).double() if weighted else None
 
+    def run(logits_BC):
+        return loss(logits_BC, Candidates(items_C, log_q_C, first), weights_B=weights_B, hardest=hardest)
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=7), st.booleans(), st.booleans())
-def test_the_formula(items, corrected, weighted):
-    torch.manual_seed(len(items))
-    size = len(items)
-    logits_BB = torch.randn(size, size, requires_grad=True)
-    log_q_B = torch.rand(size).log() if corrected else None
-    weights_B = torch.rand(size) if weighted else None
-    loss = in_batch_softmax(logits_BB, torch.tensor(items), log_q_B, weights_B)
-    lists = (None if t is None else t.tolist() for t in (log_q_B, weights_B))
-    wanted = literal_loss(logits_BB.detach(), items, *lists)
-    assert math.isclose(float(loss.detach()), wanted, rel_tol=1e-5, abs_tol=1e-6)
-    loss.backward()
-    assert logits_BB.grad is not None
-    assert bool(logits_BB.grad.isfinite().all())
-    for i in range(size):
-        for j in range(size):
-            if i != j and items[i] == items[j]:
-                assert logits_BB.grad[i, j] == 0
+    found = run(logits_BC)
+    log_q = log_q_C.tolist() if corrected else [0.0] * len(items)
+    weights = weights_B.tolist() if weighted else [1.0] * batch
+    wanted = literal_loss(loss, logits_BC.detach(), items, log_q, weights, first, hardest)
+    assert math.isclose(float(found.detach()), wanted, rel_tol=1e-9, abs_tol=1e-12)
+    (gradient_BC,) = torch.autograd.grad(found, logits_BC)
+    assert bool(gradient_BC.isfinite().all())
+    alike_BC = items_C == items_C[first : first + batch, None]
+    alike_BC.diagonal(first).fill_(False)
+    assert not gradient_BC[alike_BC].any()
+    assert torch.autograd.gradcheck(run, logits_BC)
+    if batch == len(items):
+        assert torch.equal(loss(logits_BC, items_C, log_q_C, weights_B, hardest), run(logits_BC))
 
 
 @pytest.mark.slow
@@ -88,44 +84,6 @@ def test_16_bits():
     assert loss.dtype == torch.float32
     assert torch.equal(loss, in_batch_softmax(logits_BB.float(), items_B))
     assert in_batch_softmax(logits_BB.double(), items_B).dtype == torch.float64
-
-
-def literal_parts(logits, items, log_q, first, hardest):
-    """Of each sample the logit of its own item, and those of its negatives, one by one."""
-    parts = []
-    for i in range(len(logits)):
-        own = float(logits[i, first + i]) - log_q[first + i]
-        others = [j for j in range(len(items)) if items[j] != items[first + i]]
-        negatives = sorted((float(logits[i, j]) - log_q[j] for j in others), reverse=True)
-        parts.append((own, negatives[:hardest]))
-    return parts
-
-
-@given(
-    st.lists(st.integers(0, 6), min_size=3, max_size=9),
-    st.integers(1, 3),
-    st.data(),
-    st.none() | st.integers(1, 9),
-    st.sampled_from((in_batch_softmax, in_batch_bpr)),
-)
-def test_candidates_beside_those_of_the_batch(items, batch, data, hardest, loss):
-    """Those of other ranks come before and after."""
-    first = data.draw(st.integers(0, len(items) - batch))
-    torch.manual_seed(len(items))
-    logits_BC = torch.randn(batch, len(items), dtype=torch.float64, requires_grad=True)
-    log_q = [math.log(0.1 + k / 10) for k in range(len(items))]
-    candidates = Candidates(torch.tensor(items), torch.tensor(log_q, dtype=torch.float64), first)
-    total = 0.0
-    for own, negatives in literal_parts(logits_BC.detach(), items, log_q, first, hardest):
-        if loss is in_batch_softmax:
-            total += math.log(sum(math.exp(x) for x in (own, *negatives))) - own
-        else:
-            total += sum(math.log1p(math.exp(x - own)) for x in negatives) / max(1, len(negatives))
-    found = loss(logits_BC, candidates, hardest=hardest)
-    assert math.isclose(float(found.detach()), total / batch, rel_tol=1e-9, abs_tol=1e-12)
-    (gradient_BC,) = torch.autograd.grad(found, logits_BC)
-    assert bool(gradient_BC.isfinite().all())
-    assert torch.autograd.gradcheck(lambda x: loss(x, candidates, hardest=hardest), logits_BC)
 
 
 def test_losses_that_do_not_fit():
