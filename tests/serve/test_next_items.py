@@ -17,7 +17,6 @@ from rowwise import DataError, Jagged, SpecError
 from rowwise.notebook import FittedRun
 from rowwise.recipes.export import export
 from rowwise.recipes.export_items import ItemOptions
-from rowwise.recipes.held_out import bind_preparation
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.served import open_version
 from rowwise.recipes.text import decode
@@ -84,7 +83,7 @@ def rows_of(resolved, ids, lists):
         return lists
     if ids == "vocabulary":
         return [[item + 1 if item < KNOWN else 0 for item in items] for items in lists]
-    preparation = bind_preparation(resolved, resolved.rows.train.reader.schema)
+    preparation = resolved.parts.bind(resolved.rows.train.reader.schema, resolved.transforms)
     prepared = preparation({"seen": pa.array(words(lists), pa.list_(pa.string()))}, np.arange(len(lists)))
     found = np.split(prepared.values_N, np.cumsum(prepared.lengths_FB)[:-1])
     return [rows.tolist() for rows in found]

@@ -412,7 +412,7 @@ def _write_golden(
 
     Write, too, which rows of tables the training rows ask for most often.
     """
-    preparation = served.bind(sample.schema, load(served.transforms))
+    preparation = served.parts.bind(sample.schema, load(served.transforms))
     with inference_mode(model, served.parts.device, served.precision):
         logits_of = logits_on(model, served.parts.device)
         blocks = blocks or choose_blocks_for(model, served.parts.device, preparation, sample)

@@ -6,8 +6,6 @@ import numpy as np
 import pyarrow as pa
 
 from rowwise.errors import DataError
-from rowwise.ingest.batcher import table_rows_for_ids
-from rowwise.ingest.bound import BoundPreparation
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.rows import RowSelection, SelectedRows, good_rows
 
@@ -32,11 +30,5 @@ def held_out_rows(resolved: ResolvedRecipe, count: int = HELD_OUT_ROWS) -> pa.Ta
 
 def selected_rows(resolved: ResolvedRecipe, rows: RowSelection) -> Iterator[SelectedRows]:
     """The good rows of a selection, split by split; splits without any are left out."""
-    columns = bind_preparation(resolved, rows.reader.schema).columns
+    columns = resolved.parts.bind(rows.reader.schema, resolved.transforms).columns
     return good_rows(rows, columns, resolved.tables, resolved.transforms)
-
-
-def bind_preparation(resolved: ResolvedRecipe, schema: pa.Schema) -> BoundPreparation:
-    """The recipe's preparation of rows with these columns."""
-    table_rows = table_rows_for_ids(resolved.columns, resolved.tables)
-    return BoundPreparation(schema, resolved.transforms, resolved.columns, table_rows)

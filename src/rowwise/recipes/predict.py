@@ -32,7 +32,7 @@ from rowwise.ingest.transform import LoadedTransforms, serving
 from rowwise.models.inference import RowBlocks, inference_mode
 from rowwise.models.next_item import NextItem
 from rowwise.models.retrieval import nearest_items
-from rowwise.recipes.held_out import bind_preparation, held_out_rows
+from rowwise.recipes.held_out import held_out_rows
 from rowwise.recipes.resolved import ModelParts, ResolvedRecipe
 from rowwise.recipes.rows import RowSelection, make_task
 from rowwise.recipes.towers import next_item_of
@@ -92,7 +92,7 @@ class Predictor:
         """The model of a run; a few rows of its data test in which blocks a row keeps its bits."""
         training, sample = resolved.recipe.train, held_out_rows(resolved)
         with inference_mode(model, training.device, training.precision):
-            preparation = bind_preparation(resolved, sample.schema)
+            preparation = resolved.parts.bind(sample.schema, resolved.transforms)
             blocks = choose_blocks_for(model, training.device, preparation, sample)
         return cls(
             model=model,

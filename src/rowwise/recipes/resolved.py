@@ -4,11 +4,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+
 from rowwise.batch import Batch
 from rowwise.comm.interface import Comm
 from rowwise.ingest.batch_shard import BatchShard
-from rowwise.ingest.batcher import Batcher, Batching, Position
+from rowwise.ingest.batcher import Batcher, Batching, Position, table_rows_for_ids
+from rowwise.ingest.bound import REQUEST, BoundPreparation
 from rowwise.ingest.columns import Columns
+from rowwise.ingest.reader import Split
 from rowwise.ingest.transform import LoadedTransforms, serving
 from rowwise.models.link import AmountLink
 from rowwise.models.second_copy import second_tables
@@ -40,6 +44,13 @@ class ModelParts(Value, frozen=True, kw_only=True):
     merge_shared: bool = False
     device: str = "cpu"
     link: AmountLink | None = None  # of outputs to amounts; None: they are logits
+
+    def bind(
+        self, schema: pa.Schema, transforms: LoadedTransforms, columns: Columns | None = None, split: Split = REQUEST
+    ) -> BoundPreparation:
+        """The preparation of raw rows; `columns`: those of a part of the model, `split`: named in errors."""
+        columns = columns or self.columns
+        return BoundPreparation(schema, transforms, columns, table_rows_for_ids(columns, self.tables), split)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

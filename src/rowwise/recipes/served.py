@@ -24,7 +24,6 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.tables import table_modules
 from rowwise.embedding import Embeddings
 from rowwise.errors import CheckpointError, DataError, SpecError
-from rowwise.ingest.batcher import table_rows_for_ids
 from rowwise.ingest.bound import BoundPreparation
 from rowwise.ingest.dialect import Dialect
 from rowwise.ingest.transform import AnyKind, LoadedTransforms, UserFunction, load
@@ -102,10 +101,6 @@ class ServedModel(Value, frozen=True, kw_only=True):
             *([] if module is None else [module]),
             *(one.function for one in self.transforms if isinstance(one, UserFunction)),
         )
-
-    def bind(self, schema: pa.Schema, transforms: LoadedTransforms) -> BoundPreparation:
-        parts = self.parts
-        return BoundPreparation(schema, transforms, parts.columns, table_rows_for_ids(parts.columns, parts.tables))
 
 
 def read_model(version: Path) -> ServedModel:
@@ -347,7 +342,7 @@ def _bind_golden(
             raise CheckpointError(f"{path} {got} {LOGIT + task[:80]!r}", hint="export the version again")
     try:
         check_types(golden.logits, pa.schema(dict.fromkeys(tasks, pa.float32())))
-        return served.bind(golden.rows.schema, transforms)
+        return served.parts.bind(golden.rows.schema, transforms)
     except (pa.ArrowException, DataError, SpecError) as error:
         raise CheckpointError(f"{path} is not of this model: {error}", hint="export the version again") from None
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from rowwise.batch import Batch
 from rowwise.errors import SpecError
-from rowwise.ingest.batcher import table_rows_for_ids
-from rowwise.ingest.bound import REQUEST, BoundPreparation
+from rowwise.ingest.bound import REQUEST
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.kinds import is_list
 from rowwise.ingest.reader import Split
@@ -159,9 +158,7 @@ def _bind(
     model: nn.Module, tower: Callable[[Batch], Tensor], given: TowerInput, columns: Columns, named: Split
 ) -> Forward:
     parts = given.parts
-    preparation = BoundPreparation(
-        given.schema, given.transforms, columns, table_rows_for_ids(columns, parts.tables), named
-    )
+    preparation = parts.bind(given.schema, given.transforms, columns, named)
 
     def vectors(batch: Batch) -> Tensor:
         with torch.inference_mode(), autocast(parts.device, given.precision):
