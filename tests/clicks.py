@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rowwise import Batch, Embeddings, Jagged, Pooling, RowWiseAdagrad, Table
+from rowwise.models.wide import Wide
 
 DENSE = 3
 
@@ -38,6 +39,13 @@ def make_clicks(size: int, *, seed: int = 0, tasks: int = 1) -> Batch:
         lengths_FB=torch.cat((torch.ones(2 * size, dtype=torch.int64), lengths_2B)),
     )
     return Batch(dense_BF=dense_BF, sparse=sparse, labels_BK=torch.bernoulli(labels_BK, generator=generator))
+
+
+def randomize(wide: Wide) -> None:
+    """A linear part that begins with zeros, as if it had learned."""
+    wide.embeddings.load_state_dict({k: torch.randn_like(v) for k, v in wide.embeddings.state_dict().items()})
+    nn.init.normal_(wide.weight)
+    nn.init.normal_(wide.bias)
 
 
 def step(model: nn.Module, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:

@@ -1,8 +1,10 @@
 """Small made-up clicks in which one table has ids worth compressing, and a recipe that learns from them in a second."""
 
 import pyarrow as pa
+import small
 import yaml
 from pyarrow import parquet as pq
+from small import RECIPE
 
 from rowwise.ingest.datasets.synthetic import SyntheticColumns
 from rowwise.recipes.text import decode
@@ -12,14 +14,9 @@ TABLE = {"dim": 8, "pooling": "mean", "optimizer": {"kind": "rowwise_adagrad", "
 SECTIONS = {
     "name": "clicks",
     "data": {"dataset": "parquet:rows.parquet", "test_share": 0.1},
-    "columns": {
-        "labels": ["label"],
-        "sparse": [{"column": name, "ids": "direct"} for name in ("user", "item", "seen")],
-        "dense": [{"column": "d0"}, {"column": "d1"}],
-        "key": "row",
-    },
+    "columns": RECIPE["columns"],
     "tables": {"list": [{"name": name, "rows": rows, **TABLE} for name, rows in WORLD.ids + WORLD.bags]},
-    "model": {"kind": "dlrm", "bottom": [8], "top": [8]},
+    "model": RECIPE["model"],
     "train": {"batch": 256, "threads": 1, "ahead": 0, "optimizer": {"kind": "adam", "lr": 0.01}},
 }
 
@@ -28,11 +25,7 @@ def sections(folder, **changes):
     """The recipe, with other or more keys in its sections; the rows are written if they are not there."""
     if not (folder / "rows.parquet").exists():
         write_clicks(folder / "rows.parquet")
-    made = {**SECTIONS, "data": {**SECTIONS["data"], "dataset": f"parquet:{folder / 'rows.parquet'}"}}
-    for key, value in changes.items():
-        merged = isinstance(value, dict) and "kind" not in value
-        made[key] = {**made.get(key, {}), **value} if merged else value
-    return made
+    return small.sections(folder, SECTIONS, **changes)
 
 
 def recipe(folder, **changes):

@@ -1,10 +1,10 @@
-"""DCN-v2 against its equation, and that it learns."""
+"""DCN-v2 against its equation."""
 
 import copy
 
 import pytest
 import torch
-from clicks import DENSE, learned_auc, make_clicks, make_tables
+from clicks import DENSE, make_clicks, make_tables
 from hypothesis import given
 from hypothesis import strategies as st
 from plain_layers import plain_linear, plain_mlp
@@ -50,15 +50,6 @@ def test_the_equation(structure, rank):
     else:
         wanted = plain_linear(plain.top, torch.cat((x_BS, plain_mlp(plain.deep, first_BS)), 1))
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("rank", "structure"), [(None, "stacked"), (4, "parallel")])
-def test_it_learns(rank, structure):
-    torch.manual_seed(0)
-    model = DCN(Embeddings(make_tables()), DENSE, deep=(16, 1), crosses=2, rank=rank, structure=structure)
-    assert learned_auc(model) > 0.85
 
 
 def test_what_cannot_be():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from clicks import DENSE, learned_auc, make_clicks, make_tables
+from clicks import DENSE, make_clicks, make_tables
 from models.test_interactions import plain_attention
 from plain_layers import plain_linear, plain_mlp, plain_norm
 
@@ -172,25 +172,6 @@ def test_chains_of_any_logits_are_finite():
     assert bool(logits.grad.isfinite().all())
     torch.testing.assert_close(chained[3], torch.tensor([0.0, -math.log(3.0)]))
     assert torch.autograd.gradcheck(chain_rates, torch.randn(3, 4, dtype=torch.float64, requires_grad=True))
-
-
-LEARNERS = [
-    (DHEN, {"top": (16, 1)}),
-    (Wukong, {"top": (16, 1), "hidden": (16,)}),
-    (MaskNet, {"top": (16, 1), "blocks": (16, 16)}),
-    (FinalMLP, {"first": (32, 16), "second": (32, 16)}),
-    (AutoInt, {"deep": (16, 1), "width": 16}),
-    (XDeepFM, {"deep": (16, 1), "products": (8, 8)}),
-    (PLE, {"tasks": 1, "expert_sizes": (32, 16), "tower": ()}),
-    (MMoE, {"tasks": 1, "expert_sizes": (32, 16), "tower": ()}),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "options"), LEARNERS, ids=lambda x: getattr(x, "__name__", ""))
-def test_it_learns(kind, options):
-    torch.manual_seed(0)
-    assert learned_auc(kind(Embeddings(make_tables()), DENSE, **options)) > 0.85
 
 
 @pytest.mark.parametrize(

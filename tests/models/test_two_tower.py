@@ -1,8 +1,11 @@
 """Two towers against their equation, and that users find their items."""
 
+import copy
+
 import pytest
 import torch
 from clicks import make_clicks, make_tables, step
+from plain_layers import plain_mlp
 from torch.nn import functional as F
 
 from rowwise import (
@@ -29,8 +32,7 @@ def test_the_equation():
     sides = []
     for tower, dense_BF in ((model.user, batch.dense_BF[:, :2]), (model.item, batch.dense_BF[:, 2:])):
         x_BS = torch.cat((dense_BF, tower.embeddings(batch.sparse).values()), 1).double()
-        for k, layer in enumerate(tower.layers.layers):
-            x_BS = (x_BS.relu() if k else x_BS) @ layer.weight.double().t() + layer.bias.double()
+        x_BS = plain_mlp(copy.deepcopy(tower.layers).double(), x_BS)
         sides.append(x_BS / x_BS.square().sum(1, keepdim=True).sqrt())
     users_BD, items_BD = model.vectors(batch)
     torch.testing.assert_close((users_BD.double(), items_BD.double()), tuple(sides), rtol=1e-5, atol=1e-5)

@@ -1,14 +1,15 @@
 """Wide & Deep against its equation, and that each part learns."""
 
+import copy
 import dataclasses
 
 import pytest
 import torch
-from clicks import DENSE, learned_auc, make_clicks, make_tables
+from clicks import DENSE, learned_auc, make_clicks, make_tables, randomize
+from plain_layers import plain_mlp
 from torch import nn
 
 from rowwise import Constant, Embeddings, Ftrl, Jagged, Pooling, RowType, Sgd, SpecError, Table, WideDeep, wide_tables
-from rowwise.models.wide import Wide
 
 
 def test_wide_tables():
@@ -20,12 +21,6 @@ def test_wide_tables():
     )
     assert wide_tables([table], 2) == [want]
     assert wide_tables([table], optimizer=Ftrl())[0].optimizer == Ftrl()
-
-
-def randomize(wide: Wide) -> None:
-    wide.embeddings.load_state_dict({k: torch.randn_like(v) for k, v in wide.embeddings.state_dict().items()})
-    nn.init.normal_(wide.weight)
-    nn.init.normal_(wide.bias)
 
 
 def test_the_equation():
@@ -42,9 +37,8 @@ def test_the_equation():
             bag = ids.values_N[offsets[f * size + b] : offsets[f * size + b + 1]]
             for i in bag:  # the mean of one id is itself
                 wanted[b] += tables.table(table)[i].double() / len(bag)
-    one, two = model.deep.layers
     x_BS = torch.cat((batch.dense_BF, model.embeddings(ids).values()), 1).double()
-    wanted = wanted + (x_BS @ one.weight.double().t() + one.bias.double()).relu() @ two.weight.double().t() + two.bias
+    wanted = wanted + plain_mlp(copy.deepcopy(model.deep).double(), x_BS)
     torch.testing.assert_close(model(batch).double(), wanted, rtol=1e-5, atol=1e-5)
 
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from clicks import DENSE, make_clicks, make_tables, step
+from clicks import DENSE, learned_auc, make_clicks, make_tables, step
 from torch import nn
 
 from rowwise import (
@@ -83,6 +83,28 @@ def test_a_step_moves_all_weights_and_the_touched_rows_only(name):
             prefix = next(key for key, module in model.named_modules() if module is embeddings)
             moved_R = (embeddings.table(table.name) != before[f"{prefix}.{table.name}"]).any(1)
             assert set(moved_R.nonzero().flatten().tolist()) == touched
+
+
+LEARNERS = [
+    (DeepFM, {"deep": (16, 1)}),
+    (DCN, {"deep": (16, 1), "crosses": 2}),
+    (DCN, {"deep": (16, 1), "crosses": 2, "rank": 4, "structure": "parallel"}),
+    (DHEN, {"top": (16, 1)}),
+    (Wukong, {"top": (16, 1), "hidden": (16,)}),
+    (MaskNet, {"top": (16, 1), "blocks": (16, 16)}),
+    (FinalMLP, {"first": (32, 16), "second": (32, 16)}),
+    (AutoInt, {"deep": (16, 1), "width": 16}),
+    (XDeepFM, {"deep": (16, 1), "products": (8, 8)}),
+    (PLE, {"tasks": 1, "expert_sizes": (32, 16), "tower": ()}),
+    (MMoE, {"tasks": 1, "expert_sizes": (32, 16), "tower": ()}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "options"), LEARNERS, ids=lambda x: getattr(x, "__name__", ""))
+def test_it_learns(kind, options):
+    torch.manual_seed(0)
+    assert learned_auc(kind(Embeddings(make_tables()), DENSE, **options)) > 0.85
 
 
 @pytest.mark.parametrize("name", CLICK_MODELS)
