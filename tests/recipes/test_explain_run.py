@@ -140,14 +140,8 @@ def held(lists, dense=None, labels=None):
 
 
 def lists_of(sparse):
-    lengths = sparse.lengths_FB.view(len(sparse.features), -1).tolist()
-    values, found, at = sparse.values_N.tolist(), {}, 0
-    for name, counts in zip(sparse.features, lengths, strict=True):
-        found[name] = []
-        for count in counts:
-            found[name].append(values[at : at + count])
-            at += count
-    return found
+    bags, rows = [bag.tolist() for bag in sparse.values_N.split(sparse.lengths_FB.tolist())], sparse.batch_size
+    return {name: bags[k * rows : (k + 1) * rows] for k, name in enumerate(sparse.features)}
 
 
 BAGS = st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=8)

@@ -17,6 +17,7 @@ from small import WORLD, lines, recipe, same, saved, trained, write_rows
 from rowwise import CheckpointError, DataError, RowwiseError, SpecError
 from rowwise.recipes.resolved import evaluation_batches
 from rowwise.recipes.runs import TrainingRun
+from rowwise.recipes.text import decode
 from rowwise.recipes.trained import evaluate, load_trained, predict_rows
 
 
@@ -405,8 +406,6 @@ def test_the_best_possible_is_told_of_made_up_rows(tmp_path):
         "train": {"threads": 1, "steps": 2},
         "model": {"kind": "dlrm", "bottom": [8]},
     }
-    from rowwise.recipes.text import decode
-
     result = TrainingRun.start(decode(plain, ""), tmp_path).go()
     assert 0.75 < result.ceiling["label"]["auc"] < 0.9
     assert result.test["label"]["auc"] < result.ceiling["label"]["auc"]
