@@ -1,10 +1,13 @@
-"""Multiplications without memory for weights are those that the made model is seen to do."""
+"""Multiplications in closed form are those that the made model is seen to do."""
 
 import pytest
 from clicks import DENSE, make_clicks, make_tables
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rowwise import Embeddings
 from rowwise.models.cost import model_cost
+from rowwise.models.dhen import INTERACTIONS
 from rowwise.recipes.families import make_click_model
 from rowwise.recipes.model_configs import (
     AutoIntConfig,
@@ -17,25 +20,39 @@ from rowwise.recipes.model_configs import (
     WukongConfig,
     XDeepFmConfig,
 )
-from rowwise.recipes.operations import multiplications
+from rowwise.recipes.operations import mlp, multiplications
 
-SIZE, DIM = 7, 8
+SIZE = 7
+WIDTH, FEW = st.integers(1, 9), st.integers(1, 3)
+WIDTHS = st.lists(WIDTH, max_size=2).map(tuple)
+SOME = st.lists(WIDTH, min_size=1, max_size=3).map(tuple)
+EVEN = st.lists(WIDTH.map(lambda n: 2 * n), min_size=1, max_size=2).map(tuple)
+KINDS = st.lists(st.sampled_from(sorted(INTERACTIONS)), min_size=1, max_size=3).map(tuple)
+VECTORS = st.none() | st.integers(3, 8)
+CONFIGS = st.one_of(
+    st.builds(
+        DhenConfig, top=WIDTHS, layers=FEW, interactions=KINDS, vectors=VECTORS,
+        ensemble=st.sampled_from(["concat", "sum", "weighted_sum"]), heads=st.sampled_from([1, 2]), ffn_ratio=FEW,
+        kernel=st.sampled_from([1, 3]), rank=WIDTH, hidden=WIDTHS,
+    ),
+    st.builds(WukongConfig, top=WIDTHS, layers=FEW, vectors=VECTORS, rank=WIDTH, hidden=WIDTHS),
+    st.builds(
+        MaskNetConfig, top=WIDTHS, blocks=SOME, structure=st.sampled_from(["parallel", "serial"]), reduction_ratio=FEW
+    ),
+    st.builds(FinalMlpConfig, first=EVEN, second=EVEN, gate=WIDTH),
+    st.builds(AutoIntConfig, deep=WIDTHS, layers=FEW, width=WIDTH.map(lambda n: 2 * n)),
+    st.builds(XDeepFmConfig, deep=WIDTHS, products=SOME),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("config", "once"),  # multiplications for a batch
-    [
-        (DhenConfig(top=(5,), interactions=("attention", "dot"), ensemble="weighted_sum", norm="batch"), 0),
-        (WukongConfig(layers=3, vectors=4), 0),
-        (MaskNetConfig(blocks=(6, 4), structure="serial"), 0),
-        (FinalMlpConfig(first=(6,), second=(8, 4), gate=3), 2 * (DIM * 3 + 3 * 5 * DIM)),
-        (AutoIntConfig(deep=(), layers=1, width=6), 0),
-        (XDeepFmConfig(deep=(7, 3), products=(4, 5)), 0),
-    ],
-)
-def test_multiplications_are_those_of_the_model(config, once):
-    tables = make_tables(DIM)
-    found = model_cost(make_click_model(config, Embeddings(tables), DENSE, 1), make_clicks(SIZE)).flops
+@given(CONFIGS, st.sampled_from([2, 8]))
+def test_multiplications_are_those_of_the_model(config, dim):
+    tables = make_tables(dim)
+    model = make_click_model(config, Embeddings(tables), DENSE, 1)
+    once = 0  # for a batch
+    if isinstance(config, FinalMlpConfig):
+        once = 2 * mlp(dim, config.gate, 5 * dim)
+    found = model_cost(model, make_clicks(SIZE)).flops
     assert found == (2 * SIZE * multiplications(config, tables, DENSE) + 2 * once) // SIZE
 
 

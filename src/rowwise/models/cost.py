@@ -1,6 +1,6 @@
 """What the dense part of a model costs: parameters, and floating-point operations for a sample."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,21 +20,13 @@ class ModelCost(Value, frozen=True):
 
 def model_cost(model: nn.Module, batch: Batch) -> ModelCost:
     """Parameters that an optimizer trains, and a sample's share of a forward of this batch."""
-    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return ModelCost(parameters, count_flops(lambda: model(batch)) // len(batch.labels_BK))
-
-
-def count_flops(forward: Callable[[], object]) -> int:
-    """Floating-point operations of the matrix products in a forward with gradients.
-
-    Without gradients the counter fails on parameters that are no layer's weights.
-    """
-    from torch.utils.flop_counter import FlopCounterMode  # imports Triton, which few runs on a CPU need
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton, which no run on a CPU needs
 
     counter = FlopCounterMode(display=False, custom_mapping=flop_formulas())
-    with counter:
-        forward()
-    return counter.get_total_flops()
+    with counter:  # and gradients, without which the counter fails on parameters that are no layer's weights
+        model(batch)
+    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return ModelCost(parameters, counter.get_total_flops() // len(batch.labels_BK))
 
 
 def activation_bytes(model: nn.Module, batch: Batch, units: Sequence[nn.Module]) -> tuple[int, int]:

@@ -1,20 +1,14 @@
-"""Multiplications of matrix products for a sample in a forward of the models of recipes; no weight takes memory.
+"""Multiplications for a sample in a forward of the models of recipes, in closed form: no model is made.
 
-Layers of MLPs and of xDeepFM are in closed form. Other models over fields are made on the meta device, and counted.
+Matrix products only. `models/cost.py` counts the operations of a model that there is; the tests compare both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any, NamedTuple
 
-import torch
 from msgspec import structs
-from torch import nn
 
-from rowwise.embedding import Embeddings
-from rowwise.errors import SpecError
-from rowwise.models.cost import count_flops
-from rowwise.models.fields import FieldModel
-from rowwise.recipes.families import make_click_model
 from rowwise.recipes.model_configs import (
     AutoIntConfig,
     DcnConfig,
@@ -22,6 +16,7 @@ from rowwise.recipes.model_configs import (
     DhenConfig,
     DlrmConfig,
     FinalMlpConfig,
+    Interaction,
     MaskNetConfig,
     Model,
     TwoTowerConfig,
@@ -33,54 +28,96 @@ from rowwise.recipes.model_configs import (
 from rowwise.spec import Table
 
 MLP_MODELS = (DlrmConfig, DeepFmConfig, DcnConfig, TwoTowerConfig, WideDeepConfig)
-FIELD_MODELS = (AutoIntConfig, DhenConfig, FinalMlpConfig, MaskNetConfig, WukongConfig)
 MLPS = ("bottom", "top", "deep", "sizes")  # keys of layer sizes
+WUKONG: tuple[Interaction, ...] = ("factorization", "linear")
+
+
+class SampleVectors(NamedTuple):
+    """M vectors of a sample, of D numbers each."""
+
+    count: int
+    dim: int
+
+    @property
+    def numbers(self) -> int:
+        return self.count * self.dim
 
 
 def multiplications(model: Model, tables: Sequence[Table], dense: int) -> int | None:
     """For a sample; None for models whose layers depend on code or on the data, and for those that are refused."""
     if isinstance(model, MLP_MODELS):
         return _of_mlps(model, dense + sum(table.dim * len(table.feature_names) for table in tables))
-    if isinstance(model, XDeepFmConfig) and tables:
-        return _of_xdeepfm(model, tables, dense)
-    if not isinstance(model, FIELD_MODELS) or not tables:
+    if not tables:
         return None
-    plain = [structs.replace(table, id_map=None, managed=None) for table in tables]
-    embeddings = Embeddings(plain, device="meta")
-    try:
-        with torch.device("meta"):
-            made = make_click_model(model, embeddings, dense, 1)
-    except SpecError:
-        return None
-    one, two = (_count(made, dense, samples) for samples in (1, 2))
-    return (two - one) // 2  # without what is computed once for a batch, such as gates
+    features = sum(len(table.feature_names) for table in tables)
+    x = SampleVectors(features + (dense > 0), tables[0].dim)
+    match model:
+        case DhenConfig(interactions=kinds, ensemble=ensemble):
+            own = _of_layers(model, x, kinds, split=ensemble == "concat")
+        case WukongConfig():
+            own = _of_layers(model, x, WUKONG, split=True)
+        case MaskNetConfig(blocks=blocks, top=top, reduction_ratio=ratio) if blocks:
+            serial = model.structure == "serial"
+            widths = (x.numbers, *blocks[:-1]) if serial else (x.numbers,) * len(blocks)
+            pairs = list(zip(widths, blocks, strict=True))
+            own = sum(mlp(x.numbers, ratio * width, width) + width * out for width, out in pairs)
+            own += mlp(blocks[-1] if serial else sum(blocks), *top, 1)
+        # Gates are computed once for a batch.
+        case FinalMlpConfig(first=first, second=second, heads=heads) if first and second and heads > 0:
+            joined = first[-1] * second[-1] // heads + first[-1] + 2 * second[-1]
+            own = mlp(x.numbers, *first) + mlp(x.numbers, *second) + joined
+        case AutoIntConfig(deep=deep, layers=layers, width=width):
+            sizes = (x.dim, *(width,) * layers)
+            own = sum(x.count * (4 * a * b + 2 * x.count * b) for a, b in pairwise(sizes))
+            own += x.count * width + (mlp(x.numbers, *deep, 1) if deep else 0)
+        case XDeepFmConfig(deep=deep, products=products):
+            own = sum(x.numbers * a * b for a, b in pairwise((x.count, *products)))
+            own += sum(products) + mlp(x.numbers, *deep, 1) + dense
+        case _:
+            return None
+    return own + (mlp(dense, 4 * x.dim, x.dim) if dense else 0)
 
 
-def _count(model: nn.Module, dense: int, samples: int) -> int:
-    assert isinstance(model, FieldModel)
-
-    def forward() -> None:
-        if model.dense is not None:
-            model.dense(torch.empty(samples, dense, device="meta"))
-        model.logits(torch.empty(samples, model.fields, model.dim, device="meta"))
-
-    return count_flops(forward)
-
-
-def _mlp(*sizes: int) -> int:
+def mlp(*sizes: int) -> int:
     return sum(a * b for a, b in pairwise(sizes))
 
 
 def _of_mlps(model: Model, inputs: int) -> int:
     """As if each MLP were over all inputs."""
-    found = sum(_mlp(inputs, *sizes) for key, sizes in layers_of(model).items() if key in MLPS)
+    found = sum(mlp(inputs, *sizes) for key, sizes in layers_of(model).items() if key in MLPS)
     if isinstance(model, DcnConfig):
         matrices = model.crosses * (1 + model.gated)
         found += matrices * inputs * (inputs if model.rank is None else 2 * model.rank)
     return found
 
 
-def _of_xdeepfm(model: XDeepFmConfig, tables: Sequence[Table], dense: int) -> int:
-    dim, vectors = tables[0].dim, sum(len(table.feature_names) for table in tables) + (dense > 0)
-    products = sum(vectors * dim * a * b for a, b in pairwise((vectors, *model.products))) + sum(model.products)
-    return products + dense + _mlp(vectors * dim, *model.deep, 1) + (_mlp(dense, 4 * dim, dim) if dense else 0)
+def _of_layers(model: DhenConfig | WukongConfig, x: SampleVectors, kinds: Sequence[Interaction], *, split: bool) -> int:
+    """Layers of interactions and the MLP over them; `split`: each interaction makes a part of the new vectors."""
+    out = x.count if model.vectors is None else model.vectors
+    parts = [out // len(kinds) + (k < out % len(kinds)) if split else out for k in range(len(kinds))]
+    found, settings = 0, structs.asdict(model)
+    for _ in range(model.layers):
+        found += sum(_of_interaction(kind, x, n, settings) for kind, n in zip(kinds, parts, strict=True))
+        found += 0 if out == x.count else out * x.numbers
+        x = SampleVectors(out, x.dim)
+        found += len(kinds) * x.numbers if settings.get("ensemble") == "weighted_sum" else 0
+    return found + mlp(x.numbers, *model.top, 1)
+
+
+def _of_interaction(kind: Interaction, x: SampleVectors, out: int, settings: Mapping[str, Any]) -> int:
+    (vectors, dim), mix = x, out * x.numbers
+    match kind:
+        case "attention":
+            return (4 + 2 * settings["ffn_ratio"]) * vectors * dim * dim + 2 * vectors * vectors * dim + mix
+        case "convolution":
+            return settings["kernel"] ** 2 * x.numbers + mix
+        case "cross":
+            return x.numbers**2 + (0 if out == vectors else mix)
+        case "dot":
+            pairs = vectors * (vectors - 1) // 2
+            return pairs * dim + mlp(pairs, *settings["hidden"], out * dim)
+        case "factorization":
+            rank = settings["rank"]
+            return 2 * x.numbers * rank + mlp(vectors * rank, *settings["hidden"], out * dim)
+        case "linear":
+            return mix
