@@ -12,7 +12,7 @@ a store that ignores `If-None-Match` lets the last of two concurrent copies win.
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -150,12 +150,8 @@ def _verified_pieces(source: Checkpoint, name: str) -> Iterator[memoryview]:
     }
     spans = [_CheckedSpan(0, len(header.content), listed.head_crc32)]
     spans += [_CheckedSpan(span.begin, span.end, sums.get(key)) for key, span in header.ranges.items()]
-    with reading_file(source.folder / name):
-        yield from _read_spans(source, name, spans)
-
-
-def _read_spans(source: Checkpoint, name: str, spans: Sequence[_CheckedSpan]) -> Iterator[memoryview]:
-    with open_range(source.folder, name, 0, source.manifest.files[name].size_bytes) as file:
+    path = source.folder / name
+    with reading_file(path), open_range(source.folder, name, 0, listed.size_bytes) as file:
         for span in spans:
             sum32 = 0
             for at in range(span.begin, span.end, PIECE_bytes):
@@ -165,4 +161,4 @@ def _read_spans(source: Checkpoint, name: str, spans: Sequence[_CheckedSpan]) ->
                 yield memoryview(piece)
             if span.crc32 is not None and sum32 != span.crc32:
                 why = f"is damaged: bytes {span.begin:,} to {span.end:,} do not match their checksum"
-                raise CheckpointError(f"{source.folder / name} {why}; `rowwise ckpt verify` names the tensors")
+                raise CheckpointError(f"{path} {why}; `rowwise ckpt verify` names the tensors")

@@ -271,10 +271,12 @@ class ServerHost:
 
     def _bury(self, number: int) -> None:
         """Replace a worker that has ended."""
+        from prometheus_client.multiprocess import mark_process_dead
+
         worker = self._workers.pop(number)
         worker.process.join()
         worker.pipe.close()
-        self._forget_gauges(worker)
+        mark_process_dead(worker.process.pid, str(self._task.metrics))  # only living workers have its gauges
         if self._versions.active is None:
             raise PeerError(f"worker {number} {describe_exit(worker.process.exitcode)}")
         if not self._stopping:
@@ -282,12 +284,6 @@ class ServerHost:
             fast = not self._versions.is_ready(number)
             self._ended[number] = time.monotonic() + (RESTART_s if fast else 0.0)
         self._handle(WorkerEnded(number))
-
-    def _forget_gauges(self, worker: _Process) -> None:
-        """Remove the numbers that only living workers have."""
-        from prometheus_client.multiprocess import mark_process_dead
-
-        mark_process_dead(worker.process.pid, str(self._task.metrics))
 
     def _load(self, version: int) -> None:
         active = self._versions.active

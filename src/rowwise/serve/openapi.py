@@ -12,6 +12,7 @@ from rowwise.serve.client import ARROW, JSON
 from rowwise.serve.version import ServedVersion
 
 Schema = dict[str, Any]
+TEXT: Schema = {"type": "string"}
 
 
 def describe_api(version: ServedVersion) -> Schema:
@@ -26,7 +27,7 @@ def describe_api(version: ServedVersion) -> Schema:
     outputs = _object(
         {name: _list({"type": ["number", "null"]}) for name in prediction_names(version.tasks, version.link)}
     )
-    scores = _object({"model": _text(), "version": {"type": "integer"}, "outputs": outputs}, ["outputs"])
+    scores = _object({"model": TEXT, "version": {"type": "integer"}, "outputs": outputs}, ["outputs"])
     tensors = _object({"inputs": _list({"type": "object"}), "outputs": _list({"type": "object"})}, ["inputs"])
     model = f"/models/{version.name}"
     score = _post(
@@ -76,17 +77,13 @@ def _list(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
-def _text() -> Schema:
-    return {"type": "string"}
-
-
 def _content(schema: Schema, *others: str) -> Schema:
     return {"content": {JSON: {"schema": schema}} | {kind: {} for kind in others}}
 
 
 def _post(summary: str, body: Schema, answer: Schema, binary: str | None = None) -> Schema:
     others = () if binary is None else (binary,)
-    error = {"description": "why not"} | _content(_object({"error": _text()}, ["error"]))
+    error = {"description": "why not"} | _content(_object({"error": TEXT}, ["error"]))
     responses = {"200": {"description": "the answer"} | _content(answer, *others), "default": error}
     timeout = {"name": "x-timeout-ms", "in": "header", "schema": {"type": "integer", "minimum": 1}}
     request = {"required": True} | _content(body, *others)
