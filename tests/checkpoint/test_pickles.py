@@ -1,6 +1,7 @@
 """Pickles from strangers: none of the published kinds of attack runs anything, or takes for ever."""
 
 import importlib
+import io
 import operator
 import os
 import pathlib
@@ -17,7 +18,7 @@ import torch
 from rowwise import CheckpointError
 from rowwise.checkpoint.dcp_source import METADATA, open_dcp
 from rowwise.checkpoint.pickled import read_pickle
-from rowwise.checkpoint.source import open_torch
+from rowwise.checkpoint.source import load_tensor, open_torch
 
 METADATA_HOME = b"torch.distributed.checkpoint.metadata"
 FILES_HOME = b"torch.distributed.checkpoint.filesystem"
@@ -177,6 +178,28 @@ def test_an_attack_in_a_state_dict_runs_nothing(tmp_path, kind):
     assert str(raised.value).startswith(f"{file} ")
     assert "\n" not in str(raised.value)
     assert not canary.exists()
+
+
+class Claiming(pickle.Pickler):
+    """Pickles a tensor as torch.save does, whatever bytes there are."""
+
+    def persistent_id(self, thing):
+        return thing if isinstance(thing, tuple) and thing[:1] == ("storage",) else None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "offset", "size", "stride"),
+    [(1 << 24, 0, (1 << 24,), (1,)), (4, 0, (5,), (1,)), (4, 2, (4,), (1,)), (4, -1, (4,), (1,)),
+     (4, 1 << 62, (1,), (1,)), (4, 0, (2, 2), (3, 1)), (4, 3, (4,), (-1,)), (4, 0, (1 << 40,), (0,))],
+)  # fmt: skip
+def test_a_tensor_of_more_than_its_bytes_is_refused(tmp_path, numbers, offset, size, stride):
+    sink, stored = io.BytesIO(), ("storage", torch.FloatStorage, "0", "cpu", numbers)
+    Claiming(sink, 2).dump(Calling(torch._utils._rebuild_tensor_v2, stored, offset, size, stride, False, {}))
+    torch_file(tmp_path / "model.pt", sink.getvalue())
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        open_torch(tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match=r"^bytes 7 to 9 are no tensor of torch\.save: "):
+        load_tensor((tmp_path / "model.pt").read_bytes(), "bytes 7 to 9")
 
 
 def looped():

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from rowwise.checkpoint.manifest import MOST_DIMS, NUMBERS, Span, TensorChunk, TensorEntry, find_coverage_fault
 from rowwise.checkpoint.pickled import ORDERED, GlobalName, PickledObject, read_pickle
-from rowwise.checkpoint.source import TensorOutline, TensorSource
-from rowwise.checkpoint.torch_record import load_tensor
+from rowwise.checkpoint.source import TensorOutline, TensorSource, load_tensor
 from rowwise.errors import CheckpointError
 from rowwise.inside import fault_of_name, open_inside
 from rowwise.textfile import read_bytes
 
 METADATA = ".metadata"
 METADATA_bytes = 1 << 28
+ARCHIVE_bytes = 1 << 20  # of a chunk, besides its numbers
 ABOUT, FILES = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"
 KNOWN = {
     *((ABOUT, name) for name in ("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata")),
@@ -76,7 +76,9 @@ def open_dcp(folder: Path) -> TensorSource:
         if chunk not in newest:
             newest.clear()
             with open_inside(folder, chunk.file) as file:
-                newest[chunk] = load_tensor(file, chunk.begin, chunk.size_bytes)
+                file.seek(chunk.begin)
+                content = file.read(chunk.size_bytes)
+            newest[chunk] = load_tensor(content, f"bytes {chunk.begin} to {chunk.begin + chunk.size_bytes - 1}")
         return newest[chunk]
 
     def read(name: str, rows: Span) -> Tensor:
@@ -84,7 +86,7 @@ def open_dcp(folder: Path) -> TensorSource:
         wanted = [chunk for chunk in stored[name].chunks if chunk.rows[0] < rows[1] and rows[0] < chunk.rows[1]]
         try:
             for chunk in wanted:  # before allocating what crafted metadata may claim
-                _check_file(folder, chunk)
+                _check_file(folder, chunk, math.prod(chunk.sizes) * dtype.itemsize)
             out = torch.empty((rows[1] - rows[0], *shape[1:]), dtype=dtype)
             for chunk in wanted:
                 _copy(out, rows, chunk, load(chunk))
@@ -157,11 +159,14 @@ def _place(info: PickledObject) -> tuple[str, int, int]:
     return file, begin, size
 
 
-def _check_file(folder: Path, chunk: _Chunk) -> None:
+def _check_file(folder: Path, chunk: _Chunk, needed_bytes: int) -> None:
     with open_inside(folder, chunk.file) as file:
         size = os.fstat(file.fileno()).st_size
     if not 0 <= chunk.begin <= chunk.begin + chunk.size_bytes <= size:
         raise CheckpointError(f"{chunk.file} has {size} bytes", chunk.begin + chunk.size_bytes)
+    if chunk.size_bytes > needed_bytes + ARCHIVE_bytes:
+        got = f"{chunk.file} has {chunk.size_bytes} bytes for a chunk of {needed_bytes}"
+        raise CheckpointError(got, f"at most {ARCHIVE_bytes:,} more")
 
 
 def _copy(out: Tensor, rows: Span, chunk: _Chunk, content: Tensor) -> None:

@@ -16,7 +16,6 @@ from rowwise.errors import CheckpointError
 MOST_INSTRUCTIONS = 10_000_000  # about 150,000 chunks of tensors, 20 seconds and a gigabyte
 LARGEST_KEY = 1 << 60  # larger integers can be chosen to collide in a dict
 ORDERED = ("collections", "OrderedDict")
-Persistent = ("", "persistent id")  # the kind of an object whose data are outside of the pickle
 
 
 class GlobalName(NamedTuple):
@@ -171,7 +170,7 @@ ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "REDUCE": lambda machine, _: machine.make(),
     "NEWOBJ": lambda machine, _: machine.make(),
     "BUILD": lambda machine, _: machine.build(),
-    "BINPERSID": lambda machine, _: machine.push(PickledObject(GlobalName(*Persistent), machine.take(1))),
+    "BINPERSID": lambda machine, _: machine.push(PickledObject(GlobalName("", "persistent id"), machine.take(1))),
     **dict.fromkeys(("BINPUT", "LONG_BINPUT"), _Machine.remember),
     **dict.fromkeys(("BINGET", "LONG_BINGET"), _Machine.recall),
     **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"), _Machine.push),

@@ -31,6 +31,7 @@ UNREADABLE = (
     pickle.UnpicklingError, EOFError, RuntimeError, ValueError, LookupError, AttributeError, TypeError, ImportError,
     ArithmeticError, AssertionError, MemoryError, struct.error, zipfile.BadZipFile,
 )  # fmt: skip
+ARCHIVE = b"PK"  # begins a file of torch since 1.6
 PICKLE_bytes = 1 << 28
 OLD_PICKLES = 5  # a file of torch before 1.6 begins with five pickles
 MOST_NAMES, MOST_DEPTH = 100_000, 100  # of nested dicts
@@ -68,16 +69,33 @@ def open_torch(path: Path) -> TensorSource:
             content = _load(path)
         flat = dict(_flat(content, size))
     except (OSError, *UNREADABLE) as error:
-        text = (isinstance(error, OSError) and error.strerror) or str(error)
-        why = text.partition("\n")[0] or type(error).__name__
         raise CheckpointError(
-            f"{path} cannot be read: {why}", f"a state dict: torch.save(model.state_dict(), ...), or {KINDS}"
+            f"{path} cannot be read: {_reason(error)}", f"a state dict: torch.save(model.state_dict(), ...), or {KINDS}"
         ) from None
     tensors = {name: x if x.dim() else x.view(1) for name, x in flat.items()}
     if not tensors:
         raise CheckpointError(f"{path} holds a {type(content).__name__} without tensors", "a state dict")
     outlines = {name: TensorOutline(tuple(x.shape), x.dtype) for name, x in flat.items()}
     return TensorSource(place=path, tensors=outlines, read=lambda name, rows: tensors[name][slice(*rows)])
+
+
+def load_tensor(content: bytes, where: str) -> Tensor:
+    """The tensor in a file of torch.save, of which torch.distributed.checkpoint has one for each chunk.
+
+    Since 2.10 torch compares the size of a tensor with the bytes of its record.
+    """
+    try:
+        if not content.startswith(ARCHIVE):
+            raise CheckpointError("it is no archive")
+        _check_bounded(io.BytesIO(content))
+        with warnings.catch_warnings(action="ignore"):  # torch warns of pickle protocols
+            found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        if not isinstance(found, Tensor):
+            raise CheckpointError(f"it holds a {type(found).__name__}")
+        ((_, tensor),) = _flat(found, len(content))
+        return tensor
+    except (OSError, *UNREADABLE) as error:
+        raise CheckpointError(f"{where} are no tensor of torch.save: {_reason(error)}") from None
 
 
 def open_safetensors(path: Path) -> TensorSource:
@@ -100,6 +118,11 @@ def open_safetensors(path: Path) -> TensorSource:
     return TensorSource(place=path, tensors=outlines, read=read)
 
 
+def _reason(error: Exception) -> str:
+    text = (isinstance(error, OSError) and error.strerror) or str(error)
+    return text.partition("\n")[0] or type(error).__name__
+
+
 def _load(path: Path) -> Any:
     """Load with mmap if torch can map this file format, so that only used tensors are read."""
     try:
@@ -112,7 +135,7 @@ def _load(path: Path) -> Any:
 
 def _check_bounded(file: BinaryIO) -> None:
     """Raise for a pickle without bounds in time or memory, and for a compressed archive (a zip bomb)."""
-    if file.read(2) != b"PK":
+    if file.read(len(ARCHIVE)) != ARCHIVE:
         file.seek(0)
         content = io.BytesIO(file.read(PICKLE_bytes))
         for _ in range(OLD_PICKLES):
@@ -120,7 +143,7 @@ def _check_bounded(file: BinaryIO) -> None:
         return
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
-            if info.compress_type != zipfile.ZIP_STORED:
+            if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
                 raise CheckpointError("its archive is compressed, which torch does not do")
             if info.filename.endswith(".pkl"):
                 if info.file_size > PICKLE_bytes:
