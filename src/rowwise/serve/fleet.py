@@ -12,7 +12,6 @@ of other processes on the same cores.
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -96,15 +95,10 @@ def _fit_line(measured: Sequence[MeasuredBatches]) -> tuple[float, float]:
 
     A worker that has slept computes slower: a third term, without which a batch of few requests would seem to be slow.
     """
+    from scipy.optimize import nnls
+
     terms_NT = np.array([(1.0, one.requests, one.woken) for one in measured]) / [[one.seconds] for one in measured]
-    found: list[tuple[float, list[float]]] = []
-    for size in (1, 2, 3):
-        for chosen in map(list, combinations(range(3), size)):
-            seconds_T = np.zeros(3)
-            seconds_T[chosen] = np.linalg.lstsq(terms_NT[:, chosen], np.ones(len(measured)))[0]
-            if (seconds_T >= 0).all():
-                found.append((float(((terms_NT @ seconds_T - 1) ** 2).sum()), seconds_T.tolist()))
-    fixed_s, request_s, _ = min(found)[1]
+    fixed_s, request_s, _ = nnls(terms_NT, np.ones(len(measured)))[0].tolist()
     return fixed_s, request_s
 
 
