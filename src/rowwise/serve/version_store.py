@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Self, final
+from typing import BinaryIO, Self, final
 
 import msgspec
 from msgspec import structs
@@ -88,7 +88,7 @@ class VersionStore:
         self._lock = _claim(folder, str(place))
 
     def close(self) -> None:
-        os.close(self._lock)
+        self._lock.close()
 
     def stop(self) -> None:
         """End a copy of another thread, which raises."""
@@ -260,8 +260,8 @@ class VersionStore:
         shutil.rmtree(version_folder(self.folder, number).path, ignore_errors=True)
 
 
-def _claim(folder: Path, url: str) -> int:
-    """Lock a folder of copies; returns the handle that has the lock."""
+def _claim(folder: Path, url: str) -> BinaryIO:
+    """Lock a folder of copies; returns the file that has the lock."""
     folder.mkdir(parents=True, exist_ok=True)
     own, mine = folder / OWNER, msgspec.json.encode({"url": url})
     if not own.exists():
@@ -270,11 +270,10 @@ def _claim(folder: Path, url: str) -> int:
         write_new(own, mine)
     elif read_bytes(own) != mine:
         raise SpecError(f"--cache {folder} has versions of another URL than {url}", "another folder")
-    handle = os.dup((file := open_regular(own, "a+b", links=False)).fileno())
-    file.close()
+    file = open_regular(own, "a+b", links=False)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(handle)
+        file.close()
         raise SpecError(f"--cache {folder}: another process uses it", "a folder for each process") from None
-    return handle
+    return file
