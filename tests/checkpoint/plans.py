@@ -9,7 +9,7 @@ from shard.jobs import OPTIMIZERS, ROWS
 from shard.layout_cases import CASES
 from torch import nn
 
-from rowwise import Embeddings, Plan, Pooling, Table, Topology
+from rowwise import Embeddings, Jagged, Plan, Pooling, Table, Topology
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.ops import rowtype
 from rowwise.shard.apply import shard
@@ -55,6 +55,20 @@ def make_plan(chance: random.Random, tables, world: int) -> Plan:
     return Plan(world=world, tiles=tuple(tiles))
 
 
+def take_step(model, optimizer: torch.optim.Optimizer, jagged: Jagged, dense: torch.Tensor) -> None:
+    vectors = model.embeddings(jagged)
+    loss = vectors.matrix_BS.square().sum() + sum(x.square().sum() for x in vectors.sequences.values())
+    (loss + model.top(dense).square().sum()).backward()
+    model.embeddings.update()
+    optimizer.step()
+
+
+def track(model) -> None:
+    """Mark the rows that change from now on."""
+    for arena in model.embeddings.arenas:
+        arena.track()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trained:
     """A model that one device has trained."""
@@ -68,11 +82,7 @@ class Trained:
         model = Net(tables)
         optimizer = make_optimizer(DenseAdam(), list(model.top.parameters()))
         for step in range(steps):
-            vectors = model.embeddings(make_problem(tables, 40, 4, seed + step).jagged)
-            loss = vectors.matrix_BS.square().sum() + sum(x.square().sum() for x in vectors.sequences.values())
-            (loss + model.top(torch.randn(3, 7)).square().sum()).backward()
-            model.embeddings.update()
-            optimizer.step()
+            take_step(model, optimizer, make_problem(tables, 40, 4, seed + step).jagged, torch.randn(3, 7))
         return cls(tables=tables, model=model, optimizer=optimizer)
 
     def by(self, plan: Plan, comm) -> tuple[Net, dict[str, torch.optim.Optimizer]]:

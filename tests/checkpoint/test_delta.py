@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from checkpoint.plans import Net, contents, differences, empty, make_plan, make_tables
+from checkpoint.plans import Net, contents, differences, empty, make_plan, make_tables, take_step, track
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -53,16 +53,7 @@ class Run:
         samples = 6
         whole = make_problem(self.tables, samples * len(comm.ranks), 3, self.seed + step).jagged
         mine = split(whole, [samples] * len(comm.ranks))[comm.rank]
-        vectors = model.embeddings(mine)
-        loss = vectors.matrix_BS.square().sum() + sum(x.square().sum() for x in vectors.sequences.values())
-        (loss + model.top(torch.ones(3, 7)).square().sum()).backward()
-        model.embeddings.update()
-        optimizers["dense"].step()
-
-
-def track(model):
-    for arena in model.embeddings.arenas:
-        arena.track()
+        take_step(model, optimizers["dense"], mine, torch.ones(3, 7))
 
 
 def always_increment(chain_bytes, full_bytes, increment_bytes):

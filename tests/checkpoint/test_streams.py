@@ -7,7 +7,7 @@ import torch
 from checkpoint.made import bits as bits_of
 from checkpoint.made import drawn
 from checkpoint.memory_rows import streamed
-from checkpoint.plans import Net, contents, differences, empty, make_plan
+from checkpoint.plans import Net, contents, differences, empty, make_plan, track
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -111,8 +111,7 @@ def test_increments_of_streams_are_the_changed_rows(tmp_path_factory, seed, worl
 
     def train(comm):
         model = shard(Net(TABLES), plan, comm)
-        for arena in model.embeddings.arenas:
-            arena.track()
+        track(model)
         reduction = CheckpointReduction(bits=bits or 32)
         full = CheckpointFolder(folder / "full", comm, reduction=reduction)
         less = CheckpointFolder(
