@@ -167,7 +167,7 @@ def test_operators_on_batches_wait_once_or_not_at_all(name, monkeypatch):
     monkeypatch.setattr(idmap, "map_section", Launches())
     for moved in ("on_device", "to_device"):
         monkeypatch.setattr(jagged, moved, lambda numbers, device: numbers.to(device))
-    monkeypatch.setattr(jagged, "programs_of", lambda _: 5)
+    monkeypatch.setattr(jagged, "shared_programs", lambda *_: 5)
     monkeypatch.setattr(jagged, "begin", lambda _: torch.zeros(3))
     monkeypatch.setattr(jagged, "end", lambda _: None)
     monkeypatch.setattr(jagged, "to_host", lambda parts: asked.append([len(part) for part in parts]) or answer)

@@ -16,14 +16,13 @@ from rowwise.ops import reference
 from rowwise.ops._triton import idmap as idmap_kernel
 from rowwise.ops._triton import rearrange as kernels
 from rowwise.ops._triton import specialise
-from rowwise.ops._triton.launch import begin, end, on_device, programs_of, to_device
+from rowwise.ops._triton.launch import TILED, begin, empty_numbers, end, on_device, over, shared_programs, to_device
 from rowwise.ops.reference.idmap import SectionKind, SectionRow, SetPlaces, half_bits
 from rowwise.ops.reference.jagged import Distinct, Expanded, Routed, Taken
 
 IDS = 256  # of a program that goes through the ids of a feature
 MOST = 2**31 - 1  # ids or bags of a batch
 WARPS = {"num_warps": specialise.TILE_WARPS}
-TILED = {"TILE": specialise.TILE, **WARPS}
 
 
 class Bags(NamedTuple):
@@ -108,7 +107,7 @@ def expand(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequenc
     launched = [(batch, at, len(table) // 2, table) for batch, at, table in zip(batches, samples, own, strict=True)]
     launched = [one for one in launched if one[2] and samples_B]
     for batch, at, features, table in launched:
-        kernels.find_bags[*_over(samples_B), features](
+        kernels.find_bags[*over(samples_B), features](
             at,
             table,
             batch.lengths,
@@ -131,7 +130,7 @@ def expand(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequenc
     moved = torch.empty(count if weights else 0, device=device)
     bags_of_program, ids = specialise.expand_shape(count / max(1, bags))
     for batch, _, features, table in launched:
-        kernels.copy_bags[*_over(samples_B, bags_of_program), features](
+        kernels.copy_bags[*over(samples_B, bags_of_program), features](
             table, begins, ends, batch.values, moved if batch.weights is None else batch.weights, taken, moved,
             samples_B, HAS_WEIGHTS=bool(weights), BAGS=bags_of_program, IDS=ids, **WARPS,
         )  # fmt: skip
@@ -148,9 +147,9 @@ def bucketize(values: Tensor, lengths: Tensor, weights: Tensor | None, bounds: T
     if max(n, num_bags * buckets) > MOST:
         raise RuntimeError("rowwise: too many ids or bags for one batch; make it smaller")
     bucket_N = torch.empty(n, dtype=torch.uint8 if buckets <= 256 else torch.int32, device=device)  # passes of a sort
-    bag_N, local_N, out = _numbers(n, device), torch.empty_like(values), torch.empty_like(values)
+    bag_N, local_N, out = empty_numbers(device, n), torch.empty_like(values), torch.empty_like(values)
     if n:
-        kernels.find_buckets[_over(n)](
+        kernels.find_buckets[over(n)](
             values, bags.offsets, on_device(bounds, device), bucket_N, bag_N, local_N, num_bags, num_bags // features,
             columns, n, **TILED,
         )  # fmt: skip
@@ -158,7 +157,7 @@ def bucketize(values: Tensor, lengths: Tensor, weights: Tensor | None, bounds: T
     moved = torch.empty(0 if weights is None else n, device=device)
     first_K, last_K = (torch.zeros(buckets * num_bags, dtype=torch.int32, device=device) for _ in range(2))
     if n:
-        kernels.place_ids[_over(n)](
+        kernels.place_ids[over(n)](
             order_N, bucket_N, bag_N, local_N, moved if weights is None else weights, out, moved, first_K, last_K,
             num_bags, n, HAS_WEIGHTS=weights is not None, **TILED,
         )  # fmt: skip
@@ -178,15 +177,15 @@ def deduplicate(values: Tensor, bounds: Tensor) -> Distinct:
         # The ids of a segment stay in their order.
         segment_N, by_segment_N = torch.sort(segment_N[order_N], stable=True)
         found, order_N = found[by_segment_N], order_N[by_segment_N]
-    is_first_N = _numbers(n, device)
+    is_first_N = empty_numbers(device, n)
     if n:
-        kernels.find_distinct[_over(n)](found, segment_N, is_first_N, n, **TILED)
+        kernels.find_distinct[over(n)](found, segment_N, is_first_N, n, **TILED)
     numbers_N1 = reference.offsets(is_first_N)
     (starts,) = to_host([numbers_N1[to_device(bounds, device)]])
     distinct = torch.empty(starts[-1], dtype=values.dtype, device=device)
     first_U1, inverse = _zeros(starts[-1] + 1, device), torch.empty(n, dtype=torch.int64, device=device)
     if n:
-        kernels.write_distinct[_over(n)](found, order_N, numbers_N1[1:], distinct, first_U1, inverse, n, **TILED)
+        kernels.write_distinct[over(n)](found, order_N, numbers_N1[1:], distinct, first_U1, inverse, n, **TILED)
     return distinct, torch.tensor(starts), inverse, first_U1.diff()
 
 
@@ -232,7 +231,7 @@ def pack_ids(
     _copy(of_bags, lengths, out)
     if before:
         table = to_device(torch.tensor(of_ids), device)
-        kernels.write_ids[_over(before)](
+        kernels.write_ids[over(before)](
             table, values, out if weights is None else weights, out, len(table), before,
             HAS_WEIGHTS=weights is not None, **TILED,
         )  # fmt: skip
@@ -248,7 +247,7 @@ def find_newer(values: Tensor, offsets: Tensor, features: Tensor, ids: Tensor, p
             raise RuntimeError(f"rowwise: no ids of feature {source}")
     fault, out = begin(device), values.to(torch.int64, copy=True)
     if n and len(features):
-        kernels.find_newer[_programs(n, len(features), device), len(features)](
+        kernels.find_newer[shared_programs(n, IDS, device, len(features)), len(features)](
             values, offsets, on_device(features, device), ids, places, out, fault, batch, n, IDS=IDS, **WARPS
         )
     end(device)
@@ -268,7 +267,7 @@ def map_ids(ids: Tensor, sections: Tensor, words: Tensor, known: int, columns: i
         is_set = section.kind in (SectionKind.RANKED, SectionKind.LISTED)
         if n and (section.count or not is_set):
             row = torch.tensor([*section, *layout, known, half_bits(known)])
-            idmap_kernel.map_section[_over(n, IDS)](
+            idmap_kernel.map_section[over(n, IDS)](
                 ids, on_device(row, device), words, rows, before, columns, n, KIND=section.kind, IDS=IDS, **WARPS
             )
     return rows
@@ -317,7 +316,7 @@ def _find_outside(bags: Bags, slices: Tensor, batch: int) -> Tensor:
     """1 if an id of a slice (first bag, rows) is outside its rows."""
     device, n, outside = bags.values.device, len(bags.values), _zeros(1, bags.values.device)
     if n and len(slices):
-        kernels.find_outside[_programs(n, len(slices), device), len(slices)](
+        kernels.find_outside[shared_programs(n, IDS, device, len(slices)), len(slices)](
             bags.values, bags.offsets, on_device(slices, device), outside, batch, n, IDS=IDS, **WARPS
         )
     return outside
@@ -332,7 +331,7 @@ def _copy(
     if not some:
         return
     rows = [(at, *one[:2]) for at, one in zip(before, some, strict=False)]
-    kernels.copy_segments[_over(before[-1])](
+    kernels.copy_segments[over(before[-1])](
         to_device(torch.tensor(rows), out.device), source, out, *(weights or (out, out)), len(rows), before[-1],
         HAS_WEIGHTS=weights is not None, **TILED,
     )  # fmt: skip
@@ -344,19 +343,6 @@ def _table(numbers: list[int], device: torch.device) -> Tensor:
 
 def _zeros(count: int, device: torch.device) -> Tensor:
     return torch.zeros(count, dtype=torch.int64, device=device)
-
-
-def _numbers(count: int, device: torch.device) -> Tensor:
-    return torch.empty(count, dtype=torch.int32, device=device)
-
-
-def _over(count: int, tile: int = specialise.TILE) -> tuple[int]:
-    return (-(-count // tile),)
-
-
-def _programs(ids: int, features: int, device: torch.device) -> int:
-    """Programs of each feature."""
-    return max(1, min(-(-ids // IDS), programs_of(device) // features))
 
 
 def _widest(tensors: Sequence[Tensor]) -> torch.dtype:

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from rowwise.ops._triton import specialise
-from rowwise.ops._triton.route import TableOrder
 from rowwise.ops._triton.specialise import Bucket
 from rowwise.ops.faults import FaultWord
 from rowwise.ops.layout import FeatureDescriptor, Mode, TableDescriptor
 
 PROGRAMS_OF_MULTIPROCESSOR = 32
+TILED = {"TILE": specialise.TILE, "num_warps": specialise.TILE_WARPS}
 INTERPRETED_PROGRAMS = 5  # few enough that the interpreter ends, more than one so that spans are shared
 
 
@@ -84,6 +84,14 @@ def features_by_bucket(features_FC: Tensor, device: torch.device) -> tuple[Featu
     return _features(features_FC.numpy().tobytes(), device)
 
 
+class TableOrder(NamedTuple):
+    """Tables in the order of their buckets."""
+
+    first_T: Tensor  # number of the first row of each table
+    starts_K1: Tensor  # number of the first row of each bucket, and the number of rows
+    rows: int  # known on the host
+
+
 @functools.lru_cache(maxsize=256)
 def _tables(data: bytes, device: torch.device) -> tuple[tuple[Bucket, ...], TableOrder]:
     descriptors = TableDescriptor.read(_tensor(data, torch.int64).view(-1, len(TableDescriptor._fields)))
@@ -99,6 +107,15 @@ def _tables(data: bytes, device: torch.device) -> tuple[tuple[Bucket, ...], Tabl
 def tables_by_bucket(tables_TC: Tensor, device: torch.device) -> tuple[tuple[Bucket, ...], TableOrder]:
     """The buckets, and the tables in their order."""
     return _tables(tables_TC.numpy().tobytes(), device)
+
+
+def over(count: int, tile: int = specialise.TILE) -> tuple[int]:
+    """The grid of programs that take a tile each."""
+    return (-(-count // tile),)
+
+
+def empty_numbers(device: torch.device, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    return torch.empty(count, dtype=dtype, device=device)
 
 
 _memory: dict[tuple[str, torch.device], Tensor] = {}
@@ -127,3 +144,8 @@ def programs_of(device: torch.device) -> int:
     if device.type == "cpu":
         return INTERPRETED_PROGRAMS
     return torch.cuda.get_device_properties(device).multi_processor_count * PROGRAMS_OF_MULTIPROCESSOR
+
+
+def shared_programs(count: int, tile: int, device: torch.device, groups: int = 1) -> int:
+    """Programs of each group, which share tiles of so many things."""
+    return max(1, min(-(-count // tile), programs_of(device) // groups))

@@ -20,8 +20,10 @@ from rowwise.ops._triton.launch import (
     features_by_bucket,
     grown,
     on_device,
+    over,
     programs_of,
     read_features,
+    shared_programs,
     tables_by_bucket,
     to_device,
 )
@@ -47,10 +49,6 @@ def constants_of(bucket: Bucket) -> dict[str, int]:
     }
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def pool(
     arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None, batch: int, columns: int
 ) -> Tensor:
@@ -59,7 +57,7 @@ def pool(
     pooling = values.shape[0] / max(1, offsets.shape[0] - 1)
     for launch in features_by_bucket(features, device):
         shape, weighted = specialise.lookup_shape(launch.bucket, pooling), weights is not None and launch.weighted
-        lookup_kernels.pool[_ceil(batch, shape.tiles * shape.bags), len(launch.chosen)](
+        lookup_kernels.pool[*over(batch, shape.tiles * shape.bags), len(launch.chosen)](
             arena, out, values, offsets, weights if weighted else out, on_device(features, device), launch.chosen,
             fault, batch, columns, OUT_ALIGN=specialise.align_of([columns], launch.columns), BAGS=shape.bags,
             IDS=shape.ids, TILES=shape.tiles, HAS_WEIGHTS=weighted, **constants_of(launch.bucket),
@@ -76,7 +74,7 @@ def pool_weight_grad(
     weighted = features[features[:, MODE] == Mode.WEIGHTED]
     for launch in features_by_bucket(weighted, device):
         bags = specialise.lookup_shape(launch.bucket, 4.0).bags
-        lookup_kernels.pool_weight_grad[_ceil(batch, bags), len(launch.chosen)](
+        lookup_kernels.pool_weight_grad[*over(batch, bags), len(launch.chosen)](
             arena, out, values, offsets, grad, on_device(weighted, device), launch.chosen,
             fault, batch, columns, OUT_ALIGN=specialise.align_of([columns], launch.columns), BAGS=bags,
             **constants_of(launch.bucket),
@@ -99,7 +97,7 @@ def gather(arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, bat
     align = specialise.align_of(d.dim for d in descriptors)
     for launch in features_by_bucket(features, device):
         shape = specialise.lookup_shape(launch.bucket, 1.0)
-        programs = max(1, min(_ceil(values.shape[0], shape.bags), programs_of(device)))
+        programs = shared_programs(values.shape[0], shape.bags, device)
         lookup_kernels.gather[programs, len(launch.chosen)](
             arena, out, values, offsets, starts_F, device_features, launch.chosen, fault, batch,
             OUT_ALIGN=align, IDS=shape.bags, **constants_of(launch.bucket),
@@ -112,7 +110,7 @@ def mark(
     touched: Tensor, starts: Tensor, arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, batch: int
 ) -> None:
     device = touched.device
-    programs = max(1, min(_ceil(values.shape[0], IDS_OF_PROGRAM), programs_of(device)))
+    programs = shared_programs(values.shape[0], IDS_OF_PROGRAM, device)
     if len(features):
         lookup_kernels.mark[programs, len(features)](
             touched, on_device(starts, device), values, offsets, on_device(features, device), batch,

@@ -8,6 +8,7 @@ be; the surplus has the key `rows` and comes last), R rows, U units, which are p
 """
 
 from collections import Counter
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,17 +17,10 @@ from torch import Tensor
 from rowwise.errors import BatchError
 from rowwise.ops._triton import contributions as kernels
 from rowwise.ops._triton import specialise
+from rowwise.ops._triton.launch import TILED, TableOrder, empty_numbers, over
 from rowwise.ops.layout import DIM, FeatureDescriptor, Mode
 
 MOST_CONTRIBUTIONS = 1 << 30  # kernels count them in 32 bits
-
-
-class TableOrder(NamedTuple):
-    """Tables in the order of their buckets."""
-
-    first_T: Tensor  # number of the first row of each table
-    starts_K1: Tensor  # number of the first row of each bucket, and the number of rows
-    rows: int  # known on the host
 
 
 class Route(NamedTuple):
@@ -84,15 +78,9 @@ def route(batch: DeviceBatch, tables: Tensor, order: TableOrder, fault: Tensor) 
     key_type = torch.int32 if order.rows < 2**31 - 1 else torch.int64  # half of the passes of a radix sort
     bags_of_program, ids = specialise.expand_shape(batch.values.shape[0] / (batch.offsets.shape[0] - 1))
 
-    def numbers(count: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(count, dtype=dtype, device=device)
-
-    def over(count: int, tile: int = specialise.TILE) -> tuple[int]:
-        return (-(-count // tile),)
-
-    tiled = {"TILE": specialise.TILE, "num_warps": specialise.TILE_WARPS}
+    numbers = partial(empty_numbers, device)
     counts_L, bags_N = numbers(num_bags), numbers(n)
-    kernels.count_ids[over(num_bags)](features, batch.offsets, counts_L, batch.batch, num_features, **tiled)
+    kernels.count_ids[over(num_bags)](features, batch.offsets, counts_L, batch.batch, num_features, **TILED)
     ends_L = counts_L.cumsum(0, dtype=torch.int32)
     keys_N = torch.full((n,), order.rows, dtype=key_type, device=device)
     kernels.expand[over(num_bags, bags_of_program)](
@@ -107,13 +95,13 @@ def route(batch: DeviceBatch, tables: Tensor, order: TableOrder, fault: Tensor) 
     kernels.locate[over(n)](
         keys_N, order_N, bags_N, ends_L, features, starts_F, batch.offsets, batch.weights if has_weights else places_N,
         places_N, places_N if scales_N is None else scales_N, joins_N, is_first_N, batch.batch, num_features,
-        batch.stride, order.rows, n, PER_ID=batch.per_id, SCALED=scaled, HAS_WEIGHTS=has_weights, **tiled,
+        batch.stride, order.rows, n, PER_ID=batch.per_id, SCALED=scaled, HAS_WEIGHTS=has_weights, **TILED,
     )  # fmt: skip
     row_numbers_N, firsts_R1 = is_first_N.cumsum(0, dtype=torch.int32), numbers(n + 1)
-    kernels.find_rows[over(n)](row_numbers_N, firsts_R1, n, **tiled)
+    kernels.find_rows[over(n)](row_numbers_N, firsts_R1, n, **TILED)
     blocks = max(1, -(-batch.batch >> kernels.BLOCK_SHIFT.value))
     levels = max(1, (blocks - 1).bit_length())
-    kernels.cut[over(n)](keys_N, row_numbers_N, firsts_R1, joins_N, is_first_N, order.rows, blocks, levels, n, **tiled)
+    kernels.cut[over(n)](keys_N, row_numbers_N, firsts_R1, joins_N, is_first_N, order.rows, blocks, levels, n, **TILED)
     unit_numbers_N = is_first_N.cumsum(0, dtype=torch.int32)
     most_units, bounds = n // kernels.UNIT.value + n // kernels.LONG_ROW.value + 2, len(order.starts_K1)
     found = Route(
@@ -133,7 +121,7 @@ def route(batch: DeviceBatch, tables: Tensor, order: TableOrder, fault: Tensor) 
     kernels.write_records[over(n)](
         keys_N, order_N, bags_N, features, tables, order.first_T, row_numbers_N, firsts_R1, unit_numbers_N, places_N,
         joins_N, found.records_R4, found.unit_records_U4, found.unit_first_U1, found.unit_last_U, found.unit_joins_U,
-        found.unit_dims_U, num_features, order.rows, n, **tiled,
+        found.unit_dims_U, num_features, order.rows, n, **TILED,
     )  # fmt: skip
     kernels.find_bounds[over(bounds, specialise.BOUNDS)](
         keys_N, order.starts_K1, row_numbers_N, unit_numbers_N, found.row_bounds_K1, found.unit_bounds_K1, bounds, n,

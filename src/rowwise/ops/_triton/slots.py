@@ -4,13 +4,14 @@ Sizes follow from the number of ids, so nothing waits for the device.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from rowwise.ops._triton import cache as kernels
 from rowwise.ops._triton import specialise
-from rowwise.ops._triton.launch import begin, end, on_device, programs_of
+from rowwise.ops._triton.launch import TILED, begin, empty_numbers, end, on_device, over, programs_of, shared_programs
 from rowwise.ops.faults import SLOTS
 from rowwise.ops.reference.cache import CachedTable, CacheMemory, CacheMoves, HostTable
 
@@ -29,29 +30,23 @@ def place_rows(
     last = CachedTable(*tables_CK[-1].tolist())
     most_key = last.first_key + last.sets * last.rows_of_set
 
-    def numbers(count: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(count, dtype=dtype, device=device)
-
-    def over(count: int, tile: int) -> tuple[int]:
-        return (-(-count // tile),)
-
+    numbers = partial(empty_numbers, device)
     slots_N = values_N.clone()
     if not n:
         nothing = numbers(0, torch.int64)
         memory.overflow_C.zero_()
         return slots_N, CacheMoves(nothing, nothing, nothing, nothing, torch.zeros(1, dtype=torch.int32, device=device))
-    tiled = {"TILE": specialise.TILE, "num_warps": specialise.TILE_WARPS}
     # Half of the passes of a radix sort where keys have 32 bits.
     key_type = torch.int32 if most_key < 2**31 - 1 else torch.int64
     keys_N = torch.full((n,), most_key, dtype=key_type, device=device)
-    features, programs = len(cached_F), programs_of(device)
-    kernels.number_rows[max(1, min(-(-n // IDS), programs // features)), features](
+    features = len(cached_F)
+    kernels.number_rows[shared_programs(n, IDS, device, features), features](
         values_N, bounds_F1, on_device(cached_F, device), tables, keys_N, slots_N, most_key, IDS=IDS,
         num_warps=specialise.TILE_WARPS,
     )  # fmt: skip
     keys_N, order_N = torch.sort(keys_N, stable=True)
     is_first_N, is_missed_N = numbers(n), numbers(n)
-    kernels.find_firsts[over(n, specialise.TILE)](keys_N, is_first_N, most_key, n, **tiled)
+    kernels.find_firsts[over(n)](keys_N, is_first_N, most_key, n, **TILED)
     numbers_N, found_U = is_first_N.cumsum(0, dtype=torch.int32), numbers(n, torch.int64)
     kernels.find_rows[over(n, ROWS)](
         keys_N, is_first_N, numbers_N, tables, memory.slot_rows, memory.stamps, found_U, is_missed_N, now, num_tables,
@@ -59,19 +54,19 @@ def place_rows(
     )  # fmt: skip
     missed_N, at_M = is_missed_N.cumsum(0, dtype=torch.int32), numbers(n)
     way_M = torch.zeros(n, dtype=torch.int32, device=device)
-    kernels.choose_ways[min(n, programs),](
+    kernels.choose_ways[min(n, programs_of(device)),](
         keys_N, missed_N, tables, memory.slot_rows, memory.stamps, at_M, way_M, now, num_tables, n, num_warps=1
     )
     spilled_M = (way_M < 0).cumsum(0, dtype=torch.int32)
     move_tables, move_slots, move_rows, victims = (numbers(n, torch.int64) for _ in range(4))
     evicted_M = numbers(n)
-    kernels.enter[over(n, specialise.TILE)](
+    kernels.enter[over(n)](
         keys_N, numbers_N, missed_N, at_M, way_M, spilled_M, tables, memory.slot_rows, memory.stamps, memory.changed,
-        found_U, move_tables, move_slots, move_rows, victims, evicted_M, fault[SLOTS:], now, num_tables, n, **tiled,
+        found_U, move_tables, move_slots, move_rows, victims, evicted_M, fault[SLOTS:], now, num_tables, n, **TILED,
     )  # fmt: skip
-    kernels.write_slots[over(n, specialise.TILE)](
+    kernels.write_slots[over(n)](
         keys_N, order_N, is_first_N, numbers_N, found_U, tables, slots_N, memory.changed, most_key, num_tables, n,
-        CHANGES=flags & 1, **tiled,
+        CHANGES=flags & 1, **TILED,
     )  # fmt: skip
     kernels.count[num_tables,](
         keys_N, missed_N, spilled_M, evicted_M, victims, tables, memory.counts_CK, memory.overflow_C, most_key,
