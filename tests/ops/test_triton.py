@@ -165,7 +165,7 @@ def test_operators_on_batches_wait_once_or_not_at_all(name, monkeypatch):
         assert hasattr(rearrange, kernel)
         monkeypatch.setattr(rearrange, kernel, Launches())
     monkeypatch.setattr(idmap, "map_section", Launches())
-    for moved in ("on_device", "to_device"):
+    for moved in ("on_device", "copy_to"):
         monkeypatch.setattr(jagged, moved, lambda numbers, device: numbers.to(device))
     monkeypatch.setattr(jagged, "shared_programs", lambda *_: 5)
     monkeypatch.setattr(jagged, "begin", lambda _: torch.zeros(3))

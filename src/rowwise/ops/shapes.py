@@ -84,8 +84,8 @@ def find_newer(values: Tensor, *_: Any) -> Tensor:
 def take(values: list[Tensor], lengths: list[Tensor], weights: list[Tensor], segments: Tensor) -> tuple[Tensor, ...]:
     taken, bags = _dynamic_size(), _dynamic_size()
     return (
-        values[0].new_empty(taken, dtype=_widest(values)),
-        lengths[0].new_empty(bags, dtype=_widest(lengths)),
+        values[0].new_empty(taken, dtype=widest(values)),
+        lengths[0].new_empty(bags, dtype=widest(lengths)),
         values[0].new_empty(taken if weights else 0, dtype=torch.float32),
         segments.new_empty(segments.shape[0] + 1),
     )
@@ -105,8 +105,8 @@ def expand(values: list[Tensor], lengths: list[Tensor], weights: list[Tensor], *
     samples, places, narrow = args
     expanded = _dynamic_size()
     return (
-        values[0].new_empty(expanded, dtype=torch.int32 if narrow else _widest(values)),
-        lengths[0].new_empty(places.shape[0] * samples[0].shape[0], dtype=_widest(lengths)),
+        values[0].new_empty(expanded, dtype=torch.int32 if narrow else widest(values)),
+        lengths[0].new_empty(places.shape[0] * samples[0].shape[0], dtype=widest(lengths)),
         values[0].new_empty(expanded if weights else 0, dtype=torch.float32),
     )
 
@@ -129,5 +129,6 @@ def _dynamic_size() -> SymInt:
     return torch.library.get_ctx().new_dynamic_size()
 
 
-def _widest(tensors: Sequence[Tensor]) -> torch.dtype:
+def widest(tensors: Sequence[Tensor]) -> torch.dtype:
+    """The type of whole numbers that come from several tensors."""
     return torch.int64 if any(x.dtype == torch.int64 for x in tensors) else torch.int32

@@ -16,9 +16,11 @@ from rowwise.ops import reference
 from rowwise.ops._triton import idmap as idmap_kernel
 from rowwise.ops._triton import rearrange as kernels
 from rowwise.ops._triton import specialise
-from rowwise.ops._triton.launch import TILED, begin, empty_numbers, end, on_device, over, shared_programs, to_device
+from rowwise.ops._triton.launch import TILED, begin, empty_numbers, end, on_device, over, shared_programs
+from rowwise.ops.pinned import copy_to
 from rowwise.ops.reference.idmap import SectionKind, SectionRow, SetPlaces, half_bits
 from rowwise.ops.reference.jagged import Distinct, Expanded, Routed, Taken
+from rowwise.ops.shapes import widest
 
 IDS = 256  # of a program that goes through the ids of a feature
 MOST = 2**31 - 1  # ids or bags of a batch
@@ -77,8 +79,8 @@ def take(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[
         for (at, *_), first, last in zip(one, ids[::2], ids[1::2], strict=True):
             begins[at], sizes[at] = first, last - first
     starts, bag_starts = list(accumulate(sizes, initial=0)), list(accumulate((row[2] for row in rows), initial=0))
-    taken = torch.empty(starts[-1], dtype=_widest(values), device=device)
-    bags = torch.empty(bag_starts[-1], dtype=_widest(lengths), device=device)
+    taken = torch.empty(starts[-1], dtype=widest(values), device=device)
+    bags = torch.empty(bag_starts[-1], dtype=widest(lengths), device=device)
     moved = torch.empty(starts[-1] if weights else 0, device=device)
     for batch, one in zip(batches, own, strict=True):
         both = None if batch.weights is None else (batch.weights, moved)
@@ -98,7 +100,7 @@ def expand(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequenc
         if not (0 <= source < len(batches) and batches[source].has_bags(first, 0)):
             raise RuntimeError(f"rowwise: no bags from {first} on in batch {source}")
     bags = len(rows) * samples_B
-    lengths_out = torch.empty(bags, dtype=_widest(lengths), device=device)
+    lengths_out = torch.empty(bags, dtype=widest(lengths), device=device)
     begins, outside = torch.empty(bags, dtype=torch.int64, device=device), _zeros(1, device)
     own = [
         _table([x for k, (at, first) in enumerate(rows) if at == source for x in (first, k * samples_B)], device)
@@ -126,7 +128,7 @@ def expand(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequenc
     if is_outside:
         raise RuntimeError("rowwise: a sample is outside the distinct ones")
     count = sum(size)
-    taken = torch.empty(count, dtype=torch.int32 if narrow else _widest(values), device=device)
+    taken = torch.empty(count, dtype=torch.int32 if narrow else widest(values), device=device)
     moved = torch.empty(count if weights else 0, device=device)
     bags_of_program, ids = specialise.expand_shape(count / max(1, bags))
     for batch, _, features, table in launched:
@@ -172,7 +174,7 @@ def deduplicate(values: Tensor, bounds: Tensor) -> Distinct:
     found, order_N = torch.sort(values, stable=True)
     segment_N = torch.zeros(n, dtype=torch.uint8 if len(at) <= 257 else torch.int32, device=device)
     if len(at) > 2:
-        sizes = to_device(bounds.diff(), device)
+        sizes = copy_to(bounds.diff(), device)
         segment_N = torch.arange(len(at) - 1, device=device).repeat_interleave(sizes, output_size=n).to(segment_N.dtype)
         # The ids of a segment stay in their order.
         segment_N, by_segment_N = torch.sort(segment_N[order_N], stable=True)
@@ -181,7 +183,7 @@ def deduplicate(values: Tensor, bounds: Tensor) -> Distinct:
     if n:
         kernels.find_distinct[over(n)](found, segment_N, is_first_N, n, **TILED)
     numbers_N1 = reference.offsets(is_first_N)
-    (starts,) = to_host([numbers_N1[to_device(bounds, device)]])
+    (starts,) = to_host([numbers_N1[copy_to(bounds, device)]])
     distinct = torch.empty(starts[-1], dtype=values.dtype, device=device)
     first_U1, inverse = _zeros(starts[-1] + 1, device), torch.empty(n, dtype=torch.int64, device=device)
     if n:
@@ -230,7 +232,7 @@ def pack_ids(
     out = torch.empty(starts[-1], dtype=torch.int32, device=device)
     _copy(of_bags, lengths, out)
     if before:
-        table = to_device(torch.tensor(of_ids), device)
+        table = copy_to(torch.tensor(of_ids), device)
         kernels.write_ids[over(before)](
             table, values, out if weights is None else weights, out, len(table), before,
             HAS_WEIGHTS=weights is not None, **TILED,
@@ -332,21 +334,17 @@ def _copy(
         return
     rows = [(at, *one[:2]) for at, one in zip(before, some, strict=False)]
     kernels.copy_segments[over(before[-1])](
-        to_device(torch.tensor(rows), out.device), source, out, *(weights or (out, out)), len(rows), before[-1],
+        copy_to(torch.tensor(rows), out.device), source, out, *(weights or (out, out)), len(rows), before[-1],
         HAS_WEIGHTS=weights is not None, **TILED,
     )  # fmt: skip
 
 
 def _table(numbers: list[int], device: torch.device) -> Tensor:
-    return to_device(torch.tensor(numbers, dtype=torch.int64), device)
+    return copy_to(torch.tensor(numbers, dtype=torch.int64), device)
 
 
 def _zeros(count: int, device: torch.device) -> Tensor:
     return torch.zeros(count, dtype=torch.int64, device=device)
-
-
-def _widest(tensors: Sequence[Tensor]) -> torch.dtype:
-    return torch.int64 if any(x.dtype == torch.int64 for x in tensors) else torch.int32
 
 
 LAUNCHES: dict[str, Callable[..., Any]] = {

@@ -10,6 +10,7 @@ from rowwise.ops._triton import specialise
 from rowwise.ops._triton.specialise import Bucket
 from rowwise.ops.faults import FaultWord
 from rowwise.ops.layout import FeatureDescriptor, Mode, TableDescriptor
+from rowwise.ops.pinned import copy_to
 
 PROGRAMS_OF_MULTIPROCESSOR = 32
 TILED = {"TILE": specialise.TILE, "num_warps": specialise.TILE_WARPS}
@@ -33,18 +34,11 @@ def on_device(descriptors: Tensor, device: torch.device) -> Tensor:
 
 @functools.lru_cache(maxsize=512)
 def _kept(data: bytes, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    return to_device(_tensor(data, dtype).view(shape), device)
+    return copy_to(_tensor(data, dtype).view(shape), device)
 
 
 def _tensor(data: bytes, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
-
-
-def to_device(numbers: Tensor, device: torch.device) -> Tensor:
-    """A small CPU tensor of one step, copied without waiting: torch keeps the pinned memory until the copy is over."""
-    if device.type == "cpu":
-        return numbers
-    return numbers.pin_memory().to(device, non_blocking=True)
 
 
 class FeaturesOfBucket(NamedTuple):

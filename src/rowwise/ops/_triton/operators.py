@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rowwise.errors import BatchError
-from rowwise.ops import reference
+from rowwise.ops import reference, shapes
 from rowwise.ops._triton import interact as interact_kernels
 from rowwise.ops._triton import jagged, route, specialise
 from rowwise.ops._triton import lookup as lookup_kernels
@@ -25,11 +25,10 @@ from rowwise.ops._triton.launch import (
     read_features,
     shared_programs,
     tables_by_bucket,
-    to_device,
 )
 from rowwise.ops._triton.specialise import Bucket
 from rowwise.ops.layout import FeatureDescriptor, Mode
-from rowwise.spec import RowType, row_bytes
+from rowwise.ops.pinned import copy_to
 
 IDS_OF_PROGRAM = 16
 MODE = FeatureDescriptor._fields.index("mode")
@@ -143,37 +142,29 @@ def interact_grad(dense: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, 
 
 
 def pack(rows: Tensor, group: int) -> Tensor:
-    count, dim = rows.shape
-    packed = torch.empty(count, row_bytes(RowType.INT8, dim, group), dtype=torch.uint8, device=rows.device)
-    if count:
-        block = specialise.power_of_two(dim + 3)  # room for the bytes behind the last column
-        quantise_kernels.pack[count,](rows.contiguous(), packed, dim, GROUP=group, BLOCK=block, **ONE_WARP)
-    return packed
+    room = rows.shape[1] + 3  # for the bytes behind the last column
+    return _convert(quantise_kernels.pack, rows, shapes.pack(rows, group), rows.shape[1], room, GROUP=group)
 
 
 def unpack(packed: Tensor, dim: int, group: int) -> Tensor:
-    rows = torch.empty(len(packed), dim, device=packed.device)
-    if len(packed):
-        block = specialise.power_of_two(dim)
-        quantise_kernels.unpack[len(packed),](packed.contiguous(), rows, dim, GROUP=group, BLOCK=block, **ONE_WARP)
-    return rows
+    return _convert(quantise_kernels.unpack, packed, shapes.unpack(packed, dim), dim, dim, GROUP=group)
 
 
 def pack4(rows: Tensor) -> Tensor:
-    count, dim = rows.shape
-    packed = torch.empty(count, row_bytes(RowType.INT4, dim), dtype=torch.uint8, device=rows.device)
-    if count:
-        block = specialise.power_of_two(max(8, dim))  # room for the codes behind the last column
-        quantise_kernels.pack4[count,](rows.contiguous(), packed, dim, BLOCK=block, **ONE_WARP)
-    return packed
+    room = max(8, rows.shape[1])  # for the codes behind the last column
+    return _convert(quantise_kernels.pack4, rows, shapes.pack4(rows), rows.shape[1], room)
 
 
 def unpack4(packed: Tensor, dim: int) -> Tensor:
-    rows = torch.empty(len(packed), dim, device=packed.device)
-    if len(packed):
-        block = specialise.power_of_two(dim)
-        quantise_kernels.unpack4[len(packed),](packed.contiguous(), rows, dim, BLOCK=block, **ONE_WARP)
-    return rows
+    return _convert(quantise_kernels.unpack4, packed, shapes.unpack(packed, dim), dim, dim)
+
+
+def _convert(kernel: Any, rows: Tensor, out: Tensor, dim: int, room: int, **constants: int) -> Tensor:
+    """Rows in another format, by a program of one warp for each."""
+    if len(rows):
+        block = specialise.power_of_two(room)
+        kernel[len(rows),](rows.contiguous(), out, dim, BLOCK=block, **constants, **ONE_WARP)
+    return out
 
 
 class UpdateTensors(NamedTuple):
@@ -208,7 +199,7 @@ def update(
         state=state,
         tables=device_tables,
         hyper=on_device(hyper, device),
-        keys=to_device(keys, device),
+        keys=copy_to(keys, device),
         slot_rows=arena if slot_rows is None else slot_rows,
         grad=grad,
     )
