@@ -31,8 +31,8 @@ class Increments(NamedTuple):
     logits: dict[int, np.ndarray]  # of the new rows, by version
 
     @property
-    def rows(self):
-        """The columns of the new rows that a request has."""
+    def rows(self) -> dict[str, list]:
+        """The new rows, as clients send them."""
         return self.table.select(["user", "item", "seen", "d0", "d1"]).to_pydict()
 
     def copied(self, folder):

@@ -374,8 +374,7 @@ def test_servers_of_other_memory_share_a_redis(increments, tmp_path, file):
 @pytest.mark.slow
 def test_a_server_with_small_memory(increments, tmp_path):
     """Versions change, a worker and Redis are killed: each answer has the bits of its version."""
-    models = shutil.copytree(increments.models, tmp_path / "models")
-    write_traffic(models, Traffic(1))
+    models = increments.copied(tmp_path)
     with one_server(tmp_path) as redis:
         options = ("--memory", f"{SMALL}B", "--redis", redis.address)
         with server(models, *options) as (netloc, process), Clients(netloc, increments) as clients:
@@ -398,8 +397,7 @@ def test_answers_say_which_rows_were_zeros(increments, tmp_path):
     models = shutil.copytree(increments.models, tmp_path / "models")
     (version_folder(models, 1).path / HOT).unlink()
     write_traffic(models, Traffic(1))
-    rows = {name: increments.table[name].to_pylist() for name in ("user", "item", "seen", "d0", "d1")}
-    body = json.dumps({"rows": rows})
+    body = json.dumps({"rows": increments.rows})
 
     def ask(netloc, **headers):
         with closing(HTTPConnection(netloc, timeout=60)) as connection:
