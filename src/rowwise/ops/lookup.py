@@ -31,7 +31,7 @@ class LookupCall:
     samples_W: tuple[int, ...] = ()  # samples of each rank, if this batch was concatenated from the batches of several
 
     @classmethod
-    def of(cls, group: TableGroup, jagged: Jagged, per_id: bool, samples_W: tuple[int, ...] = ()) -> Self:
+    def of(cls, group: TableGroup, jagged: Jagged, *, per_id: bool, samples_W: tuple[int, ...] = ()) -> Self:
         """The features of the group in the batch's order."""
         offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
         return cls(group, group.for_sources(jagged.features), jagged, offsets, per_id, samples_W)
@@ -79,7 +79,7 @@ class StagedGradients:
 
     def of_batch(self, batch: Jagged, grad: Tensor) -> Self:
         """Gradients of another batch, looked up in the same tables."""
-        call = LookupCall.of(self.call.group, batch, self.call.per_id)
+        call = LookupCall.of(self.call.group, batch, per_id=self.call.per_id)
         return replace(self, call=call, weights=batch.weights_N, grad=grad)
 
 

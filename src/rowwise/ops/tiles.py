@@ -125,7 +125,7 @@ class Tiles:
         if not self.sequence.tables:
             return LookupOutput(matrix_BS=no_columns, flat=no_columns.flatten(), floats=[])
         plain = replace(jagged, shared=None)
-        call = LookupCall.of(self.sequence, plain, True, samples_W)
+        call = LookupCall.of(self.sequence, plain, per_id=True, samples_W=samples_W)
         floats = self._floats(call.features_FC, plain, call.offsets)
         return LookupOutput(matrix_BS=no_columns, flat=self._lookup(call), floats=floats)
 

@@ -94,7 +94,7 @@ class ReturnedGradients:
             if grads is None or not chosen:
                 continue
             group = make_group(pieces, lay_out_tables(pieces)[0], chosen)
-            call = LookupCall.of(group, jagged, sequences, samples_W)
+            call = LookupCall.of(group, jagged, per_id=sequences, samples_W=samples_W)
             flat = grads if isinstance(grads, Tensor) else torch.cat([grads[f].flatten() for f in group.feature_names])
             fault = find_bad_gradient(call, flat)
             if fault is not None:
