@@ -22,7 +22,7 @@ from rowwise.hashing.mapped import MappedTable
 from rowwise.hashing.open import open_map
 from rowwise.ops import check
 from rowwise.ops.pinned import copy_to
-from rowwise.ops.unknown import UnknownIds, count_unknown
+from rowwise.ops.unknown import UnknownIds, count_unknown, map_unknown
 from rowwise.spec import Pooling, Table, check_tables
 
 MOST_INT32_ROWS = 1 << 31
@@ -77,6 +77,7 @@ class MappedEmbeddings(nn.Module):
         stored = [s for t in tables for s in (mapped[t.name].stored if t.name in mapped else (t,))]
         self.stored = Embeddings(stored, seed=seed, device=device, merge_shared=merge_shared)
         self._table_of = {feature: table for table in tables for feature in table.feature_names}
+        self._mapped_features = {feature for table in mapped.values() for feature in table.table.feature_names}
         self._needs_no_combining = all(table.needs_no_combining for table in mapped.values())
         self.unknown_ids: dict[str, int] = {}  # of mapped tables, see `Embeddings`
         self._ahead: list[tuple[Jagged | KeyedJagged, _MappedBatch | RowwiseError]] = []  # later batches
@@ -97,8 +98,7 @@ class MappedEmbeddings(nn.Module):
         if isinstance(mapped, RowwiseError):
             self.stored.abort_forward(mapped)
         jagged, bags = mapped.jagged, mapped.bags
-        for table, feature, count in mapped.unknown:
-            count_unknown(self.unknown_ids, table, feature, count)
+        count_unknown(self.unknown_ids, mapped.unknown)
         vectors = self.stored(mapped.batch)
         if self._needs_no_combining:
             return vectors
@@ -198,14 +198,17 @@ class MappedEmbeddings(nn.Module):
 
     def _map_features(self, jagged: Jagged, unknown: list[UnknownIds]) -> tuple[Jagged, dict[str, PartBags]]:
         """The batch of rows, and the bags of each part, without shared ones; adds to `unknown`."""
-        folds = self._assign_folds(jagged)
+        folds, shared = self._assign_folds(jagged), jagged.shared
+        if jagged.features:
+            mapped = {f: self._table_of[f] for f in jagged.features if f in self._mapped_features}
+            jagged, found = map_unknown(replace(jagged, shared=None), mapped)
+            unknown += found
         bags = [
             part_bags
             for feature, ids in jagged.id_ranges().items()
             if feature in self._table_of
-            for part_bags in self._map_feature(jagged, feature, ids, folds, unknown)
+            for part_bags in self._map_feature(jagged, feature, ids, folds)
         ]
-        shared = jagged.shared
         if shared is not None and not self._table_of.keys() & set(shared.jagged.features):
             shared = None  # no table looks it up
         if shared is not None:
@@ -229,7 +232,6 @@ class MappedEmbeddings(nn.Module):
         feature: str,
         ids: tuple[int, int],
         folds: Mapping[str, Tensor],
-        unknown: list[UnknownIds],
     ) -> Iterator[PartBags]:
         """The bags of one feature in each part; `folds` are the folds of the samples [B], by table."""
         table, lengths_B, (begin, end) = self._table_of[feature], jagged.lengths_of(feature), ids
@@ -239,7 +241,6 @@ class MappedEmbeddings(nn.Module):
             yield PartBags(name=feature, rows_M=ids_N, lengths_B=lengths_B, weights_M=weights, ids_M=None)
             return
         mapped = self.mapped[table.name]
-        ids_N = self._check_ids(jagged, table, feature, begin, ids_N, unknown)
         folds_B = folds.get(table.name)
         rows_NC = mapped.look_up_rows(ids_N, None if folds_B is None else folds_B.repeat_interleave(lengths_B))
         number = table.feature_names.index(feature)
@@ -262,21 +263,6 @@ class MappedEmbeddings(nn.Module):
                 by_folding[key] = assign_folds(jagged, *key)
             folds[name] = by_folding[key]
         return folds
-
-    def _check_ids(
-        self, jagged: Jagged, table: Table, feature: str, begin: int, ids_N: Tensor, unknown: list[UnknownIds]
-    ) -> Tensor:
-        """The ids of a feature; unknown ids are replaced by the last id if the table has unknown="last_row"."""
-        if not len(ids_N):
-            return ids_N
-        low, high = map(int, ids_N.aminmax())
-        if low >= 0 and high < table.rows:
-            return ids_N
-        outside_N = (ids_N < 0) | (ids_N >= table.rows)
-        if table.unknown != "last_row":
-            raise check.unknown_id_error(table, feature, jagged, outside_N.nonzero().flatten() + begin)
-        unknown.append((table, feature, int(outside_N.sum())))
-        return ids_N.masked_fill(outside_N, table.rows - 1)
 
     def _combine(
         self, jagged: Jagged, feature: str, vectors: Mapping[str, Tensor], bags: Mapping[str, PartBags]

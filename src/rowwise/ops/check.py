@@ -37,13 +37,6 @@ def check_lengths(jagged: Jagged) -> None:
         raise BatchError(f"lengths add up to {total}", f"{jagged.values_N.numel()}, the number of ids ({sums})")
 
 
-def find_unknown_ids(group: TableGroup, features_FC: Tensor, jagged: Jagged) -> list[tuple[int, Tensor]]:
-    """(index of the feature, positions of its ids outside the table), for each feature that has such ids."""
-    # The rows of the table: those of the descriptor are slots if the table is on disk.
-    limits = [(row.source, group.tables[row.table].rows) for row in FeatureDescriptor.read(features_FC)]
-    return find_out_of_range(jagged, limits)
-
-
 def find_out_of_range(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list[tuple[int, Tensor]]:
     """(index into `limits`, positions) for each limit (feature of the batch, rows) with ids outside 0..rows-1."""
     limits_L2 = torch.tensor(limits, dtype=torch.int64).view(-1, 2)
@@ -80,7 +73,9 @@ def check_rows(jagged: Jagged, rows: Sequence[int]) -> None:
 
 def check_ids(group: TableGroup, features_FC: Tensor, jagged: Jagged) -> None:
     """Raise for the first id outside its table."""
-    for index, positions in find_unknown_ids(group, features_FC, jagged):
+    # The rows of the table: those of the descriptor are slots if the table is on disk.
+    limits = [(row.source, group.tables[row.table].rows) for row in FeatureDescriptor.read(features_FC)]
+    for index, positions in find_out_of_range(jagged, limits):
         raise unknown_id_error(group.table_of(index), group.feature_names[index], jagged, positions)
 
 

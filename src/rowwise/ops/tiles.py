@@ -32,7 +32,7 @@ from rowwise.ops.shared import (
     sum_over_samples,
     write_shared_columns,
 )
-from rowwise.ops.unknown import map_unknown
+from rowwise.ops.unknown import count_unknown, map_unknown
 from rowwise.ops.update import reorder_by_rank, run_all, update
 from rowwise.spec import Pooling, Table
 from rowwise.store.row_store import OpenStore
@@ -276,7 +276,10 @@ class Tiles:
         try:
             return lookup(call, self.arena, self._anchor, self.append_staged)
         except IdError:  # only such a batch pays: map unknown ids if their table allows it, and look up again
-            return lookup(map_unknown(call, self.unknown_ids), self.arena, self._anchor, self.append_staged)
+            tables = {name: call.group.table_of(index) for index, name in enumerate(call.group.feature_names)}
+            jagged, unknown = map_unknown(call.jagged, tables)
+            count_unknown(self.unknown_ids, unknown)
+            return lookup(replace(call, jagged=jagged), self.arena, self._anchor, self.append_staged)
 
     def append_staged(self, staged: StagedGradients) -> None:
         """Callback of a lookup's backward; see [Note: Staging]."""

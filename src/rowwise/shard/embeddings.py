@@ -221,8 +221,7 @@ class ShardedEmbeddings(nn.Module):
         ahead = self._ahead.take(sparse)
         with self.phase("route"):
             routed = (self._router.start(sparse) if ahead is None else ahead.routes).finish()
-        for table, feature, count in routed.unknown:
-            count_unknown(self.unknown_ids, table, feature, count)
+        count_unknown(self.unknown_ids, routed.unknown)
         self._samples += sum(routed.samples_W) if torch.is_grad_enabled() else 0
         receive = self._look_up(routed) if ahead is None or ahead.vectors is None else ahead.vectors
         self._in_flight = vectors = Vectors(self.routes.columns, partial(self._receive, receive))

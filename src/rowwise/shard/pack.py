@@ -18,7 +18,7 @@ from rowwise.ops import check
 from rowwise.ops.jagged import bucketize, row_bounds
 from rowwise.ops.pinned import copy_to
 from rowwise.ops.tiles import check_weights
-from rowwise.ops.unknown import UnknownIds
+from rowwise.ops.unknown import UnknownIds, map_unknown
 from rowwise.shard.distinct import DistinctIds, deduplicate_sequences, repeatable_features
 from rowwise.shard.routes import ExchangePath, FeatureSlice, Routes
 from rowwise.spec import Pooling
@@ -228,19 +228,14 @@ class Packer:
         """The batch with unknown ids replaced where their table allows it; raises an `IdError` where it does not."""
         check.check_lengths(jagged)
         tables = {feature: table for table in self._routes.tables for feature in table.feature_names}
-        limits = [(k, tables[f].rows if f in tables else NO_LIMIT) for k, f in enumerate(jagged.features)]
-        values = jagged.values_N.to(torch.int64, copy=True)  # a copy of the caller's; int64, as a last row may need it
-        for number, positions in check.find_out_of_range(jagged, limits):
-            feature = jagged.features[number]
-            table = tables.get(feature)
-            if table is None:  # no table of ours: any id is allowed, but bucketize wants it inside a range
-                values[positions] = 0
-                continue
-            if table.unknown == "raise":
-                raise check.unknown_id_error(table, feature, jagged, positions)
-            values[positions] = table.rows - 1
-            self._unknown.append((table, feature, len(positions)))
-        return replace(jagged, values_N=values)
+        values_N = jagged.values_N.clone()
+        for feature, (begin, end) in jagged.id_ranges().items():
+            if feature not in tables:  # any id is allowed, but bucketize wants it inside a range
+                values_N[begin:end] = 0
+        known = {feature: tables[feature] for feature in jagged.features if feature in tables}
+        mapped, unknown = map_unknown(replace(jagged, values_N=values_N), known)
+        self._unknown += unknown
+        return mapped
 
     def _bounds_for(self, jagged: Jagged) -> Tensor:
         """Row ranges of all features of a batch; a feature without a table has one range of all ids."""

@@ -21,10 +21,9 @@ from torch.optim import Optimizer
 
 from rowwise.batch import Batch, Jagged
 from rowwise.hashing.make import IdTables
-from rowwise.ops.check import find_out_of_range, unknown_id_error
 from rowwise.ops.faults import FaultWord
 from rowwise.ops.pinned import copy_to
-from rowwise.ops.unknown import UnknownPositions, with_last_rows
+from rowwise.ops.unknown import UnknownIds, count_unknown, map_unknown
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 
 
@@ -139,21 +138,14 @@ def check_on_host(modules: Collection[AnyEmbeddings], batch: Batch) -> Batch:
 
 
 def _check_ids(modules: Collection[AnyEmbeddings], jagged: Jagged) -> Jagged:
-    features = {name: index for index, name in enumerate(jagged.features)}
-    lookups = [
-        (module, table, name)
-        for module in modules
-        for table in module.tables
-        for name in table.feature_names
-        if name in features
-    ]
-    unknown: list[UnknownPositions] = []
-    for index, positions in find_out_of_range(jagged, [(features[name], table.rows) for _, table, name in lookups]):
-        module, table, name = lookups[index]
-        if table.unknown != "last_row":
-            raise unknown_id_error(table, name, jagged, positions)
-        unknown.append(UnknownPositions(table, name, positions, module.unknown_ids))
-    return with_last_rows(jagged, unknown)
+    found: list[tuple[AnyEmbeddings, list[UnknownIds]]] = []
+    for module in modules:
+        tables = {name: t for t in module.tables for name in t.feature_names if name in jagged.features}
+        jagged, unknown = map_unknown(jagged, tables)
+        found.append((module, unknown))
+    for module, unknown in found:
+        count_unknown(module.unknown_ids, unknown)
+    return jagged
 
 
 def prepare_device(device: torch.device) -> None:
