@@ -126,7 +126,7 @@ class KernelBench:
 
 def _zero_touched_rows(arena: Arena, batches: Sequence[Jagged]) -> None:
     """Zeroes rows that batches touched, or whole tables if that is less work."""
-    ids = [_ids_by_feature(batch) for batch in batches]
+    ids = [[batch.values_N[begin:end] for begin, end in batch.id_ranges().values()] for batch in batches]
     begin = 0
     for index, table in enumerate(arena.tables):
         count = len(table.feature_names)
@@ -172,11 +172,6 @@ def _parse_cache_size(text: str) -> int:
     """Parses a size such as 2048K."""
     number, unit = text.strip()[:-1], text.strip()[-1]
     return int(number) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[unit]
-
-
-def _ids_by_feature(batch: Jagged) -> Sequence[Tensor]:
-    counts = batch.lengths_FB.view(len(batch.features), -1).sum(1).tolist()
-    return batch.values_N.split(counts)
 
 
 def _allocate_zeros(size_bytes: int, device: torch.device) -> Tensor:

@@ -48,9 +48,7 @@ def items_of(sparse: Jagged, feature: str) -> tuple[Tensor, Tensor]:
     if feature not in sparse.all_features:
         raise BatchError(f"no feature {feature!r}; there are {', '.join(sparse.all_features)}")
     plain = sparse.expand_features((feature,))
-    begin = int(plain.lengths_FB[: plain.features.index(feature) * plain.batch_size].sum())
-    lengths_B = plain.lengths_of(feature).long()
-    return plain.values_N[begin : begin + int(lengths_B.sum())], lengths_B
+    return plain.ids_of(feature), plain.lengths_of(feature).long()
 
 
 def single_ids(sparse: Jagged, feature: str) -> Tensor:

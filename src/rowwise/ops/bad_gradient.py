@@ -45,13 +45,12 @@ def find_bad_gradient(call: LookupCall, grad: Tensor) -> str | None:
 def _find_bad_bag(call: LookupCall, grad: Tensor) -> str | None:
     """The first gradient of a bag that is not finite; gradients of empty bags reach no row and are skipped."""
     group, jagged = call.group, call.jagged
-    lengths = jagged.lengths_FB.view(len(jagged.features), -1)
     for index, (name, columns) in enumerate(zip(group.feature_names, group.columns_F, strict=True)):
-        filled = lengths[jagged.features.index(name)] > 0
-        bad = torch.nonzero(~torch.isfinite(grad[:, columns]) & filled.unsqueeze(1))
+        lengths_B = jagged.lengths_of(name)
+        bad = torch.nonzero(~torch.isfinite(grad[:, columns]) & (lengths_B > 0).unsqueeze(1))
         if len(bad):
             sample, column = (int(x) for x in bad[0])
-            ids = _ids_of_bag(jagged, name, sample).tolist()
+            ids = jagged.ids_of(name).split(lengths_B.tolist())[sample].tolist()
             shown = f"ids {ids[:8]}{' ...' if len(ids) > 8 else ''}"
             value = float(grad[sample, columns][column])
             where = f"{_feature_name(group, index)}, {_sample_name(call, sample)}, column {column}"
@@ -64,12 +63,11 @@ def _find_bad_weight(call: LookupCall) -> str | None:
     group, jagged = call.group, call.jagged
     if jagged.weights_N is None:
         return None
-    offsets = jagged.offsets()
+    ranges = jagged.id_ranges()
     for index, name in enumerate(group.feature_names):
         if group.table_of(index).pooling is not Pooling.WEIGHTED:
             continue
-        first = jagged.features.index(name) * jagged.batch_size
-        begin, end = int(offsets[first]), int(offsets[first + jagged.batch_size])
+        begin, end = ranges[name]
         bad = torch.nonzero(~torch.isfinite(jagged.weights_N[begin:end]))
         if len(bad):
             at = begin + int(bad[0])
@@ -103,18 +101,11 @@ def _feature_name(group: TableGroup, index: int) -> str:
     return f"table {group.table_of(index).name!r}, feature {group.feature_names[index]!r}"
 
 
-def _ids_of_bag(jagged: Jagged, feature: str, sample: int) -> Tensor:
-    offsets = jagged.offsets()
-    bag = jagged.features.index(feature) * jagged.batch_size + sample
-    return jagged.values_N[int(offsets[bag]) : int(offsets[bag + 1])]
-
-
 def _locate_in_sequences(group: TableGroup, jagged: Jagged, flat: int) -> tuple[int, int, str]:
     """Feature, sample and description of the id that element `flat` of the gradient of sequences belongs to."""
-    offsets, batch = jagged.offsets(), jagged.batch_size
+    ranges = jagged.id_ranges()
     for index, name in enumerate(group.feature_names):
-        first = jagged.features.index(name) * batch
-        begin, end = int(offsets[first]), int(offsets[first + batch])
+        begin, end = ranges[name]
         # The flat gradient holds feature after feature; walk until the element's feature is reached.
         floats = (end - begin) * group.table_of(index).dim
         if flat < floats:

@@ -46,11 +46,10 @@ def find_out_of_range(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list
     except RuntimeError:
         check_lengths(jagged)
         raise
-    # Every batch_size-th offset is where a feature begins.
-    bounds = jagged.offsets()[:: max(1, jagged.batch_size)]
+    ranges_F = list(jagged.id_ranges().values())
     unknown: list[tuple[int, Tensor]] = []
     for index, (source, rows) in enumerate(limits):
-        begin, end = (int(bounds[source + k]) if jagged.batch_size else 0 for k in (0, 1))
+        begin, end = ranges_F[source]
         ids = jagged.values_N[begin:end]
         last = min(rows - 1, torch.iinfo(ids.dtype).max)  # torch compares in the type of the ids, and wraps
         least, most = ids.aminmax() if len(ids) else (0, 0)

@@ -57,14 +57,12 @@ def deduplicate_sequences(jagged: Jagged, features: Sequence[str]) -> tuple[Jagg
     if not features or not batch or batch % BLOCK:
         return jagged, repeats
     check.check_lengths(jagged)  # now: the new batch has valid lengths even if these are wrong
-    offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
-    bounds = offsets[:: max(1, batch)].tolist()
     values: list[Tensor] = []
     lengths: list[Tensor] = []
-    for at, name in enumerate(jagged.features):
-        ids, bags = jagged.values_N[bounds[at] : bounds[at + 1]], jagged.lengths_FB[at * batch : (at + 1) * batch]
+    for name, (begin, end) in jagged.id_ranges().items():
+        ids, bags = jagged.values_N[begin:end], jagged.lengths_of(name)
         if name in features and len(ids):
-            offsets_B1 = offsets[at * batch : (at + 1) * batch + 1] - bounds[at]
+            offsets_B1 = torch.ops.rowwise.offsets(bags)
             unique = deduplicate(ids, torch.cat([offsets_B1[:-1:BLOCK], offsets_B1[-1:]]))
             if len(unique.values_U) <= MOST_DISTINCT * len(ids):
                 distinct = len(unique.values_U)
