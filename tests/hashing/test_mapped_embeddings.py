@@ -57,22 +57,17 @@ def make_tables(draws, ids, poolings=tuple(Pooling)):
     ]
 
 
-def vectors_of(module, batch, table, feature):
+def vectors_of(weights_ND, batch, table, feature):
     """From a vector for each id, by the plainest means."""
     plain = batch.expanded()
-    at, size = plain.features.index(feature), plain.batch_size
-    ends = [0, *plain.lengths_FB.cumsum(0).tolist()]
-    bags = [slice(ends[at * size + b], ends[at * size + b + 1]) for b in range(size)]
-    weights_ND = module.weights(table.name)
+    rows_ND = weights_ND[plain.ids_of(feature).long()]
     if table.pooling is Pooling.SEQUENCE:
-        return weights_ND[plain.values_N[bags[0].start : bags[-1].stop].long()] if size else weights_ND[:0]
-    found = torch.zeros(size, table.dim)
-    for b, bag in enumerate(bags):
-        rows = weights_ND[plain.values_N[bag].long()]
-        if table.pooling is Pooling.WEIGHTED:
-            rows = rows * plain.weights_N[bag].unsqueeze(1)
-        found[b] = rows.mean(0) if table.pooling is Pooling.MEAN and len(rows) else rows.sum(0)
-    return found
+        return rows_ND
+    if table.pooling is Pooling.WEIGHTED:
+        rows_ND = rows_ND * plain.weights_N[slice(*plain.id_ranges()[feature])].unsqueeze(1)
+    bags = rows_ND.split(plain.lengths_of(feature).tolist())
+    pooled = [bag.mean(0) if table.pooling is Pooling.MEAN and len(bag) else bag.sum(0) for bag in bags]
+    return torch.stack(pooled) if pooled else weights_ND[:0]
 
 
 @settings(max_examples=60, deadline=None)
@@ -93,7 +88,7 @@ def test_mapped_is_a_vector_for_each_id(seed):
     vectors = module(batch)
     for table in tables:
         for feature in table.feature_names:
-            found, want = vectors[feature], vectors_of(module, batch, table, feature)
+            found, want = vectors[feature], vectors_of(module.weights(table.name), batch, table, feature)
             assert found.shape == want.shape
             assert torch.allclose(found, want, atol=1e-5), (table.pooling, feature)
     names = [f for t in tables if t.pooling is not Pooling.SEQUENCE for f in t.feature_names]
@@ -117,16 +112,9 @@ def test_rows_learn_by_the_sum_of_what_their_ids_are_told(kind, pooling):
         for at_N in mapped.parts[index].local_rows(rows_NC).unbind(1):
             parts.append(mapped.project(index, leaf[at_N.clamp(min=0)]) * (at_N >= 0).unsqueeze(1))
     whole_ND = torch.stack(parts).prod(0) if kind == "product" else torch.stack(parts).sum(0)
-    wanted = []
-    for b, bag in enumerate(batch.values_N.split(batch.lengths_FB.tolist())):
-        rows = whole_ND[bag.long()]
-        if pooling is Pooling.WEIGHTED:
-            rows = rows * batch.weights_N.split(batch.lengths_FB.tolist())[b].unsqueeze(1)
-        if pooling is Pooling.MEAN and len(rows):
-            rows = rows / len(rows)
-        wanted.append(rows if pooling is Pooling.SEQUENCE else rows.sum(0, keepdim=True))
-    up = torch.randn(torch.cat(wanted).shape, generator=torch.Generator().manual_seed(2))
-    (torch.cat(wanted) * up).sum().backward()
+    wanted = vectors_of(whole_ND, batch, table, "t")
+    up = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(2))
+    (wanted * up).sum().backward()
     projections = [p.grad.clone() for p in module.parameters() if p.grad is not None]
     module.zero_grad()
     (module(batch)["t"] * up).sum().backward()

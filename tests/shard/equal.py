@@ -64,9 +64,13 @@ def make_steps(tables, sizes_SW, seed=0, **kinds):
     return steps
 
 
-def look_up(module, step):
-    vectors = module(step.batch)
+def outputs(module, batch):
+    vectors = module(batch)
     return {"": vectors.matrix_BS} | dict(vectors.sequences)
+
+
+def look_up(module, step):
+    return outputs(module, step.batch)
 
 
 def given(outs, step):

@@ -5,8 +5,9 @@ import warnings
 
 import pytest
 import torch
-from shard.equal import SEED, given, look_up, make_sharded, make_steps, place, rows_apart
+from shard.equal import SEED, look_up, make_sharded, make_steps, place, rows_apart
 from shard.jobs import draw_job, make_job
+from shard.test_learned_weights import learned, of_rank, train
 
 from rowwise import Embeddings, IdError, Jagged, Pooling, RowType, RowWiseAdagrad, Table, Topology, Uniform
 from rowwise.errors import PeerError
@@ -34,19 +35,13 @@ def learn_weights(comm):
     steps = make_steps(TABLES, [tuple(range(3, 3 + len(comm.ranks)))] * 2)
     whole = Embeddings(TABLES, seed=SEED)
     sharded = make_sharded(TABLES, place(TABLES, "row-wise", comm.topology), comm)
-    apart = 0.0
-    for step in steps:
-        learned = dataclasses.replace(step.batch, weights_N=step.batch.weights_N.clone().requires_grad_())
-        given(look_up(whole, dataclasses.replace(step, batch=learned)), step).backward()
-        mine = step.of(comm.rank)
-        weights_N = mine.batch.weights_N.clone().requires_grad_()
-        part = dataclasses.replace(mine, batch=dataclasses.replace(mine.batch, weights_N=weights_N))
-        given(look_up(sharded, part), part).backward()
-        gradients = dataclasses.replace(step, batch=dataclasses.replace(step.batch, weights_N=learned.weights_N.grad))
-        apart = max(apart, float((gradients.of(comm.rank).batch.weights_N - weights_N.grad).abs().max()))
-        whole.update()
-        sharded.update()
-    return apart, list(rows_apart(sharded, whole))
+    wanted = train(whole, [learned(step) for step in steps])
+    found = train(sharded, [learned(step.of(comm.rank)) for step in steps])
+    apart = [
+        float((of_rank(step, want, comm.rank) - mine).abs().max())
+        for step, want, mine in zip(steps, wanted, found, strict=True)
+    ]
+    return max(apart), list(rows_apart(sharded, whole))
 
 
 def round_on_the_way(comm):

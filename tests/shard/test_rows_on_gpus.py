@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from pretend_gpu import DEVICE, PretendGpu, on_host
-from shard.equal import make_sharded, place, rows_apart
+from shard.equal import make_sharded, outputs, place, rows_apart
 from shard.jobs import WORLDS, draw_job, draw_tables, draw_wire, make_job
 from shard.layout_cases import CASES
 from shard.test_rehearse import Noting
@@ -41,8 +41,7 @@ def train_on_devices(job, whole, seen_W):
             to_device(sharded)
             for step in steps:
                 ups = {name: x.to(DEVICE) for name, x in step.ups.items()}
-                vectors = sharded(step.batch)
-                outs = {"": vectors.matrix_BS, **vectors.sequences}
+                outs = outputs(sharded, step.batch)
                 assert all(out.device == DEVICE for out in outs.values())
                 sum((outs[name] * ups[name]).sum() for name in outs).backward()
                 sharded.update()
@@ -66,8 +65,7 @@ def test_rows_on_devices_get_the_bits_of_the_cpu(world, seed):
 def one_step(module, batch, device):
     """What is looked up, and what the weights of ids got."""
     weights_N = batch.weights_N.clone().requires_grad_()
-    vectors = module(replace(batch, weights_N=weights_N) if batch.shared is None else batch)
-    outs = {"": vectors.matrix_BS, **vectors.sequences}
+    outs = outputs(module, replace(batch, weights_N=weights_N) if batch.shared is None else batch)
     wanted = {name: torch.linspace(-1, 1, out.numel()).view(out.shape).to(device) for name, out in outs.items()}
     sum(((outs[name] - wanted[name]) ** 2).sum() for name in sorted(outs)).backward()
     module.update()

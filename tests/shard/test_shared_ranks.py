@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shard.equal import make_sharded, place
+from shard.equal import make_sharded, outputs, place
 from shard.jobs import WORLDS, draw_sizes, draw_tables
 from shard.layout_cases import CASES
 from shared_batches import draw_copies, make_shared
@@ -27,8 +27,7 @@ def trained(module, batches, seed):
     found = []
     for number, batch in enumerate(batches):
         generator = torch.Generator().manual_seed(seed + number)  # ranks are threads, which share torch's own
-        vectors = module(batch)
-        outs = {"": vectors.matrix_BS} | dict(vectors.sequences)
+        outs = outputs(module, batch)
         found.append({name: out.detach().clone() for name, out in outs.items()})
         wanted = {name: torch.rand(outs[name].shape, generator=generator) for name in sorted(outs)}
         sum(((outs[name] - wanted[name]) ** 2).sum() for name in sorted(outs)).backward()

@@ -5,7 +5,7 @@ from itertools import accumulate, pairwise, product
 
 import pytest
 import torch
-from shard.equal import SEED, assert_alike, look_up, make_sharded, make_steps, place
+from shard.equal import SEED, assert_alike, look_up, make_sharded, make_steps, outputs, place
 from shared_batches import make_shared
 
 from rowwise import Adam, Embeddings, Pooling, RowWiseAdam, Table, Topology
@@ -101,8 +101,7 @@ def test_the_same_where_samples_share_bags(layout, merges):
         for number, used in enumerate((SEQUENCES, POOLED, BOTH)):
             before = {str(held.tile): (held.rows.clone(), int(held.state["step"])) for held in sharded.local_tiles()}
             batch = make_shared(TABLES, ("a.0", "b"), [2] * 128, seed=10 * number + comm.rank)
-            vectors = sharded(batch)
-            outs = {"": vectors.matrix_BS, **vectors.sequences}
+            outs = outputs(sharded, batch)
             sum((outs[name] ** 2).sum() for name in used).backward()
             sharded.update()
             for held in sharded.local_tiles():
