@@ -27,19 +27,19 @@ class HostExchange:
         """`process_groups`: the ranks of this host, and of this device number on all hosts; None: splits `comm`."""
         hosts, devices = routes.topology.hosts, routes.topology.devices
         self._host, self._device = divmod(comm.rank, devices)
-        self._segments_H = [routes.host_column_segments(host) for host in range(hosts)]
+        pieces_H = [routes.host_pieces(host) for host in range(hosts)]
+        self._segments_H = [routes.column_segments(host, pieces) for host, pieces in enumerate(pieces_H)]
         self._all_segments = segments_to_output([segment for segments in self._segments_H for segment in segments])
         self._picks_H = [segments_from_output(segments) for segments in self._segments_H]
         self._widths_H = [sum(segment.width for segment in segments) for segments in self._segments_H]
-        self._scales_H = [
-            scale_groups_of([piece.width for piece, _ in routes.host_pieces(host)]) for host in range(hosts)
-        ]
+        self._scales_H = [scale_groups_of([piece.width for piece, _ in pieces]) for pieces in pieces_H]
         # A rank may hold some of its host's columns only, and a reduce-scatter wants the same columns from all ranks.
         host_column = {
             column: k
             for k, column in enumerate(_column_numbers((r.target, r.width) for r in self._segments_H[self._host]))
         }
-        own = _column_numbers((x.target, x.width) for x in routes.column_segments(comm.rank, ExchangePath.HIERARCHICAL))
+        own_pieces = routes.pooled_pieces(comm.rank, ExchangePath.HIERARCHICAL)
+        own = _column_numbers((x.target, x.width) for x in routes.column_segments(comm.rank, own_pieces))
         self._columns = torch.tensor([host_column[column] for column in own], dtype=torch.int64)
         self._has_all_columns = own == list(host_column)
         self._devices, self._hosts = devices, hosts

@@ -23,20 +23,20 @@ class PooledExchange:
     """All-to-all of pooled vectors: each rank sends its columns for the samples of every rank."""
 
     def __init__(self, routes: Routes, comm: Comm, wire: Wire, path: ExchangePath) -> None:
-        ranks = range(routes.world)
         self._me = comm.rank
         self._forward_codecs, self._backward_codecs = (
             WireCodecs.of(comm, wire, backward=backward) for backward in (False, True)
         )
-        segments_W = [routes.column_segments(w, path) for w in ranks]
+        pieces_W = [routes.pooled_pieces(w, path) for w in range(routes.world)]
+        segments_W = [routes.column_segments(w, pieces) for w, pieces in enumerate(pieces_W)]
         # Range 0 covers every column once and overwrites the uninitialised output; later ranges are added, in row order
         # whichever rank holds them, so that the sum does not depend on where the ranges are.
         self._segments = segments_to_output(
             sorted((x for segments in segments_W for x in segments), key=lambda x: x.range)
         )
         self._picks_W = [segments_from_output(segments) for segments in segments_W]
-        self._widths_W = [routes.pooled_width(w, path) for w in ranks]
-        self._scales_W = [scale_groups_of([piece.width for piece, _ in routes.pooled_pieces(w, path)]) for w in ranks]
+        widths_W = [[piece.width for piece, _ in pieces] for pieces in pieces_W]
+        self._widths_W, self._scales_W = list(map(sum, widths_W)), list(map(scale_groups_of, widths_W))
         self.any = any(self._widths_W)  # alike on all ranks, so either all of them enter the exchange or none
 
     @staticmethod

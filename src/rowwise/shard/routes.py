@@ -124,24 +124,15 @@ class Routes:
         """The groups of a rank that take this path."""
         return [group for group in self.groups_W[rank] if group.path is path]
 
-    def pooled_pieces(self, rank: int, path: ExchangePath) -> Iterator[tuple[RankPiece, str]]:
+    def pooled_pieces(self, rank: int, path: ExchangePath) -> list[tuple[RankPiece, str]]:
         """(piece, feature) for each pooled vector that a rank sends a sample, in the order of its columns."""
-        for group in self.groups_on(rank, path):
-            for piece in group.pieces:
-                if self.tables[piece.table].pooling is not Pooling.SEQUENCE:
-                    yield from ((piece, feature) for feature in self.tables[piece.table].feature_names)
-
-    def pooled_width(self, rank: int, path: ExchangePath) -> int:
-        """Columns of the block that a rank sends on this path."""
-        return sum(piece.width for piece, _ in self.pooled_pieces(rank, path))
-
-    def column_segments(self, rank: int, path: ExchangePath) -> list[ColumnSegment]:
-        """Where each column of a rank's block goes in the output, neighbouring columns as one segment."""
-        return self._column_segments(rank, self.pooled_pieces(rank, path))
-
-    def host_column_segments(self, host: int) -> list[ColumnSegment]:
-        """Where each column of a host's summed block goes in the output (path `hierarchical`)."""
-        return self._column_segments(host, iter(self.host_pieces(host)))
+        return [
+            (piece, feature)
+            for group in self.groups_on(rank, path)
+            for piece in group.pieces
+            if self.tables[piece.table].pooling is not Pooling.SEQUENCE
+            for feature in self.tables[piece.table].feature_names
+        ]
 
     def host_pieces(self, host: int) -> list[tuple[RankPiece, str]]:
         """(piece, feature) for each pooled vector of a host's summed block, in the order of its columns."""
@@ -168,7 +159,8 @@ class Routes:
                     per_id.append(PerIdPiece(rank, number, piece_slice.feature, piece.tile.cols[0], piece.width))
         return per_id
 
-    def _column_segments(self, rank: int, pooled: Iterator[tuple[RankPiece, str]]) -> list[ColumnSegment]:
+    def column_segments(self, rank: int, pooled: Sequence[tuple[RankPiece, str]]) -> list[ColumnSegment]:
+        """Where each column of a rank's or a host's block goes in the output, neighbouring columns as one segment."""
         segments: list[ColumnSegment] = []
         source = 0
         for piece, feature in pooled:

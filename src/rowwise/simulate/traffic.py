@@ -104,7 +104,7 @@ class PlanTraffic:
         yield outer_flow(self._topology, ("route.ids", "ids", "all_to_all"), ones_W, WORD_bytes * words_W)
 
     def _pooled(self) -> Iterator[Flow]:
-        if any(self.routes.pooled_width(rank, ExchangePath.ALL_TO_ALL) for rank in range(self.routes.world)):
+        if any(self.routes.pooled_pieces(rank, ExchangePath.ALL_TO_ALL) for rank in range(self.routes.world)):
             samples_W = np.full(self.routes.world, self.counts.samples)
             blocks = self._blocks(ExchangePath.ALL_TO_ALL, backward=False)
             yield outer_flow(self._topology, ("exchange.send", "pooled", "all_to_all"), blocks, samples_W)
