@@ -31,12 +31,13 @@ class LocalLookup:
             for group, tiles in self._groups
             if group.path is not ExchangePath.PER_ID and own.received is not None
         ]
-        pooled, rows = torch.empty(routed.jagged.batch_size, 0, device=device), dict[str, Tensor]()
+        flat, rows = torch.empty(0, device=device), dict[str, Tensor]()
+        pooled = flat.new_empty(routed.jagged.batch_size, 0)
         if self._replicated is not None:
             output = self._replicated.look_up(routed.jagged)
             pooled, rows = output.matrix_BS, self._replicated.split(output)
         bag_sets = [self._pooled(bag_set) for bag_set in routed.bag_sets]
-        return LookupOutputs(bag_sets=bag_sets, sequences=_concat_vectors(sequences, device), replicated=pooled), rows
+        return LookupOutputs(bag_sets=bag_sets, sequences=_concat(sequences, 0, flat), replicated=pooled), rows
 
     def _pooled(self, bag_set: BagSet) -> dict[ExchangePath, Tensor]:
         outputs: dict[ExchangePath, list[Tensor]] = {path: [] for path in ExchangePath}
@@ -44,11 +45,10 @@ class LocalLookup:
             if bag_set.received is not None:
                 look_up = tiles.gather if group.path is ExchangePath.PER_ID else tiles.pool
                 outputs[group.path].append(look_up(bag_set.received))
-        total, device = sum(bag_set.samples_W), bag_set.sent.jagged.values_N.device
+        flat = torch.empty(0, device=bag_set.sent.jagged.values_N.device)
+        matrix = flat.new_empty(sum(bag_set.samples_W), 0)
         return {
-            path: _concat_vectors(parts, device)
-            if path is ExchangePath.PER_ID
-            else _concat_columns(parts, total, device)
+            path: _concat(parts, 0, flat) if path is ExchangePath.PER_ID else _concat(parts, 1, matrix)
             for path, parts in outputs.items()
         }
 
@@ -74,13 +74,8 @@ class LocalLookup:
         return weight_grad
 
 
-def _concat_columns(matrices: Sequence[Tensor], samples: int, device: torch.device) -> Tensor:
-    if len(matrices) == 1:
-        return matrices[0]
-    return torch.cat(list(matrices), 1) if matrices else torch.empty(samples, 0, device=device)
-
-
-def _concat_vectors(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+def _concat(parts: Sequence[Tensor], dim: int, empty: Tensor) -> Tensor:
+    """torch.cat, without a copy of a single part; `empty` if there is none."""
     if len(parts) == 1:
         return parts[0]
-    return torch.cat(list(parts)) if parts else torch.empty(0, device=device)
+    return torch.cat(list(parts), dim) if parts else empty

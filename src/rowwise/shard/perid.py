@@ -30,7 +30,6 @@ class PerIdExchange:
             WireCodecs.of(comm, wire, backward=backward) for backward in (False, True)
         )
         features = {piece.feature for pieces in self._pieces_W for piece in pieces}
-        self._dims = {f: t.dim for t in routes.tables for f in t.feature_names if f in features}
         self._tables = {f: t for t in routes.tables for f in t.feature_names if f in features}
         self.any = bool(features)
 
@@ -103,7 +102,7 @@ class PerIdExchange:
         vectors: dict[str, Tensor] = {}
         for pieces, blocks in zip(self._pieces_W, received_W, strict=True):
             for piece, block in zip(pieces, blocks, strict=True):
-                feature, dim = piece.feature, self._dims[piece.feature]
+                feature, dim = piece.feature, self._tables[piece.feature].dim
                 if piece.width == dim and self._routes.slices_W[piece.rank][piece.slice].all_rows:
                     vectors[feature] = block  # neither rows nor columns are cut
                     continue
