@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rowwise.errors import NativeError, SpecError
-from rowwise.hashing.cluster import ClusterEffort, Clusters, apportion, cluster, cluster_with
+from rowwise.hashing.cluster import ClusterEffort, Clusters, apportion, cluster
 from rowwise.hashing.native import isa, limit_isa
 
 CUT = ClusterEffort(plain=1 << 12)  # small problems, but cut into cells
@@ -100,7 +100,7 @@ def problems(draw: st.DrawFn) -> tuple[Floats, Doubles, int]:
 @given(problems(), st.sampled_from([ClusterEffort(), CUT, ClusterEffort(tries=ONCE, rounds=1)]), st.integers(0, 99))
 def test_clusters_are_what_they_say(problem: tuple[Floats, Doubles, int], effort: ClusterEffort, seed: int) -> None:
     vectors_ND, weights_N, clusters = problem
-    found = cluster_with(effort, vectors_ND, weights_N, clusters, (seed, None))
+    found = cluster(vectors_ND, weights_N, clusters, seed=seed, effort=effort)
     check(vectors_ND, weights_N, clusters, found)
     different = len(np.unique(vectors_ND + np.float32(0), axis=0))
     if different <= clusters:
@@ -118,7 +118,7 @@ def test_clusters_are_what_they_say(problem: tuple[Floats, Doubles, int], effort
 @given(problems(), st.integers(0, 99))
 def test_until_nothing_moves_labels_are_the_nearest(problem: tuple[Floats, Doubles, int], seed: int) -> None:
     vectors_ND, weights_N, clusters = problem
-    found = cluster_with(ClusterEffort(rounds=1000), vectors_ND, weights_N, clusters, (seed, None))
+    found = cluster(vectors_ND, weights_N, clusters, seed=seed, effort=ClusterEffort(rounds=1000))
     far_NK = squares(vectors_ND, found.centroids_KD)
     mine_N = far_NK[np.arange(len(vectors_ND)), found.label_N]
     np.testing.assert_allclose(mine_N, far_NK.min(1), rtol=1e-3, atol=1e-4)
@@ -129,7 +129,7 @@ def test_until_nothing_moves_labels_are_the_nearest(problem: tuple[Floats, Doubl
 def test_more_rounds_are_never_worse(problem: tuple[Floats, Doubles, int], seed: int) -> None:
     vectors_ND, weights_N, clusters = problem
     errors = [
-        error(vectors_ND, weights_N, cluster_with(effort, vectors_ND, weights_N, clusters, (seed, None)))
+        error(vectors_ND, weights_N, cluster(vectors_ND, weights_N, clusters, seed=seed, effort=effort))
         for effort in (ClusterEffort(rounds=rounds, tries=ONCE) for rounds in (1, 2, 3, 5, 9, 20))
     ]
     slack = 1e-5 * weights_N.sum() * (1 + np.abs(vectors_ND).max() ** 2)
@@ -146,7 +146,7 @@ def test_a_cap_holds_but_for_heavier_points(
     cap = float(times * weights_N.sum() / clusters) or 1.0
     while (weights_N > cap).sum() + 2 * weights_N[weights_N <= cap].sum() / cap > clusters:
         cap *= 1.5
-    found = cluster_with(effort, vectors_ND, weights_N, clusters, (3, cap))
+    found = cluster(vectors_ND, weights_N, clusters, seed=3, cap=cap, effort=effort)
     check(vectors_ND, weights_N, clusters, found)
     for k in np.flatnonzero(found.weight_K > cap * (1 + 1e-9)):
         assert np.count_nonzero(weights_N[found.label_N == k]) == 1
@@ -181,8 +181,8 @@ def test_cells_cost_little(skewed: bool) -> None:
     random = np.random.default_rng(5)
     vectors_ND = random.standard_normal((20_000, 4)).astype(np.float32)
     weights_N = 1 / (1.0 + random.permutation(20_000)) if skewed else np.ones(20_000)
-    whole = cluster_with(ClusterEffort(), vectors_ND, weights_N, 500)
-    cut = cluster_with(ClusterEffort(plain=1 << 20), vectors_ND, weights_N, 500)
+    whole = cluster(vectors_ND, weights_N, 500)
+    cut = cluster(vectors_ND, weights_N, 500, effort=ClusterEffort(plain=1 << 20))
     assert not same(whole, cut)
     assert len(cut.weight_K) == 500
     assert error(vectors_ND, weights_N, cut) < 1.12 * error(vectors_ND, weights_N, whole)
@@ -196,20 +196,20 @@ def test_threads_and_processors_do_not_change_a_bit(dims: int) -> None:
     weights_N = random.random(5000)
     before = isa()
     for effort, cap in ((ClusterEffort(), None), (CUT, None), (CUT, 4 * weights_N.sum() / 700)):
-        one = cluster_with(ClusterEffort(plain=effort.plain, threads=1), vectors_ND, weights_N, 700, (7, cap))
+        one = cluster(vectors_ND, weights_N, 700, seed=7, cap=cap, effort=ClusterEffort(plain=effort.plain, threads=1))
         for threads in (2, 3):
             more = ClusterEffort(plain=effort.plain, threads=threads)
-            assert same(one, cluster_with(more, vectors_ND, weights_N, 700, (7, cap)))
+            assert same(one, cluster(vectors_ND, weights_N, 700, seed=7, cap=cap, effort=more))
         try:
             for name in ("base", "avx2", "avx512"):
                 try:
                     limit_isa(name)
                 except NativeError:
                     continue
-                assert same(one, cluster_with(effort, vectors_ND, weights_N, 700, (7, cap)))
+                assert same(one, cluster(vectors_ND, weights_N, 700, seed=7, cap=cap, effort=effort))
         finally:
             limit_isa(before)
-    assert not same(one, cluster_with(CUT, vectors_ND, weights_N, 700, (8, None)))
+    assert not same(one, cluster(vectors_ND, weights_N, 700, seed=8, effort=CUT))
 
 
 def test_scale_does_not_matter() -> None:
@@ -226,7 +226,7 @@ def test_scale_does_not_matter() -> None:
 def test_many_equal_vectors_still_let_the_others_apart() -> None:
     vectors_ND = np.zeros((200_000, 2), np.float32)
     vectors_ND[:600] = np.random.default_rng(0).standard_normal((600, 2))
-    found = cluster_with(CUT, vectors_ND, np.ones(200_000), 300)
+    found = cluster(vectors_ND, np.ones(200_000), 300, effort=CUT)
     check(vectors_ND, np.ones(200_000), 300, found)
     assert len(found.weight_K) > 250
     assert found.weight_K.max() >= 199_400

@@ -66,6 +66,7 @@ def cluster(
     *,
     seed: int = 0,
     cap: float | None = None,
+    effort: ClusterEffort | None = None,
 ) -> Clusters:
     """At most `clusters` clusters with a small weighted sum of squared distances to their centroids.
 
@@ -84,19 +85,9 @@ def cluster(
             lightest points last; if its cell has none, it joins another cell's. Raises if there is none at all. That
             cannot happen in one cell with a cluster for each point above the cap, and two for each cap of the others'
             total weight.
+        effort: other limits of the work than the usual ones.
     """
-    return cluster_with(ClusterEffort(), vectors_ND, weights_N, clusters, (seed, cap))
-
-
-def cluster_with(
-    effort: ClusterEffort,
-    vectors_ND: Floats,
-    weights_N: NDArray[np.float32 | np.float64],
-    clusters: int,
-    seed_cap: tuple[int, float | None] = (0, None),
-) -> Clusters:
-    """`cluster` with explicit limits of the work."""
-    seed, cap = seed_cap[0], math.inf if seed_cap[1] is None else seed_cap[1]
+    cap = math.inf if cap is None else cap
     vectors_ND, weights_N = _check_points(vectors_ND, weights_N)
     if type(clusters) is not int or clusters < 1:
         raise SpecError(f"clusters={clusters!r}", "a whole number of at least 1")
@@ -104,7 +95,7 @@ def cluster_with(
         raise SpecError(f"cap={cap!r}", "more than 0, or None")
     if not len(vectors_ND):
         return Clusters(np.empty(0, np.int32), np.empty((0, vectors_ND.shape[1]), np.float32), np.empty(0))
-    work = _Clustering(vectors_ND, weights_N, effort, seed, cap)
+    work = _Clustering(vectors_ND, weights_N, effort or ClusterEffort(), seed, cap)
     cells, distinct_C = work.cut_cells(min(clusters, len(vectors_ND)))
     result = work.cluster_cells(cells, distinct_C)
     return _assign_points(result, vectors_ND, weights_N, clusters, cap)
