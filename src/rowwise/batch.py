@@ -13,7 +13,7 @@ so that no caller overlooks them.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Protocol, TypeVar
 
@@ -374,16 +374,7 @@ class Batch:
 
     def of_samples(self, samples_B: Tensor) -> "Batch":
         """These samples, in this order, without sharing."""
-        columns = (None if x is None else x[samples_B] for x in (self.weights_B, self.keys_B, self.times_B))
-        weights_B, keys_B, times_B = columns
-        return Batch(
-            dense_BF=self.dense_BF[samples_B],
-            sparse=self.sparse.expanded().of_samples(samples_B),
-            labels_BK=self.labels_BK[samples_B],
-            weights_B=weights_B,
-            keys_B=keys_B,
-            times_B=times_B,
-        )
+        return self._replace_parts(lambda x: x[samples_B], self.sparse.expanded().of_samples(samples_B))
 
     def to(self, device: torch.device | str, *, ids: bool = True) -> "Batch":
         """The batch on a device; without `ids` all but its sparse ids."""
@@ -391,13 +382,9 @@ class Batch:
 
     def map_tensors(self, change: Callable[[Tensor], Tensor], *, ids: bool = True) -> "Batch":
         """The batch with each of its tensors changed; without `ids` all but those of its sparse ids."""
-        columns = (None if x is None else change(x) for x in (self.weights_B, self.keys_B, self.times_B))
-        weights_B, keys_B, times_B = columns
-        return Batch(
-            dense_BF=change(self.dense_BF),
-            sparse=self.sparse.map_tensors(change) if ids else self.sparse,
-            labels_BK=change(self.labels_BK),
-            weights_B=weights_B,
-            keys_B=keys_B,
-            times_B=times_B,
-        )
+        return self._replace_parts(change, self.sparse.map_tensors(change) if ids else self.sparse)
+
+    def _replace_parts(self, change: Callable[[Tensor], Tensor], sparse: Jagged) -> "Batch":
+        """The batch with each tensor beside the ids changed, and these ids."""
+        parts = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return replace(self, sparse=sparse, **{name: change(x) for name, x in parts if isinstance(x, Tensor)})
