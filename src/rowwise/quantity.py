@@ -6,6 +6,7 @@ Functions from `format_bytes` on are for terminals and messages: a plain space.
 
 import math
 from collections.abc import Iterable
+from typing import TypeGuard
 
 SPACE = "\u202f"  # narrow, and no line breaks at it
 DASH = "\u2013"
@@ -14,7 +15,7 @@ MOST_RANGES = 3  # ranges of ranks that are listed
 LARGEST = 1e300  # larger values count as infinite, as differences of them overflow
 
 
-def is_finite(value: float | None) -> bool:
+def is_finite(value: float | None) -> TypeGuard[float]:
     """Whether a value is a number that a chart can draw."""
     return value is not None and abs(value) < LARGEST
 
@@ -34,7 +35,7 @@ def si_prefix(value: float) -> tuple[float, str]:
 
 def format_count(value: float | None) -> str:
     """A count in whole numbers, from 100,000 on with an SI prefix."""
-    if value is None or not is_finite(value):
+    if not is_finite(value):
         return DASH
     if abs(value) < 99_999.5:
         return f"{value:,.0f}" if value == round(value) or abs(value) >= 100 else f"{value:.3g}"
@@ -42,7 +43,7 @@ def format_count(value: float | None) -> str:
 
 
 def format_size(value: float | None) -> str:
-    if value is None or not is_finite(value):
+    if not is_finite(value):
         return DASH
     return f"{value:.3g}{SPACE}B" if abs(value) < 999.5 else _format_scaled(value, "B")
 
@@ -58,7 +59,7 @@ def _format_scaled(value: float, unit: str) -> str:
 
 def format_duration(seconds: float | None) -> str:
     """A time in its two largest units: 2 h 05 min."""
-    if seconds is None or not is_finite(seconds) or seconds < 0:
+    if not is_finite(seconds) or seconds < 0:
         return DASH
     if seconds < 1:
         return f"{seconds * 1000:.3g}{SPACE}ms"
@@ -76,14 +77,14 @@ def format_duration(seconds: float | None) -> str:
 
 def format_percent(value: float | None) -> str:
     """A fraction as percent: 0.125 is 12.5 %."""
-    if value is None or not is_finite(value):
+    if not is_finite(value):
         return DASH
     return f"{100 * value:.1f}{SPACE}%"
 
 
 def format_metric(value: float | None) -> str:
     """A metric, with four decimals below 10 and fewer above."""
-    if value is None or not is_finite(value):
+    if not is_finite(value):
         return DASH
     if abs(value) >= 1e5:
         return format_count(value)
@@ -94,7 +95,7 @@ def format_metric(value: float | None) -> str:
 
 def format_short(value: float | None) -> str:
     """Four significant digits without trailing zeros, such as 0.001 for a learning rate."""
-    if value is None or not is_finite(value):
+    if not is_finite(value):
         return DASH
     return f"{value:.4g}"
 
