@@ -852,9 +852,7 @@ def test_a_copy_starts_with_nothing_staged():
     table = Table(name="t", rows=9, dim=4, pooling=Pooling.WEIGHTED)
     embeddings = Embeddings([table])
     scale = torch.ones(3, requires_grad=True)
-    jagged = Jagged(
-        features=("t",), values_N=torch.tensor([1, 2, 3]), lengths_FB=torch.tensor([2, 1]), weights_N=scale * 2
-    )
+    jagged = replace(Jagged.from_lists({"t": [[1, 2], [3]]}), weights_N=scale * 2)
     embeddings(jagged).matrix_BS.sum().backward()
     other = copy.deepcopy(embeddings)
     assert len(embeddings.staged) == 1

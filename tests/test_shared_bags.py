@@ -2,6 +2,7 @@
 
 import pickle
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,12 +118,7 @@ def test_share_finds_what_expanding_loses(problem, data):
 
 
 def test_weights_that_learn_are_not_shared():
-    jagged = Jagged(
-        features=("a",),
-        values_N=torch.tensor([1, 1]),
-        lengths_FB=torch.tensor([1, 1]),
-        weights_N=torch.ones(2, requires_grad=True),
-    )
+    jagged = replace(Jagged.from_lists({"a": [[1], [1]]}), weights_N=torch.ones(2, requires_grad=True))
     with pytest.raises(BatchError, match="require gradients"):
         share(jagged, ["a"])
     with pytest.raises(BatchError, match="no features"):
@@ -183,9 +179,7 @@ def test_who_knows_nothing_of_sharing_is_told():
 
 
 def one_feature(name, ids, **more):
-    return Jagged(
-        features=(name,), values_N=torch.tensor(ids), lengths_FB=torch.ones(len(ids), dtype=torch.int64), **more
-    )
+    return replace(Jagged.from_lists({name: [[one] for one in ids]}), **more)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +213,7 @@ def test_parts_that_do_not_fit_are_refused():
 def test_bad_ids_are_told_of_samples_as_ever():
     tables = [Table(name="t", rows=9, dim=4), Table(name="u", rows=9, dim=4, unknown="last_row")]
     for t, u in ((99, 1), (1, 99)):
-        inner = Jagged(features=("t", "u"), values_N=torch.tensor([1, t, 1, u]), lengths_FB=torch.tensor([1, 1, 1, 1]))
+        inner = Jagged.from_lists({"t": [[1], [t]], "u": [[1], [u]]})
         shared = SharedBags(jagged=inner, inverse_B=torch.tensor([0, 0, 0, 1, 1]))
         batch = one_feature("v", [0] * 5, shared=shared)
         modules = [Embeddings(tables, seed=1) for _ in range(2)]

@@ -72,16 +72,14 @@ def make_batch(seed, samples=24, ids=3000):
     """Skewed ids whose head moves with the seed."""
     draws = random.Random(seed)
     features = ("day", "words", "clicked", "user", "seen")
-    bags = [[draws.randrange(0, 3) for _ in range(samples)] for _ in features]
-    bags[0] = [1] * samples
+    lengths = {feature: [draws.randrange(0, 3) for _ in range(samples)] for feature in features}
+    lengths["day"] = [1] * samples
 
     def draw(feature):
         number = int(ids * draws.random() ** 4) + 9 * seed
         return number % 7 if feature == "day" else (number * 0x9E3779B97F4A7C15) % (1 << 64) - (1 << 63)
 
-    values = [draw(feature) for feature, lengths in zip(features, bags, strict=True) for n in lengths for _ in range(n)]
-    lengths = torch.tensor([n for of_feature in bags for n in of_feature])
-    return Jagged(features=features, values_N=torch.tensor(values), lengths_FB=lengths)
+    return Jagged.from_lists({f: [[draw(f) for _ in range(n)] for n in of_bags] for f, of_bags in lengths.items()})
 
 
 def part(batch, rank, world):
@@ -203,7 +201,7 @@ def test_a_new_id_begins_as_a_fresh_row():
     net, first = Net([table], seed=1), Net([table], seed=1).embeddings.stored.table("t").clone()
 
     def vectors(id_):
-        return net.embeddings(Jagged(features=("t",), values_N=torch.tensor([id_]), lengths_FB=torch.ones(1).long()))
+        return net.embeddings(Jagged.from_lists({"t": [[id_]]}))
 
     for id_ in (7, 7, -9):
         x = vectors(id_).matrix_BS
@@ -292,7 +290,7 @@ def test_a_bad_batch_of_one_rank_raises_on_all():
         net = shard(Net(tables), plan_of(tables, 2), comm)
         batch = part(BATCHES[0], comm.rank, 2)
         if comm.rank:
-            batch = Jagged(features=("day",), values_N=torch.tensor([1]), lengths_FB=torch.tensor([1]))
+            batch = Jagged.from_lists({"day": [[1]]})
         kind, match = (BatchError, "lacks clicked") if comm.rank else (AgreedError, "rank 1 .*lacks clicked")
         with pytest.raises(kind, match=match):
             net.embeddings(batch)
