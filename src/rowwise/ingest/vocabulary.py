@@ -39,13 +39,9 @@ class IdCounter:
         if self._waiting is None:
             return
         ids = decoded(ids)
-        if types.is_integer(ids.type):
-            ids = ids if not types.is_uint64(ids.type) or _most(ids) < 1 << 63 else None
-        elif types.is_string(ids.type) or types.is_large_string(ids.type):
+        if types.is_string(ids.type) or types.is_large_string(ids.type):
             ids = ids.cast(pa.large_string())
-        else:
-            ids = None
-        if ids is None:
+        elif not types.is_integer(ids.type) or (types.is_uint64(ids.type) and _most(ids) >= 1 << 63):
             self._waiting = None
             return
         counts = ids.value_counts()

@@ -2,10 +2,11 @@
 
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import BinaryIO, final
+from typing import Any, BinaryIO, final
 
 import pyarrow as pa
 from pyarrow import csv
@@ -75,46 +76,34 @@ class SourceFolder:
             delimiter: between values.
             only: columns of `types` to read; empty: all.
         """
-        path = self.find(pattern)
-        try:
-            with self._open(path) as file:
-                reader = csv.open_csv(
-                    file,
-                    csv.ReadOptions(column_names=None if header else list(types), block_size=BLOCK_BYTES),
-                    csv.ParseOptions(delimiter=delimiter, quote_char='"' if header else False),
-                    csv.ConvertOptions(
-                        column_types=dict(types),
-                        include_columns=list(only or types),
-                        strings_can_be_null=True,
-                        null_values=[""],
-                    ),
-                )
-                for batch in reader:
-                    yield pa.Table.from_batches([batch])
-        except (pa.ArrowException, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise DataError(f"{path}: {error}", f"the columns {', '.join(types)}") from error
+        with self._open(pattern, f"the columns {', '.join(types)}") as file:
+            reader = csv.open_csv(
+                file,
+                csv.ReadOptions(column_names=None if header else list(types), block_size=BLOCK_BYTES),
+                csv.ParseOptions(delimiter=delimiter, quote_char='"' if header else False),
+                csv.ConvertOptions(
+                    column_types=dict(types),
+                    include_columns=list(only or types),
+                    strings_can_be_null=True,
+                    null_values=[""],
+                ),
+            )
+            for batch in reader:
+                yield pa.Table.from_batches([batch])
 
     def json_lines(self, pattern: str, types: Mapping[str, pa.DataType]) -> Iterator[pa.Table]:
         """Blocks of rows of a file with one JSON object a line, with the keys of `types` only."""
-        path = self.find(pattern)
         options = arrow_json.ParseOptions(explicit_schema=pa.schema(dict(types)), unexpected_field_behavior="ignore")
-        try:
-            with self._open(path) as file:
-                for lines in _whole_lines(file):
-                    block = arrow_json.ReadOptions(block_size=len(lines) + 1)
-                    yield arrow_json.read_json(pa.BufferReader(lines), block, options)
-        except (pa.ArrowException, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise DataError(f"{path}: {error}", f"one JSON object a line, with {', '.join(types)}") from error
+        with self._open(pattern, f"one JSON object a line, with {', '.join(types)}") as file:
+            for lines in _whole_lines(file):
+                block = arrow_json.ReadOptions(block_size=len(lines) + 1)
+                yield arrow_json.read_json(pa.BufferReader(lines), block, options)
 
     def lines(self, pattern: str, encoding: str = "utf8") -> Iterator[list[str]]:
         """Blocks of lines of a text file."""
-        path = self.find(pattern)
-        try:
-            with self._open(path) as file:
-                for lines in _whole_lines(file):
-                    yield lines.decode(encoding).split("\n")[:-1]
-        except (UnicodeDecodeError, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise DataError(f"{path}: {error}", "lines of text") from error
+        with self._open(pattern, "lines of text") as file:
+            for lines in _whole_lines(file):
+                yield lines.decode(encoding).split("\n")[:-1]
 
     def _search(self, pattern: str) -> list[str]:
         if not self._folder.is_dir():
@@ -128,11 +117,17 @@ class SourceFolder:
                     found += [f"{path}!{name}" for name in members]
         return found
 
-    def _open(self, path: str) -> BinaryIO:
+    @contextmanager
+    def _open(self, pattern: str, expected: str) -> Iterator[Any]:
+        """The file whose name fits; what is wrong with it names it."""
+        path = self.find(pattern)
         archive, mark, member = path.partition("!")
-        if mark:
-            return zipfile.ZipFile(archive).open(member)  # type: ignore[return-value]
-        return pa.input_stream(path, compression="gzip" if path.endswith(".gz") else None)
+        try:
+            packed = "gzip" if path.endswith(".gz") else None
+            with zipfile.ZipFile(archive).open(member) if mark else pa.input_stream(path, compression=packed) as file:
+                yield file
+        except (pa.ArrowException, KeyError, UnicodeDecodeError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise DataError(f"{path}: {error}", expected) from error
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[bytes]:

@@ -12,6 +12,7 @@ client has released it. Known limits: all clients move together: the slowest one
 """
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, final
 
@@ -335,27 +336,23 @@ class Coordinator:
             )
             self._scaled_s = now_s
 
-    def _kill_overdue(self, now_s: float) -> list[Command]:
+    def _kill_overdue(self, now_s: float) -> Iterator[Command]:
         """Kill workers whose lease has run out."""
-        commands: list[Command] = []
         for number, worker in self._workers.items():
             task = self._tasks.get(worker.split_id) if worker.split_id is not None else None
             if task is not None and now_s >= task.deadline_s and not worker.stopping:
                 worker.stopping = True
-                commands.append(KillWorker(number))
-        return commands
+                yield KillWorker(number)
 
-    def _start_and_retire(self) -> list[Command]:
+    def _start_and_retire(self) -> Iterator[Command]:
         """Start missing workers; retire idle ones above the target."""
-        commands: list[Command] = []
         for _ in range(0 if self._cannot_start else self.target - self.workers):
             self._last_worker += 1
             self._workers[self._last_worker] = _WorkerState()
-            commands.append(StartWorker(self._last_worker))
+            yield StartWorker(self._last_worker)
         for number in self._idle_workers()[::-1][: max(self.workers - self.target, 0)]:
             self._workers[number].stopping = True
-            commands.append(RetireWorker(number))
-        return commands
+            yield RetireWorker(number)
 
     def _idle_workers(self) -> list[int]:
         return [n for n, w in self._workers.items() if w.joined and w.split_id is None and not w.stopping]
@@ -365,10 +362,9 @@ class Coordinator:
         """So many starts failed in a row that another attempt is pointless."""
         return len(self._failed_starts) >= self.config.attempts
 
-    def _lease(self, now_s: float) -> list[Command]:
+    def _lease(self, now_s: float) -> Iterator[Command]:
         """Lease the first waiting splits to idle workers, while slots are free."""
         self._drop_released()
-        commands: list[Command] = []
         idle = self._idle_workers()
         for split_id in self._splits_to_prepare():
             task = self._tasks.setdefault(split_id, _SplitTask())
@@ -383,8 +379,7 @@ class Coordinator:
             worker = idle.pop(0)
             self._workers[worker].split_id = split_id
             task.state, task.slot, task.deadline_s = "leased", slot, now_s + self.config.lease_s
-            commands.append(SplitLease(worker, split_id, slot))
-        return commands
+            yield SplitLease(worker, split_id, slot)
 
     def _splits_to_prepare(self) -> list[SplitId]:
         """The next splits from the slowest client's position on; none until all clients are attached."""
@@ -421,18 +416,16 @@ class Coordinator:
                 self._free_slot(task)
                 del self._tasks[split_id]
 
-    def _deliver(self) -> list[Command]:
+    def _deliver(self) -> Iterator[Command]:
         """Deliver to each client, in order, the ready splits that it has not got yet."""
-        commands: list[Command] = []
         status = {"workers": self.workers, "ready": self.ready}
         for number, client in self._clients.items():
             split_id = client.split_id
             while (task := self._tasks.get(split_id)) is not None and task.state in ("ready", "refused"):
                 if number not in task.delivered_to:
                     task.delivered_to.add(number)
-                    commands.append(SplitDelivery(number, split_id, task.slot, task.split, task.error, **status))
+                    yield SplitDelivery(number, split_id, task.slot, task.split, task.error, **status)
                 split_id = self._next_split(split_id)
-        return commands
 
     def _next_split(self, split_id: SplitId) -> SplitId:
         last = split_id.index + 1 >= self.config.splits

@@ -10,7 +10,7 @@ rows.
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import msgspec
 import numpy as np
@@ -259,13 +259,6 @@ def _segments(run: SpillRun) -> Iterator[tuple[tuple[Cell, ...], int, int, int]]
         yield run.folders[folder], bucket, begin, end
 
 
-def _sortable(folder: tuple[Cell, ...]) -> tuple[tuple[bool, bool, int, str], ...]:
-    return tuple(
-        (
-            cell is None,
-            isinstance(cell, str),
-            cell if isinstance(cell, int) else 0,
-            cell if isinstance(cell, str) else "",
-        )
-        for cell in folder
-    )
+def _sortable(folder: tuple[Cell, ...]) -> Any:
+    """A key that orders folders: a column's cells are all whole numbers or all text, and a missing one is the last."""
+    return tuple((cell is None, cell) for cell in folder)
