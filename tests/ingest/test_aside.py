@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 from ingest.test_batcher import keys
 from pyarrow import parquet as pq
+from test_service import served
 
 from rowwise import DataError, Table
 from rowwise.ingest import Batcher, Batching, Columns, Dense, ParquetReader, Sparse
-from rowwise.ingest.batcher import EncodedSplit
 from rowwise.ingest.encode import MAX_REASONS, RefusalReason, RefusedRows
 from rowwise.ingest.quarantine import QuarantinedRows, count_quarantined, quarantine_rows, quarantine_split
 from rowwise.ingest.reader import Split
@@ -39,10 +39,9 @@ def batches(path, aside=None, size=64, **how):
     return Batcher(ParquetReader(path, verify=True), COLUMNS, TABLES, Batching(size=size, quarantine=aside, **how))
 
 
-def served(made, count=2):
-    with Service(made.task, Workers(count=count, ahead=1)) as service:
-        client = service.client()
-        return keys(made.use_splits(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, made.splits))))
+def served_keys(made):
+    with Service(made.task, Workers(count=2, ahead=1)) as service:
+        return keys(served(made, service.client()))
 
 
 def found(folder):
@@ -66,7 +65,7 @@ def test_bad_rows_are_put_aside_and_the_rest_is_used(tmp_path):
     made = batches(tmp_path / "a.parquet", str(folder))
     used = [keys(made), keys(made)]  # two epochs
     assert all(sorted(one) == [r for r in range(ROWS) if r not in bad | unlabelled] for one in used)
-    assert served(batches(tmp_path / "a.parquet", str(folder))) == used[0]
+    assert served_keys(batches(tmp_path / "a.parquet", str(folder))) == used[0]
     assert keys(batches(tmp_path / "a.parquet", "")) == used[0]  # only left out
     rows = found(folder)
     assert rows.keys() == (bad - {400}) | {None}
@@ -129,7 +128,7 @@ def test_splits_that_cannot_be_read(tmp_path, change, splits, message):
     change(tmp_path / "b.parquet")
     used = keys(makers[0])
     assert len(used) == 3 * ROWS - splits * GROUP
-    assert served(makers[1]) == used
+    assert served_keys(makers[1]) == used
     rows, unread = count_quarantined(folder)
     assert (rows, len(unread)) == (0, splits)
     assert {one.source for one in unread} == {str(tmp_path / "b.parquet")}

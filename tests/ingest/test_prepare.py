@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ingest.test_batcher import keys
+from test_service import served
 
 from rowwise import DataError, SpecError, StateError, Table
 from rowwise.ingest import Batcher, Batching, Columns, FrameReader, GeneratorReader, Sparse
-from rowwise.ingest.batcher import EncodedSplit
 from rowwise.ingest.service.local import Service, Workers
 from rowwise.ingest.share import Share
 from rowwise.ingest.transform import Sampling, load
@@ -156,9 +156,7 @@ def test_a_batch_may_be_of_more_splits_than_a_service_has_room_for(size):
 
     expected, there = keys(made()), made()
     with Service(there.task, Workers(count=1, ahead=1)) as service:
-        client = service.client()
-        there.use_splits(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, there.splits)))
-        assert keys(there) == expected
+        assert keys(served(there, service.client())) == expected
 
 
 @pytest.mark.slow

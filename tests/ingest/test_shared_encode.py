@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
 from repeated_rows import adjacent
+from test_service import served
 
 from rowwise import Table
 from rowwise.ingest import (
@@ -22,7 +23,6 @@ from rowwise.ingest import (
     Sparse,
 )
 from rowwise.ingest.bags import combine_chunks, lists
-from rowwise.ingest.batcher import EncodedSplit
 from rowwise.ingest.block import RaggedColumn
 from rowwise.ingest.native import PickedIds, RowMapping
 from rowwise.ingest.service.local import Service, Workers
@@ -166,8 +166,7 @@ def test_a_service_gives_the_same(tmp_path, together):
     plain = list(Batcher(ParquetReader(tmp_path), columns(), TABLES, how))
     there = Batcher(ParquetReader(tmp_path), columns(USERS), TABLES, how)
     with Service(there.task, Workers(count=2)) as service:
-        client = service.client()
-        batches = list(there.use_splits(lambda epoch, at: map(EncodedSplit, client.splits(epoch, at, there.splits))))
+        batches = list(served(there, service.client()))
     same(batches, plain)
 
 

@@ -203,9 +203,7 @@ def write_pictures(
         raise SpecError(f"an SSIM of {similar}", "more than 0, and at most 1")
     if not 1 <= quality <= 95:
         raise SpecError(f"a quality of {quality}", "1 to 95")
-    columns: dict[str, list[Any]] = {"key": [], "begin": [], "scan_ends": [], "width": [], "height": []}
-    columns |= {f"{SCANS}{size}": [] for size in sizes}
-    begin, seen = 0, set[str | int]()
+    begin, seen, rows = 0, set[str | int](), list[dict[str, Any]]()
     with _new_folder(Path(folder)) as unfinished:
         with (unfinished / FILES).open("wb") as out:
             for key, content in pictures:
@@ -214,24 +212,20 @@ def write_pictures(
                 seen.add(key)
                 jpeg, ends = to_progressive(content, what, quality)
                 with open_picture(jpeg, what) as picture:
-                    columns["width"].append(picture.width)
-                    columns["height"].append(picture.height)
-                for size in sizes:
-                    columns[f"{SCANS}{size}"].append(scans_needed(jpeg, ends, size, similar, what))
-                columns["key"].append(key)
-                columns["begin"].append(begin)
-                columns["scan_ends"].append(ends)
+                    shape = {"width": picture.width, "height": picture.height}
+                scans = {f"{SCANS}{size}": scans_needed(jpeg, ends, size, similar, what) for size in sizes}
+                rows.append({"key": key, "begin": begin, "scan_ends": ends} | shape | scans)
                 begin += out.write(jpeg)
                 if tell is not None:
                     tell(len(seen))
         if not seen:
             raise DataError(f"no pictures for {folder}", "at least one")
         try:
-            keys = pa.array(columns.pop("key"))
+            index = pa.Table.from_pylist(rows)
         except pa.ArrowException:
             raise DataError("keys of pictures are of several types", "only whole numbers, or only text") from None
         with (unfinished / INDEX).open("wb") as file:  # a path that looks like a URL would be taken for one
-            pq.write_table(pa.table({"key": keys} | columns), file)
+            pq.write_table(index, file)
     return PictureFolder.open(folder)
 
 

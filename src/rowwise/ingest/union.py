@@ -1,6 +1,6 @@
 """The columns of several Parquet files together: all names, with types that hold the values of each file. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -78,18 +78,16 @@ def unite(schemas: Mapping[str, pa.Schema]) -> Union:
     return made._replace(notes=tuple(kept), lacking={name: frozenset(files) for name, files in lacking.items()})
 
 
-def _add(made: Union, flat: Mapping[str, FlatColumn], source: str) -> list[str]:
-    """Add the columns of a file; returns what is to say of types."""
-    notes: list[str] = []
+def _add(made: Union, flat: Mapping[str, FlatColumn], source: str) -> Iterator[str]:
+    """Add the columns of a file; yields what is to say of types."""
     for name, column in flat.items():
         known = made.types.setdefault(name, column.kind)
         first = made.sources.setdefault(name, source)
         wider = widest(known, column.kind)
         if wider is not None and wider != known:
             if not types.is_null(known):
-                notes.append(f"column {name!r} holds {known} in {first} and {column.kind} in {source}: read as {wider}")
+                yield f"column {name!r} holds {known} in {first} and {column.kind} in {source}: read as {wider}"
             made.types[name], made.sources[name] = wider, source
-    return notes
 
 
 def widest(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
