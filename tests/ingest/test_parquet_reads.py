@@ -16,7 +16,7 @@ from pyarrow import parquet as pq
 
 from rowwise.errors import DataError
 from rowwise.ingest.parquet import ParquetReader
-from rowwise.ingest.warehouse.ranges import ReadCounters, disk_seconds, leaves_of, ranges_of
+from rowwise.ingest.warehouse.ranges import ReadCounters, leaves_of, ranges_of
 from rowwise.ingest.where import parse
 
 TYPES = {
@@ -98,6 +98,10 @@ def test_counters_tell_what_was_read(tmp_path):
     assert (before.reads, before.rows, before.groups, before.over_read) == (2, 1000, 1, 1.0)
     reader.read(split, ("c1",))
     assert (reader.counters - before).reads == 1
+    joined = ParquetReader(tmp_path)
+    joined.read(split, ("c1", "c5"))
+    assert joined.counters.reads == 1
+    assert joined.counters.over_read > 2
     assert ParquetReader(tmp_path).counters == ReadCounters()
     assert pickle.loads(pickle.dumps(reader)).counters == ReadCounters()
 
@@ -181,43 +185,6 @@ def test_a_schema_that_changes_midway(tmp_path):
     pq.write_table(pa.table({"a": [2, 3], "b": [1.0, 2.0]}), tmp_path / "1.parquet")
     with pytest.raises(DataError, match="group 0 has 2"):
         ParquetReader(tmp_path).read(split, ("a",))
-
-
-@pytest.mark.slow
-def test_the_papers_chain(tmp_path):
-    """Flattening alone collapses, coalescing recovers, order and larger groups go beyond."""
-    rng = np.random.default_rng(0)
-    features, rows = 500, 4096
-    used = sorted(rng.choice(features, 50, replace=False).tolist())
-    columns = {f"f{i}": rng.random(rows) for i in range(features)}
-    flat = pa.table(columns)
-    names = [f"f{i}" for i in used]
-    ordered = flat.select(names + [name for name in flat.column_names if name not in names])
-    keys = np.tile(np.arange(features, dtype=np.int32), rows)
-    values = np.stack(list(columns.values()), 1).ravel()
-    offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * features)
-    mapped = pa.table({"m": pa.MapArray.from_arrays(offsets, pa.array(keys), pa.array(values))})
-
-    def seconds(name, table, wanted, gap, group_rows):
-        pq.write_table(table, tmp_path / name, row_group_size=group_rows, compression="none", use_dictionary=False)
-        reader = ParquetReader(tmp_path / name, gap_bytes=gap)
-        for split in reader.splits():
-            reader.read(split, wanted)
-        return disk_seconds(reader.counters, seek_s=0.008, bytes_s=100e6), reader.counters
-
-    gap = 40_000
-    base, _ = seconds("map.parquet", mapped, ["m"], gap, 256)
-    collapsed, alone = seconds("flat.parquet", flat, names, 0, 256)
-    recovered, joined = seconds("flat.parquet", flat, names, gap, 256)
-    reordered, _ = seconds("ordered.parquet", ordered, names, gap, 256)
-    larger, _ = seconds("large.parquet", ordered, names, gap, 1024)
-    assert collapsed > 3 * base
-    assert alone.over_read == 1.0 < joined.over_read
-    assert joined.reads < alone.reads / 3
-    assert recovered < collapsed / 3
-    assert reordered < recovered
-    assert reordered < base
-    assert larger < reordered / 2
 
 
 def test_threads_share_a_reader(tmp_path):

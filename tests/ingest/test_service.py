@@ -47,8 +47,8 @@ def reader(tmp_path):
     return files_in(tmp_path)
 
 
-def batches(reader, *, size=256, position=None, **how):
-    return Batcher(reader, COLUMNS, TABLES, Batching(size=size, **how), position)
+def batches(reader, *, size=256, **how):
+    return Batcher(reader, COLUMNS, TABLES, Batching(size=size, **how))
 
 
 def served(batcher, client):
@@ -85,19 +85,6 @@ def test_batches_that_are_kept_stay_as_they_are(reader):
         before = [split.block.copy() for split in splits]
         time.sleep(0.5)  # for workers to go on as far as they may
         assert all(np.array_equal(a, split.block) for a, split in zip(before, splits, strict=True))
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_workers(reader):
-    expected = list(batches(reader))
-    first, position = batches(reader), None
-    with Service(first.task, Workers(count=1)) as service:
-        got = [batch for _, batch in zip(range(5), served(first, service.client()), strict=False)]
-        position = first.state()
-    second = batches(reader, position=position)
-    with Service(second.task, Workers(count=3)) as service:
-        got += list(served(second, service.client()))
-    assert same(got, expected)
 
 
 @pytest.mark.slow

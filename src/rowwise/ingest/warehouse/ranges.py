@@ -53,11 +53,6 @@ def counters_of(reader: object) -> ReadCounters:
     return getattr(reader, "counters", ReadCounters())
 
 
-def disk_seconds(counters: ReadCounters, seek_s: float, bytes_s: float) -> float:
-    """Seconds on a disk with one seek per read, then `bytes_s` bytes a second."""
-    return counters.reads * seek_s + counters.bytes_read / bytes_s
-
-
 def leaves_of(schema: pa.Schema) -> dict[str, range]:
     """The leaf columns (column chunks) of each column: one of a number, two of a map, and so on."""
     leaves: dict[str, range] = {}
