@@ -1,6 +1,6 @@
 """Rows that cannot be used are put aside with their reasons, once each, and all others are trained on."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -174,23 +174,15 @@ def test_reasons_and_names(tmp_path):
 def test_all_write_at_once(tmp_path):
     table = pa.table({"label": [7, 8]})
     bad = RefusedRows(np.array([True, True]), (RefusalReason(row=0, column="label", reason="7"),) * 5)
-    failed = []
 
-    def write_often():
-        try:
-            for _ in range(30):
-                quarantine_rows(table, SPLIT, bad, str(tmp_path))
-                quarantine_split(SPLIT, "gone", str(tmp_path))
-                found = count_quarantined(tmp_path)
-                assert found.rows == 2
-                assert [one.rows for one in found.unread] == [4]
-        except Exception as error:
-            failed.append(error)
+    def write_often(_):
+        for _ in range(30):
+            quarantine_rows(table, SPLIT, bad, str(tmp_path))
+            quarantine_split(SPLIT, "gone", str(tmp_path))
+            found = count_quarantined(tmp_path)
+            assert found.rows == 2
+            assert [one.rows for one in found.unread] == [4]
 
-    threads = [threading.Thread(target=write_often) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write_often, range(4)))
     assert len(list(tmp_path.iterdir())) == 2

@@ -5,8 +5,8 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -91,20 +91,12 @@ def test_batches_that_are_kept_stay_as_they_are(reader):
 def test_trainers_share_what_workers_prepare(reader):
     whole = list(batches(reader, size=600))
     dealt = [batches(reader, size=600, shard=BatchShard(rank=rank, world=2)) for rank in range(2)]
-    parts = {}
     with Service(dealt[0].task, Workers(count=2), clients=2) as service:
         clients = [service.client(0), make_client(service.address, 1)]
-
-        def run(rank):
-            parts[rank] = list(served(dealt[rank], clients[rank]))
-
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(2) as threads:
+            parts = list(threads.map(lambda rank: list(served(dealt[rank], clients[rank])), range(2)))
         clients[1].close()
-    for batch, a, b in zip(whole, parts[0], parts[1], strict=True):
+    for batch, a, b in zip(whole, *parts, strict=True):
         assert torch.equal(torch.cat([a.keys_B, b.keys_B]), batch.keys_B)
 
 

@@ -6,8 +6,8 @@ import random
 import shutil
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -39,11 +39,11 @@ def home(request, tmp_path):
         yield StorageFolder(found, "runs/1")
 
 
-def large(folder: Path, mb: int = 20, **data) -> Checkpoint:
+def large(folder: Path, mb: int = 20) -> Checkpoint:
     """A checkpoint of many files."""
     torch.manual_seed(0)
     rows = torch.randn(mb << 12, 64)
-    write(folder, [LocalShard.whole("model/x", rows)], {"step": 3, **data}, sizes=SIZES)
+    write(folder, [LocalShard.whole("model/x", rows)], {"step": 3}, sizes=SIZES)
     return Checkpoint.open(folder)
 
 
@@ -137,26 +137,21 @@ def test_every_prefix_of_a_copy_is_no_checkpoint(tmp_path):
 
 def test_two_checkpoints_race_for_one_place(tmp_path):
     """One is there in the end, whole."""
-    both = [large(tmp_path / side / "step-000000003", 4, side=side) for side in "ab"]
-    both[1] = saved(tmp_path / "c" / "step-000000003")
+    both = [large(tmp_path / "a" / "step-000000003", 4), saved(tmp_path / "b" / "step-000000003")]
     with s3_server(tmp_path / "s3", **FAULTS) as server:
-        home, results = StorageFolder(connect(server.endpoint), "x"), {}
+        home = StorageFolder(connect(server.endpoint), "x")
 
         def copy(which):
             try:
-                copy_checkpoint(both[which], home)
+                copy_checkpoint(which, home)
             except CheckpointError as error:
-                results[which] = str(error)
+                return str(error)
 
-        threads = [threading.Thread(target=copy, args=(which,)) for which in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(results) == 1
-        (lost,) = results
-        assert "is another checkpoint; copy to another folder" in results[lost]
-        assert not diff(both[1 - lost], open_named(home)).any
+        with ThreadPoolExecutor(2) as threads:
+            said = list(threads.map(copy, both))
+        assert said.count(None) == 1
+        assert "is another checkpoint; copy to another folder" in "".join(filter(None, said))
+        assert not diff(both[said.index(None)], open_named(home)).any
         open_named(home).verify()
 
 
@@ -165,23 +160,15 @@ def test_servers_that_are_killed_and_restarted(tmp_path):
     one, chance = large(tmp_path / "step-000000003", 60), random.Random(1)
     with s3_server(tmp_path / "s3", **FAULTS) as server:
         home = StorageFolder(connect(server.endpoint), "x")
-        done = threading.Event()
-
-        def copy():
-            try:
-                copy_checkpoint(one, home)
-            finally:
-                done.set()
-
-        thread = threading.Thread(target=copy)
-        thread.start()
         kills = 0
-        while not done.wait(chance.uniform(0.05, 0.3)) and kills < 8:
-            server.kill()
-            kills += 1
-            time.sleep(chance.uniform(0, 0.3))
-            server.start()
-        thread.join()
+        with ThreadPoolExecutor(1) as thread:
+            copying = thread.submit(copy_checkpoint, one, home)
+            while not wait([copying], chance.uniform(0.05, 0.3)).done and kills < 8:
+                server.kill()
+                kills += 1
+                time.sleep(chance.uniform(0, 0.3))
+                server.start()
+        copying.result()
         assert kills
         there = open_named(home)
         there.verify()

@@ -2,7 +2,7 @@
 
 import os
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -90,21 +90,15 @@ def test_the_least_recently_used_go_first(tmp_path):
 
 
 def test_several_threads_share_a_folder(tmp_path):
-    faults = []
-
-    def read_all():
+    def read_all(_):
         cache, store = ReadCache(tmp_path, 20_000), Store()  # of four files: room is made all the time
         for number in range(200):
             one = StoredObject(str(number % 23), 5_000, 0.0)
-            if cache.read("u", one, 0, 5_000, lambda o=one: store.fetch(o, 0, 5_000)) != store.fetch(one, 0, 5_000):
-                faults.append(number)
+            found = cache.read("u", one, 0, 5_000, lambda o=one: store.fetch(o, 0, 5_000))
+            assert found == store.fetch(one, 0, 5_000), number
 
-    threads = [threading.Thread(target=read_all) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert faults == []
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(read_all, range(4)))
 
 
 def test_a_folder_that_cannot_be_written_costs_reads(tmp_path):
