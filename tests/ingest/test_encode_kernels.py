@@ -57,10 +57,8 @@ def test_remainders_next_to_multiples_are_exact(word, rows):
     near = word & WORD
     near -= near % rows
     words = np.array([w & WORD for w in (near - 1, near, near + 1, near + rows - 1)], np.uint64)
-    picked = PickedIds(Lists(words.view(np.int64)))
-    out = np.empty(4, np.int64)
-    picked.write(RowMapping(native.REMAINDER, rows), out, None)
-    assert out.tolist() == [int(w) % rows for w in words]
+    found_N, _ = PickedIds(Lists(words.view(np.int64))).mapped(RowMapping(native.REMAINDER, rows))
+    assert found_N.tolist() == [int(w) % rows for w in words]
 
 
 BAGS = st.lists(st.lists(WHOLE, max_size=25), max_size=40)
@@ -71,24 +69,17 @@ def jagged(bags):
     return np.array([i for bag in bags for i in bag], np.int64), offsets
 
 
-def first(values_N, offsets_R1, count, mapping):
-    picked = PickedIds(Lists(values_N, offsets_R1), first=count)
-    out_N, moved_R1 = np.empty(picked.total, np.int64), np.empty(picked.rows + 1, np.int64)
-    picked.write(mapping, out_N, moved_R1)
-    return out_N, moved_R1
-
-
 @given(BAGS, st.integers(1, 30), WHOLE, ROWS)
 def test_first(bags, count, salt, rows):
     values_N, offsets_R1 = jagged(bags)
     expected_N, expected_R1 = jagged([bag[:count] for bag in bags])
-    got_N, got_R1 = first(values_N, offsets_R1, count, RowMapping())
+    got_N, got_R1 = PickedIds(Lists(values_N, offsets_R1), first=count).mapped(RowMapping())
     assert (got_N.tolist(), got_R1.tolist()) == (expected_N.tolist(), expected_R1.tolist())
-    got_N, got_R1 = first(values_N, offsets_R1, count, RowMapping(native.SIGRID, rows, salt))
+    got_N, got_R1 = PickedIds(Lists(values_N, offsets_R1), first=count).mapped(RowMapping(native.SIGRID, rows, salt))
     assert got_R1.tolist() == expected_R1.tolist()
     assert got_N.tolist() == [sigrid(i, salt, rows) for i in expected_N.tolist()]
     # Of a slice.
-    got_N, got_R1 = first(values_N, offsets_R1[len(bags) // 2 :], count, RowMapping())
+    got_N, got_R1 = PickedIds(Lists(values_N, offsets_R1[len(bags) // 2 :]), first=count).mapped(RowMapping())
     expected_N, expected_R1 = jagged([bag[:count] for bag in bags[len(bags) // 2 :]])
     assert (got_N.tolist(), got_R1.tolist()) == (expected_N.tolist(), expected_R1.tolist())
 
@@ -157,21 +148,17 @@ def test_many_rows_in_another_order():
     values_N, offsets_R1 = jagged(bags)
     order = rng.permutation(3000)
     for picked, moved in ((None, bags), (order, [bags[r] for r in order])):
-        ids = PickedIds(Lists(values_N, offsets_R1), picked, 15)
-        out_N = np.empty(ids.total, np.int64)
         mapping = RowMapping(native.HASH, 1009)
-        ids.write(mapping, out_N, None)
+        out_N, _ = PickedIds(Lists(values_N, offsets_R1), picked, 15).mapped(mapping)
         assert out_N.tolist() == native.map_ids(jagged([bag[:15] for bag in moved])[0], mapping).tolist()
-    singles = PickedIds(Lists(values_N), np.argsort(values_N))
-    out_N = np.empty(singles.total, np.int64)
-    singles.write(RowMapping(), out_N, None)
+    out_N, _ = PickedIds(Lists(values_N), np.argsort(values_N)).mapped(RowMapping())
     assert out_N.tolist() == sorted(values_N.tolist())
 
 
 @pytest.mark.parametrize("offsets", [[0, 2, 1], [0, 9], [-1, 2], [1, 0]])
 def test_offsets_outside_are_refused(offsets):
     with pytest.raises(DataError, match="outside the 3 values"):
-        first(np.arange(3), np.array(offsets), 2, RowMapping())
+        PickedIds(Lists(np.arange(3), np.array(offsets)), first=2)
     with pytest.raises(DataError, match="outside the 3 bytes"):
         native.mix_bytes(np.zeros(3, np.uint8), np.array(offsets))
 

@@ -124,11 +124,7 @@ def test_the_kernel_finds_what_numpy_does(data):
     first = data.draw(st.sampled_from((None, 1, 2)))
     names = data.draw(st.lists(st.sampled_from(FEATURES), min_size=1, unique=True))
     picked = [PickedIds(lists(combine_chunks(table[name])), order_R, first) for name in names]
-    bags = []
-    for one in picked:
-        values_N, offsets_R1 = np.empty(one.total, np.int64), np.empty(one.rows + 1, np.int64)
-        one.write(RowMapping(), values_N, offsets_R1)
-        bags.append(RaggedColumn(values_N=values_N, offsets_R1=offsets_R1))
+    bags = [RaggedColumn(values_N=ids, offsets_R1=ends) for ids, ends in (p.mapped(RowMapping()) for p in picked)]
     begins_R = np.zeros(picked[0].rows, np.bool_)
     for one in picked:
         one.mark_changes(begins_R)

@@ -293,9 +293,7 @@ def _bad_in_order(bad_R: Mask, order_R: Ints | None) -> Ints:
 
 def _ids_out_of_range(array: pa.Array, sparse: Sparse, rows: int, order_R: Ints | None) -> Iterator[_ColumnRefusal]:
     used_R = None if order_R is None else np.unique(order_R)
-    picked = PickedIds(lists(array), used_R, sparse.first)
-    values_N, offsets_R1 = np.empty(picked.total, np.int64), np.empty(picked.rows + 1, np.int64)
-    picked.write(RowMapping(), values_N, offsets_R1)
+    values_N, offsets_R1 = PickedIds(lists(array), used_R, sparse.first).mapped(RowMapping())
     # As unsigned numbers negative ids are large, so one comparison finds ids below 0 and ids of `rows` or more.
     at_N = np.flatnonzero(values_N.view(np.uint64) >= rows)
     rows_N, first_N = np.unique(np.searchsorted(offsets_R1, at_N, "right") - 1, return_index=True)

@@ -134,6 +134,12 @@ class PickedIds:
         offsets, to_rows = None if offsets_R1 is None else _pointer(offsets_R1), byref(_c_mapping(mapping))
         return bool(_library().rw_bags(byref(self._ids), to_rows, _pointer(out_N), offsets, self.total, len(out_N)))
 
+    def mapped(self, mapping: RowMapping) -> tuple[Ints, Ints]:
+        """The mapped ids and their offsets, in new arrays."""
+        out_N, offsets_R1 = np.empty(self.total, np.int64), np.empty(self.rows + 1, np.int64)
+        self.write(mapping, out_N, offsets_R1)
+        return out_N, offsets_R1
+
     def mark_changes(self, begins_R: NDArray[np.bool_]) -> None:
         """Set begins_R[r] where row r has other ids than row r - 1. Rows already set, and row 0, are not compared."""
         assert begins_R.dtype == np.bool_
