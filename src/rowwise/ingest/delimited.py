@@ -49,9 +49,6 @@ BOM = b"\xef\xbb\xbf"
 WAY_OUT = "for rowwise data inspect, or data.text.{} in a recipe"
 
 
-NO_HEADING = Heading(False, (), (), ())
-
-
 class MisfitError(DataError):
     """Rows that are not as the beginning of the files is; `CsvReader.settle` finds how to read them."""
 
@@ -80,7 +77,7 @@ class CsvReader:
         self._given = dialect or Dialect()
         self._opened, self._splits = dict[str, _TextFile](), None
         head = self._head(self._files[0])
-        self.dialect = find_layout(head, self._given)
+        self.dialect = find_layout(head[0], self._given)
         first = self._open(self._files[0], head)
         self.dialect = structs.replace(self.dialect, encoding=first.encoding, header=first.heading.header)
         headings = {name: self._open(name).heading for name in self._files}
@@ -173,8 +170,8 @@ class CsvReader:
         """Another process makes plain copies itself."""
         return self.__dict__ | {"_opened": {}}
 
-    def _head(self, name: str) -> bytes:
-        """Whole lines that begin a file, in UTF-8."""
+    def _head(self, name: str) -> tuple[bytes, str, bool]:
+        """Whole lines that begin a file, in UTF-8, its encoding, and whether it can be read from the middle."""
         with open_unpacked(name) as file:
             raw = file.read(HEAD_BYTES)
             whole = not file.read(1)
@@ -192,17 +189,16 @@ class CsvReader:
         only_returns = "\n" not in text and "\r" in text
         text = text.replace("\r", "\n") if only_returns else text
         is_plain = encoding in ("utf-8", "ascii") and not only_returns and not packing_of(name)
-        self._opened[name] = _TextFile(name if is_plain else None, encoding, NO_HEADING, 0)
         data = text.encode()
-        return data if whole else data[: data.rfind(b"\n") + 1]
+        return data if whole else data[: data.rfind(b"\n") + 1], encoding, is_plain
 
-    def _open(self, name: str, head: bytes | None = None) -> _TextFile:
+    def _open(self, name: str, head: tuple[bytes, str, bool] | None = None) -> _TextFile:
         """A file's encoding and columns, from the lines that begin it."""
-        if name in self._opened and self._opened[name].heading is not NO_HEADING:
+        if name in self._opened:
             return self._opened[name]
-        head = self._head(name) if head is None else head
-        skip = len(BOM) * head.startswith(BOM)
-        text = head[skip:].decode(errors="replace")
+        data, encoding, is_plain = head or self._head(name)
+        skip = len(BOM) * data.startswith(BOM)
+        text = data[skip:].decode(errors="replace")
         try:
             rows = records(text, self.dialect)
         except DataError as error:
@@ -218,7 +214,7 @@ class CsvReader:
             begin += len("".join(text.splitlines(keepends=True)[: reader.line_num]).encode())
         if not heading.names or len(set(heading.names)) < len(heading.names):
             raise DataError(f"{name}: its first line is no header", hint=f"set --names a,b,c {WAY_OUT.format('names')}")
-        self._opened[name] = self._opened[name]._replace(heading=heading, begin=begin)
+        self._opened[name] = _TextFile(name if is_plain else None, encoding, heading, begin)
         return self._opened[name]
 
     def _unpack(self, name: str) -> _TextFile:
@@ -289,9 +285,7 @@ class CsvReader:
     def _head_rows(self, name: str) -> bytes:
         file = self._opened[name]
         if file.plain is None:
-            before, head = file, self._head(name)
-            self._opened[name] = before
-            return head[file.begin :]
+            return self._head(name)[0][file.begin :]
         with open_regular(name) as opened:
             opened.seek(file.begin)
             head = opened.read(HEAD_BYTES)
