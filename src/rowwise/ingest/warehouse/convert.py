@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import final
 
@@ -24,8 +25,8 @@ from rowwise.ingest.warehouse.journal import (
     WarehouseManifest,
 )
 from rowwise.ingest.warehouse.layout import VERSION, FlattenedColumns, WarehouseLayout, order_by_popularity
-from rowwise.ingest.warehouse.parts import RowQueue, UnitRows, WarehouseWriter
-from rowwise.ingest.warehouse.source import ConversionSource, Progress
+from rowwise.ingest.warehouse.parts import RowQueue, WarehouseWriter
+from rowwise.ingest.warehouse.source import ConversionSource, Progress, UnitRows, rows_from
 from rowwise.ingest.warehouse.spill import Spill, SpillRange, check_session
 from rowwise.scratch import Scratch
 from rowwise.spec import Value
@@ -164,9 +165,8 @@ class _Conversion:
 
     def _make_pieces(self, flat: FlattenedColumns, unit: int, row: int) -> Iterator[UnitRows]:
         for piece in self._source.pieces(flat, unit, row):
-            self._progress(piece.split, len(self._source.splits))
-            if piece.table.num_rows:
-                yield UnitRows(piece.table, piece.split, piece.row - piece.table.num_rows)
+            self._progress(piece.unit, len(self._source.splits))
+            yield piece
 
     def _write_spilled(self, flat: FlattenedColumns, writer: WarehouseWriter) -> None:
         spill, splits = Spill(self._journal.folder / "spill", self._layout), len(self._source.splits)
@@ -188,17 +188,9 @@ class _Conversion:
             return
         cells = ranges[units.start].folder
         unit, row = (parts[-1].unit, parts[-1].row) if parts else (units.start, 0)
-        rows = RowQueue(_read_ranges(spill, ranges, range(unit, units.stop), row), units.stop)
+        tables = (rows_from(spill.read(ranges[n]), n, row if n == unit else 0) for n in range(unit, units.stop))
+        rows = RowQueue(chain.from_iterable(tables), units.stop)
         number = len(parts)
         while rows.fill(1):
             self._journal.append(writer.write(rows, cells, number))
             number += 1
-
-
-def _read_ranges(spill: Spill, ranges: list[SpillRange], units: range, skip: int) -> Iterator[UnitRows]:
-    for unit in units:
-        done = 0
-        for table in spill.read(ranges[unit]):
-            done += table.num_rows
-            rest = table.slice(max(table.num_rows - (done - skip), 0)) if unit == units.start else table
-            yield UnitRows(rest, unit, done - rest.num_rows)

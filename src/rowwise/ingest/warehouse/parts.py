@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import final
 
 import msgspec
 import numpy as np
@@ -18,16 +18,9 @@ from rowwise.ingest.kinds import is_list
 from rowwise.ingest.warehouse.hive import Cell, folder_name
 from rowwise.ingest.warehouse.journal import FOLDER, StoredWarehouse, WarehouseFile
 from rowwise.ingest.warehouse.layout import VERSION, WarehouseLayout, rows_in
+from rowwise.ingest.warehouse.source import UnitRows
 
 SAMPLE_ROWS = 4096
-
-
-class UnitRows(NamedTuple):
-    """Consecutive rows of a unit (see `WarehouseFile`), from row `row` on."""
-
-    table: pa.Table
-    unit: int
-    row: int
 
 
 @final

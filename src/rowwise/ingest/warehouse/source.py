@@ -7,7 +7,7 @@ column; of a key that a row has twice, the last value counts. Not supported: map
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, final, runtime_checkable
 
@@ -44,12 +44,22 @@ class FileReader(Protocol):
         ...
 
 
-class SourceRows(NamedTuple):
-    """Rows of a source, and the position after them."""
+class UnitRows(NamedTuple):
+    """Consecutive rows of a unit (see `WarehouseFile`), from row `row` on."""
 
     table: pa.Table
-    split: int  # of the next row
-    row: int  # of that split
+    unit: int
+    row: int
+
+
+def rows_from(tables: Iterable[pa.Table], unit: int, row: int) -> Iterator[UnitRows]:
+    """The rows of a unit from row `row` on."""
+    done = 0
+    for table in tables:
+        done += table.num_rows
+        if done > row:
+            rest = table.slice(max(table.num_rows - (done - row), 0))
+            yield UnitRows(rest, unit, done - rest.num_rows)
 
 
 @final
@@ -95,17 +105,14 @@ class ConversionSource:
     def flat(self, keys: dict[str, tuple[Key, ...]]) -> FlattenedColumns:
         return FlattenedColumns(plain=tuple(self._chosen[0]), maps=keys)
 
-    def pieces(self, flat: FlattenedColumns, split: int = 0, row: int = 0) -> Iterator[SourceRows]:
+    def pieces(self, flat: FlattenedColumns, split: int = 0, row: int = 0) -> Iterator[UnitRows]:
         """All rows from row `row` of split `split` on; after each split, an empty piece at the start of the next."""
         rows = self._piece_rows(flat)
         for index in range(split, len(self.splits)):
-            skip, done = row if index == split else 0, 0
-            for table in self._tables(self.splits[index], flat.read, rows):
-                done += table.num_rows
-                if done > skip:
-                    rest = table.slice(max(table.num_rows - (done - skip), 0))
-                    yield SourceRows(flatten(rest, flat), index, done)
-            yield SourceRows(self.empty(flat), index + 1, 0)
+            tables = self._tables(self.splits[index], flat.read, rows)
+            for piece in rows_from(tables, index, row if index == split else 0):
+                yield piece._replace(table=flatten(piece.table, flat))
+            yield UnitRows(self.empty(flat), index + 1, 0)
 
     def empty(self, flat: FlattenedColumns) -> pa.Table:
         """A table of the flattened columns without rows."""

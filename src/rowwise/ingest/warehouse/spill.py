@@ -25,7 +25,7 @@ from rowwise.ingest.kinds import decoded_kind
 from rowwise.ingest.mix import Words, mix
 from rowwise.ingest.warehouse.hive import Cell
 from rowwise.ingest.warehouse.layout import BASE_MEMORY, WarehouseLayout, table_bytes
-from rowwise.ingest.warehouse.source import SourceRows
+from rowwise.ingest.warehouse.source import UnitRows
 from rowwise.spec import Value
 from rowwise.textfile import decode_json, read_bytes
 
@@ -83,11 +83,11 @@ class Spill:
         """Split and row of the first row that is in no run."""
         return (self.runs[-1].split, self.runs[-1].row) if self.runs else (0, 0)
 
-    def fill(self, pieces: Iterator[SourceRows]) -> Iterator[int]:
+    def fill(self, pieces: Iterator[UnitRows]) -> Iterator[int]:
         """Write the remaining rows as runs; yields the current split, for progress."""
         tables: list[pa.Table] = []
         size = 0.0
-        last: SourceRows | None = None
+        last: UnitRows | None = None
         for piece in pieces:
             tables.append(piece.table)
             size += table_bytes(piece.table)
@@ -96,7 +96,7 @@ class Spill:
                 self._write(tables, size, piece)
                 tables.clear()
                 size = 0.0
-            yield piece.split
+            yield piece.unit
         if last is not None and sum(t.num_rows for t in tables):
             self._write(tables, size, last)
 
@@ -170,7 +170,7 @@ class Spill:
             self._indexes.append({folder: index for index, folder in enumerate(run.folders)})
         return self._indexes[at]
 
-    def _write(self, tables: Sequence[pa.Table], size: float, after: SourceRows) -> None:
+    def _write(self, tables: Sequence[pa.Table], size: float, after: UnitRows) -> None:
         layout, first_row = self._layout, self.runs[-1].first_row if self.runs else 0
         table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
         rows = table.num_rows
@@ -201,8 +201,8 @@ class Spill:
             rows=rows,
             bytes=size,
             batch_rows=batch_rows,
-            split=after.split,
-            row=after.row,
+            split=after.unit,
+            row=after.row + after.table.num_rows,
             first_row=first_row + rows,
         )
         os.replace(self._folder / f"{name}.tmp", self._folder / f"{name}.arrow")
