@@ -18,9 +18,10 @@ from pyarrow import parquet as pq
 from rowwise import DataError
 from rowwise.ingest import CsvReader, Dialect, ParquetReader
 from rowwise.ingest.datasets.files import open_files, read_settled
-from rowwise.ingest.dialect import find_encoding, find_heading, find_layout, widen
+from rowwise.ingest.dialect import find_encoding, find_heading, find_layout
 from rowwise.ingest.lines import parse_lines
 from rowwise.ingest.plain_copy import plain_copy
+from rowwise.ingest.union import widest
 from rowwise.storage.read_cache import CacheFolder
 
 
@@ -286,9 +287,9 @@ def test_facts_of_bytes():
     assert find_encoding(b"a,\x81\n", whole=True) == "latin-1"
     assert find_layout(b"a;b\n1,5;2\n", Dialect()).delimiter == ";"
     assert find_heading([["1", "2"]], Dialect()).header is False
-    assert widen(pa.int64(), pa.float64()) == pa.float64()
-    assert widen(pa.date32(), pa.timestamp("s")) == pa.timestamp("s")
-    assert widen(pa.bool_(), pa.int64()) == pa.string()
+    assert widest(pa.int64(), pa.float64()) == pa.float64()
+    assert widest(pa.date32(), pa.timestamp("s")) == pa.timestamp("s")
+    assert widest(pa.bool_(), pa.int64()) is None
 
 
 KINDS = [

@@ -31,11 +31,11 @@ from rowwise.ingest.dialect import (
     parse_type,
     record_starts,
     records,
-    widen,
 )
 from rowwise.ingest.lines import UnevenLinesError, find_bad_value, find_types, parse_lines
 from rowwise.ingest.plain_copy import open_unpacked, packing_of, plain_copy
 from rowwise.ingest.reader import Split, check_columns, find_files
+from rowwise.ingest.union import widest
 from rowwise.ingest.warehouse import hive
 from rowwise.storage.read_cache import CacheFolder
 from rowwise.textfile import open_regular
@@ -153,7 +153,8 @@ class CsvReader:
                 is_open = self._given.decimal is None and not any(map(types.is_floating, kinds.values()))
                 open_dialect = structs.replace(dialect, decimal=None) if is_open else dialect
                 found, dialect = find_types(data, names, inside, open_dialect)
-                kinds |= {name: widen(kinds[name], found[name]) for name in inside if name not in self._given.types}
+                open_names = [name for name in inside if name not in self._given.types]
+                kinds |= {name: widest(kinds[name], found[name]) or pa.string() for name in open_names}
         return self._settled(kinds, dialect)
 
     def _settled(self, kinds: dict[str, pa.DataType], dialect: Dialect) -> "CsvReader":

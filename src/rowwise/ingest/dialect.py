@@ -15,7 +15,6 @@ from typing import BinaryIO, Literal, NamedTuple
 import msgspec
 import pyarrow as pa
 from msgspec import structs
-from pyarrow import types
 
 from rowwise.errors import DataError, SpecError
 from rowwise.spec import Value
@@ -39,7 +38,6 @@ UNNAMED = re.compile(r"(?:Unnamed: \d+)?")  # as pandas writes its index, and wh
 BLANKS = " \t"  # that are no part of a value, at its ends
 SPACES = " \u00a0\u202f"
 CURRENCY = r"(?:[$€£¥₹₽₩₺]|R\$|(?:USD|EUR|GBP|JPY|CHF|CNY|INR|BRL)(?=\s)|(?<=\s)(?:USD|EUR|GBP|JPY|CHF|CNY|INR|BRL))"
-UNITS = ("s", "ms", "us", "ns")
 GROUPS = {".": f",'\u2019{SPACES}", ",": f".'\u2019{SPACES}"}  # what separates thousands, by the decimal sign
 
 
@@ -298,25 +296,6 @@ def _number(decimal: str) -> re.Pattern[str]:
     whole = rf"(?:[1-9]\d{{0,2}}(?:{group}\d{{3}})+|\d+)"
     number = rf"(?:{whole}(?:{mark}\d*)?|{mark}\d+)(?:[eE][-+]?\d+)?"
     return re.compile(rf"[-+]?(?:{CURRENCY}\s?)?[-+]?{number}\s?(?:%|{CURRENCY})?")
-
-
-def widen(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """A type that holds the values of two; text holds all."""
-    if one == other or types.is_null(other):
-        return one
-    if types.is_null(one):
-        return other
-    if all(types.is_integer(kind) or types.is_floating(kind) for kind in (one, other)):
-        return pa.float64() if types.is_floating(one) or types.is_floating(other) else pa.int64()
-    if any(not types.is_timestamp(kind) and not types.is_date(kind) for kind in (one, other)):
-        return pa.string()
-    (unit, zone), (other_unit, other_zone) = (_clock(kind) for kind in (one, other))
-    return pa.timestamp(max(unit, other_unit, key=UNITS.index), zone) if zone == other_zone else pa.string()
-
-
-def _clock(kind: pa.DataType) -> tuple[str, str | None]:
-    """Unit and zone of a time or date."""
-    return (kind.unit, kind.tz) if types.is_timestamp(kind) else ("s", None)
 
 
 def first_open_line(file: BinaryIO, dialect: Dialect) -> int:
