@@ -196,19 +196,14 @@ def read_file(folder: Folder, name: str, most_bytes: int) -> bytes:
 
 def read_range(folder: Folder, name: str, begin: int, end: int) -> bytes:
     """The bytes of a short range; fewer if the file ends before."""
-    content = memoryview(bytearray(max(0, end - begin)))
-    at = 0
-    with open_range(folder, name, begin, end) as file:
-        while at < len(content) and (count := file.readinto(content[at:])):
-            at += count
-    return bytes(content[:at])
+    return b"".join(read_pieces(folder, name, end - begin, begin))
 
 
-def read_pieces(folder: Folder, name: str, size_bytes: int) -> Iterator[Piece]:
-    """The first bytes of a file, in order; fewer if it ends before."""
+def read_pieces(folder: Folder, name: str, size_bytes: int, begin: int = 0) -> Iterator[Piece]:
+    """So many bytes of a file, in order; fewer if it ends before."""
     left = size_bytes
-    with open_range(folder, name, 0, size_bytes) as file:
-        while left:
+    with open_range(folder, name, begin, begin + size_bytes) as file:
+        while left > 0:
             piece = memoryview(bytearray(min(PIECE_bytes, left)))
             count = file.readinto(piece)
             if not count:
