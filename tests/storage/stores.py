@@ -64,12 +64,17 @@ def connect(endpoint: str, patience: Patience = PATIENT) -> CloudStorage:
     )
 
 
+def keys_of(server: Any) -> dict[str, str]:
+    """The environment in which s3:// URLs mean a server."""
+    keys = {"AWS_ACCESS_KEY_ID": "key-1", "AWS_SECRET_ACCESS_KEY": "secret-2", "AWS_REGION": "us-east-1"}
+    return {**keys, "AWS_ENDPOINT_URL": server.endpoint}
+
+
 @contextmanager
 def server_of_urls(folder: Path, monkeypatch, **faults: float) -> Iterator[Any]:
     """A server that s3:// URLs of this process and its children mean while the block lasts."""
     with s3_server(folder, **faults) as server:
-        keys = {"AWS_ACCESS_KEY_ID": "key-1", "AWS_SECRET_ACCESS_KEY": "secret-2", "AWS_REGION": "us-east-1"}
-        for key, value in {**keys, "AWS_ENDPOINT_URL": server.endpoint}.items():
+        for key, value in keys_of(server).items():
             monkeypatch.setenv(key, value)
         _open_bucket.cache_clear()  # another test may have had a server of its own
         try:

@@ -15,7 +15,7 @@ import torch
 import warm
 from checkpoint.made import flip, saved
 from small import sections, trained
-from storage.stores import FAULTS, KINDS, MemoryStorage, connect, s3_server, server_of_urls, storage
+from storage.stores import FAULTS, KINDS, MemoryStorage, connect, keys_of, s3_server, storage
 
 from rowwise.checkpoint.check import verify
 from rowwise.checkpoint.copy import copy_checkpoint
@@ -230,14 +230,14 @@ def test_a_run_goes_on_from_a_copy_with_the_same_bits(tmp_path):
 
 
 @pytest.mark.slow
-def test_commands_read_and_write_urls(tmp_path, monkeypatch):
+def test_commands_read_and_write_urls(tmp_path):
     """Each command is a process, which finds the server and its keys in the environment."""
     saved(tmp_path / "step-000000007")
-    with server_of_urls(tmp_path / "s3", monkeypatch):
+    with s3_server(tmp_path / "s3") as server:
 
         def run(*args, code=0):
-            command = [*warm.command(), "ckpt", *args]
-            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+            command, environment = [*warm.command(), "ckpt", *args], {**os.environ, **keys_of(server)}
+            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
             assert done.returncode == code, done.stderr
             assert "secret-2" not in done.stdout + done.stderr
             return done.stdout if not code else done.stderr
@@ -253,15 +253,16 @@ def test_commands_read_and_write_urls(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_starts_from_a_url_as_from_the_folder(tmp_path, monkeypatch):
+def test_a_run_starts_from_a_url_as_from_the_folder(tmp_path):
     trained(tmp_path, save={"every": 8, "keep": 9})
     folder = tmp_path / "runs" / "small" / "1" / "ckpt" / "step-000000020"
     (tmp_path / "small.yaml").write_text(json.dumps(sections(tmp_path)))  # JSON is YAML
-    with server_of_urls(tmp_path / "s3", monkeypatch) as server:
+    with s3_server(tmp_path / "s3") as server:
         copy_checkpoint(Checkpoint.open(folder), StorageFolder(connect(server.endpoint), "x"))
         for source in ("s3://bucket/x", str(folder)):
             command = [*warm.command(), "train", "small.yaml", "--init-from", source]
-            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+            environment = {**os.environ, **keys_of(server)}
+            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
     one, two = (open_named(tmp_path / "runs" / "small" / number) for number in "23")
     assert not diff(one, two).tensors
