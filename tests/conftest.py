@@ -96,6 +96,20 @@ def command(capsys, monkeypatch, tmp_path):
 
 
 @pytest.fixture
+def refused(command):
+    """The one line of a command that ends as a user's mistake."""
+
+    def run(*args):
+        code, out, err = command(*map(str, args))
+        assert (code, out) == (2, "")
+        assert err.startswith("rowwise: ")
+        assert err.count("\n") == 1
+        return err.removesuffix("\n")
+
+    return run
+
+
+@pytest.fixture
 def models_one_after_the_other(monkeypatch):
     """Models of ranks are made from torch's one generator, which threads share and processes do not."""
     from rowwise.recipes import run_setup

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import warm
 import yaml
+from hypothesis import strategies as st
 from small import sections, write_rows
 
 from rowwise.cli.job import JobRequest
@@ -18,6 +19,12 @@ PYTHON = (sys.executable, *subprocess._args_from_interpreter_flags())
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
 # Of 768 samples: three blocks, so that three ranks have one each; the third of a split is the last of an epoch.
 ELASTIC = {"batch": 768, "determinism": "elastic", "virtual_shards": 6}
+SCHEDULED = {  # a run long enough to be stopped
+    "train": {**ELASTIC, "epochs": 1000, "steps": 150}, "log": {"every": 2}, "save": {"every": 25, "keep": 9},
+}  # fmt: skip
+LONGER = SCHEDULED | {"train": {**ELASTIC, "epochs": 5000}}
+PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20)
+FILE_NAMES = PRINTABLE.filter(lambda text: "/" not in text and text not in (".", ".."))
 SMALL_JOB = JobRequest(
     recipe="small",
     command=("train", "small.yaml"),

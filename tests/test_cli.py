@@ -14,11 +14,12 @@ import pytest
 import typer
 import warm
 from launching import ENVIRONMENT
+from options import BASE
 
 import rowwise
 from rowwise.cli import main
 
-COMMANDS = (("doctor",), ("bench",), ("data",), ("data", "get"), ("data", "inspect"), ("data", "bench"))
+EXAMPLES = {"calibrate": 3, **dict.fromkeys(("plan", "train", "resume", "drill", "compress"), 2)}  # others: 1
 CHECKOUT = Path(__file__).parents[1]
 
 
@@ -45,24 +46,35 @@ def checkout(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("words", [(), *COMMANDS], ids=" ".join)
-def test_help_has_an_example(command, words):
-    code, out, _ = command(*words, "--help")
+@pytest.mark.parametrize("name", ["", "data", "ckpt", "net", *BASE])
+def test_help_has_examples(command, name):
+    code, out, _ = command(*name.split(), "--help")
     assert not re.search("[\U0001f300-\U0001faff]", out)  # :key: in a help text would be a picture of one
     assert code == 0
-    assert "Example: rowwise" in out
+    assert len(re.findall(f"Example: .*rowwise {name}", out)) >= EXAMPLES.get(name, 1)
+
+
+def loaded_by(*args, **settings):
+    """The modules that a command has loaded at its end."""
+    done = rowwise_cli(*args, python=["-X", "importtime"], **settings)
+    assert done.returncode == 0
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+
+
+HELPS = ("doctor", "data inspect", "cp", "train", "resume", "report", "drill", "ckpt export", "calibrate", "compress")
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "args", [["--help"], ["--version"], ["doctor", "--help"], ["bench"], ["data", "inspect", "--help"]]
-)
+@pytest.mark.parametrize("args", ["--help", "--version", "bench", "ls", *(f"{name} --help" for name in HELPS)])
 def test_starts_without_torch(args):
-    done = rowwise_cli(*args, python=["-X", "importtime"])
-    assert done.returncode == 0
-    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    loaded = loaded_by(*args.split())
     assert "rowwise" in loaded
-    assert "torch" not in loaded
+    assert loaded.isdisjoint({"torch", "pandas", "pyarrow.pandas_compat"})
+
+
+@pytest.mark.slow
+def test_help_of_plans_loads_nothing_large():
+    assert loaded_by("plan", "--help").isdisjoint({"torch", "pyarrow", "scipy", "numpy"})
 
 
 def test_without_arguments_the_first_commands_are_said():

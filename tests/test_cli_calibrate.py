@@ -4,10 +4,9 @@ import json
 import os
 import re
 import signal
-import subprocess
 
 import pytest
-from launching import ENVIRONMENT, PYTHON, wait_for
+from launching import started, wait_for
 from test_cli import rowwise_cli
 
 from rowwise.calibrate.draw import SetLimits
@@ -29,7 +28,7 @@ REFUSED = {
 
 
 @pytest.fixture
-def refused(command, tmp_path):
+def refused(refused, tmp_path):
     """The one line of a command that ends as a user's mistake; it leaves nothing."""
     (tmp_path / "a-file").write_text("")
     (tmp_path / "other").mkdir()
@@ -39,10 +38,7 @@ def refused(command, tmp_path):
 
     def run(*args):
         before = sorted(tmp_path.rglob("*"))
-        code, out, err = command("calibrate", *args)
-        assert (code, out) == (2, "")
-        assert err.startswith("rowwise: ")
-        assert err.count("\n") == 1
+        err = refused("calibrate", *args)
         assert sorted(tmp_path.rglob("*")) == before
         return err
 
@@ -70,24 +66,10 @@ def test_a_folder_that_was_measured_otherwise_is_refused(refused, tmp_path):
     assert "measured with --seed 0, not 3" in with_seed
 
 
-@pytest.mark.slow
-def test_help_has_examples():
-    done = rowwise_cli("calibrate", "--help")
-    assert done.returncode == 0
-    assert done.stdout.count("Example: rowwise calibrate") == 3
-    assert "torch" not in done.stderr
-
-
-def begin(folder, *args):
-    command = [*PYTHON, "-m", "rowwise", "calibrate", *args]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, start_new_session=True, **pipes)
-
-
 @pytest.mark.dist
 def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path):
     folder = open_folder(tmp_path / "made", MeasurementSpec(world=2, limits=LIMITS))
-    with begin(tmp_path, "made", "--nproc", "2", "--minutes", "10") as process:
+    with started(tmp_path, "calibrate", "made", "--nproc", "2", "--minutes", "10") as process:
         wait_for(lambda: len(folder.read()) > 3, 120)
         os.kill(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
@@ -104,7 +86,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path):
 @pytest.mark.slow
 def test_a_profile_is_written_that_plans_are_made_with(tmp_path):
     open_folder(tmp_path / "made", MeasurementSpec(world=2, limits=LIMITS))
-    with begin(tmp_path, "made", "--nproc", "2", "--minutes", "0.5", "--name", "here") as process:
+    with started(tmp_path, "calibrate", "made", "--nproc", "2", "--minutes", "0.5", "--name", "here") as process:
         out, err = process.communicate(timeout=280)
     assert (process.returncode, out) == (0, "")
     assert "use it  rowwise plan --tables FILE --topology 2xmade/machine.json" in err

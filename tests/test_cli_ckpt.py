@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -23,8 +24,6 @@ from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.trained import load_trained
 from rowwise.spec import RowType
 
-COMMANDS = ("ls", "verify", "diff", "copy", "reshard", "remap", "export", "import")
-
 
 @pytest.fixture
 def run(tmp_path):
@@ -34,17 +33,8 @@ def run(tmp_path):
 
 
 @pytest.fixture
-def refused(command):
-    """The one line of a command that ends as a user's mistake."""
-
-    def run(*args):
-        code, out, err = command("ckpt", *map(str, args))
-        assert (code, out) == (2, "")
-        assert err.startswith("rowwise: ")
-        assert err.count("\n") == 1
-        return err
-
-    return run
+def refused(refused):
+    return partial(refused, "ckpt")
 
 
 @pytest.fixture
@@ -62,21 +52,6 @@ def ok(command):
 def columns(out):
     """Words of each line."""
     return [re.split(r"\s{2,}", line.strip()) for line in out.splitlines()]
-
-
-@pytest.mark.parametrize("name", [(), *((name,) for name in COMMANDS)])
-def test_help_has_an_example(command, name):
-    code, out, _ = command("ckpt", *name, "--help")
-    assert code == 0
-    assert "Example: rowwise ckpt" in out
-
-
-@pytest.mark.slow
-def test_starts_without_torch():
-    done = rowwise_cli("ckpt", "export", "--help", python=["-X", "importtime"])
-    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
-    assert "rowwise" in loaded
-    assert "torch" not in loaded
 
 
 @pytest.mark.slow
@@ -197,37 +172,23 @@ def test_what_is_wrong_is_one_line(refused, run, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "plan.json").write_text(SPREAD.to_json())
     (tmp_path / "bad.json").write_text('{"wrld": 3}')
+    resharded, exported = ("reshard", run, "out", "--nproc", "2"), ("export", run, "--parquet", "a")
     wrong = {
         ("ls", tmp_path / "nowhere"): "nowhere: no such folder: expected a checkpoint or a run",
         ("ls", tmp_path / "empty"): "empty is no checkpoint: it has no manifest.json; nor a run",
         ("verify", tmp_path / "nowhere"): "no such folder",
         ("diff", run, tmp_path / "empty"): "is no checkpoint",
         ("reshard", run, "out"): "--plan and --nproc: neither is given",
-        ("reshard", run, "out", "--nproc", "2", "--plan", "plan.json"): "--plan and --nproc: both are given",
+        (*resharded, "--plan", "plan.json"): "--plan and --nproc: both are given",
         ("reshard", run, "out", "--plan", "plan.json"): "no such table; the tables are user, item, seen",
         ("reshard", run, "out", "--plan", "bad.json"): "not a plan: .*`wrld`",
         ("reshard", run, "out", "--plan", "none.json"): "none.json: No such file",
         ("reshard", run, "empty", "--nproc", "2"): "empty exists already; choose another name",
-        ("reshard", run, "out", "--nproc", "2", "--table", "usr=int8"): "no table 'usr'; did you mean 'user'?",
-        (
-            "reshard",
-            run,
-            "out",
-            "--nproc",
-            "2",
-            "--table",
-            "user=int9",
-        ): "expected NAME=ROWTYPE, where ROWTYPE is one of fp32, ",
+        (*resharded, "--table", "usr=int8"): "no table 'usr'; did you mean 'user'?",
+        (*resharded, "--table", "user=int9"): "expected NAME=ROWTYPE, where ROWTYPE is one of fp32, ",
         ("export", run): "expected one of --parquet, --dcp, --torchrec, --torch",
         ("export", run, "--dcp", "a", "--torch", "b"): "expected one of ",
-        (
-            "export",
-            run,
-            "--parquet",
-            "a",
-            "--prefix",
-            "b",
-        ): "--sequence and --prefix with --parquet: expected --torchrec",
+        (*exported, "--prefix", "b"): "--sequence and --prefix with --parquet: expected --torchrec",
         ("export", run, "--torchrec", "a", "--state"): "--state with --torchrec: ",
         ("export", run, "--parquet", "empty"): "empty exists already",
         ("export", run, "--torch", "a", "--table", "sen"): "has no table 'sen'; did you mean 'seen'?",

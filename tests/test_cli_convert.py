@@ -34,18 +34,8 @@ def lines(path, rows=100):
 @pytest.mark.slow
 def test_csv_to_warehouse(tmp_path):
     source, dest = lines(tmp_path / "a.csv"), tmp_path / "w"
-    args = (
-        source,
-        dest,
-        "--partition-by",
-        "day",
-        "--cluster-by",
-        "user",
-        "--row-group-rows",
-        10,
-        "--column-type",
-        "price=float",
-    )
+    order = ("--partition-by", "day", "--cluster-by", "user")
+    args = (source, dest, *order, "--row-group-rows", 10, "--column-type", "price=float")
     done = run(*args)
     assert done.returncode == 0, done.stderr
     assert re.search(r"100 rows of 3 columns; 12 row groups of 8 rows", done.stderr)

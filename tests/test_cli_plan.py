@@ -5,13 +5,14 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 from perf.networks import profile
 from small import recipe, write_rows
-from test_cli import rowwise_cli
+from test_cli import loaded_by
 
 from rowwise import Mlp, Plan, Tile
 from rowwise.cli.plan import PUBLISHED_METHODS, write_atomically
@@ -50,17 +51,8 @@ def ok(command, tables):
 
 
 @pytest.fixture
-def refused(command, tables):
-    """The one line of a command that ends as a user's mistake."""
-
-    def run(*args):
-        code, out, err = command("plan", *map(str, args))
-        assert (code, out) == (2, "")
-        assert err.startswith("rowwise: ")
-        assert err.count("\n") == 1
-        return err
-
-    return run
+def refused(refused, tables):
+    return partial(refused, "plan")
 
 
 def read(path):
@@ -121,18 +113,8 @@ def test_a_dash_prints_the_plan_alone(command, tables):
 
 def test_layouts_constraints_batch_and_model(ok, tables):
     Path("limits.json").write_text('{"pin": {"user": [3]}, "layouts": {"item": ["column_wise"]}, "reserve": 0.5}')
-    ok(
-        "--constraints",
-        "limits.json",
-        "--layouts",
-        "table-wise",
-        "--batch",
-        4096,
-        "--model",
-        "torchrec",
-        "--json",
-        "p.json",
-    )
+    limits = ("--constraints", "limits.json", "--layouts", "table-wise")
+    ok(*limits, "--batch", 4096, "--model", "torchrec", "--json", "p.json")
     found = read("p.json")
     assert {tile.rank for tile in found.tiles_of("user")} == {3}
     assert len(found.tiles_of("item")) > 1
@@ -501,36 +483,12 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path):
     assert not Path(os.devnull).is_file()
 
 
-def test_help_has_examples(command):
-    code, out, _ = command("plan", "--help")
-    assert code == 0
-    assert out.count("Example: rowwise plan ") > 1
-
-
-@pytest.mark.slow
-def test_help_loads_nothing_large():
-    done = rowwise_cli("plan", "--help", python=["-X", "importtime"])
-    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
-    assert "rowwise" in loaded
-    assert loaded.isdisjoint({"torch", "pyarrow", "scipy", "numpy"})
-
-
 @pytest.mark.slow
 def test_many_tables_from_a_shell(tmp_path):
     """No tensors, no Arrow, no solver: the answer is there while others still import."""
-    args = (
-        "--tables",
-        str(MADE_UP),
-        "--dim",
-        "64",
-        "--topology",
-        "16xa100-like",
-        "--layouts",
-        "table_wise,column_wise",
-    )
-    done = rowwise_cli("plan", *args, "--seconds", "0.1", "--json", "p.json", cwd=tmp_path, python=["-X", "importtime"])
-    assert done.returncode == 0
-    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    machine = ("--topology", "16xa100-like", "--layouts", "table_wise,column_wise")
+    args = ("--tables", str(MADE_UP), "--dim", "64", *machine)
+    loaded = loaded_by("plan", *args, "--seconds", "0.1", "--json", "p.json", cwd=tmp_path)
     assert {"rowwise", "numpy"} <= loaded
     assert loaded.isdisjoint({"torch", "pyarrow", "scipy", "pandas"})
     found = read(tmp_path / "p.json")

@@ -4,9 +4,9 @@ import json
 
 import pytest
 import yaml
+from launching import write_recipe
 from pyarrow import csv
 from small import same, saved
-from test_cli_train import refused, write_recipe  # noqa: F401 - a fixture
 
 SHORT = ("train", "small.yaml", "--set", "train.epochs=1")
 
@@ -79,19 +79,19 @@ def test_seeds_on_several_ranks(tmp_path):
         (("--seeds", "3", "--dry-run"), "--seeds with --dry-run has no effect: leave it out"),
     ],
 )
-def test_seeds_that_are_refused(refused, tmp_path, options, message):  # noqa: F811
+def test_seeds_that_are_refused(refused, tmp_path, options, message):
     write_recipe(tmp_path)
     assert message in refused("train", "small.yaml", *options)
     assert not (tmp_path / "runs").exists()
 
 
-def test_two_towers_have_no_mean(refused, tmp_path):  # noqa: F811
+def test_two_towers_have_no_mean(refused, tmp_path):
     towers = {"kind": "two_tower", "item": "item", "user_features": ["user"], "item_features": ["seen"]}
     write_recipe(tmp_path, model=towers)
     assert "--seeds 2: model.kind=two_tower ranks items, and has no" in refused("train", "small.yaml", "--seeds", "2")
 
 
-def test_runs_of_other_rows_are_refused_in_one_line(command, refused, tmp_path):  # noqa: F811
+def test_runs_of_other_rows_are_refused_in_one_line(command, refused, tmp_path):
     write_recipe(tmp_path)
     assert command(*SHORT)[0] == 0
     assert command(*SHORT, "--set", "data.test_share=0.1")[0] == 0

@@ -14,36 +14,12 @@ import time
 
 import pytest
 import warm
-import yaml
+from launching import told, write_recipe
 from pyarrow import parquet as pq
-from small import lines, same, saved, sections, write_rows
-from test_cli import rowwise_cli
+from small import lines, same, saved, write_rows
+from test_cli import loaded_by, rowwise_cli
 
 COMMAND = (sys.executable, "-m", "rowwise.cli.main")
-
-
-def write_recipe(folder, rows=2000, **changes):
-    """small.yaml in a folder, and the rows beside it."""
-    if not (folder / "rows.parquet").exists():
-        write_rows(folder / "rows.parquet", rows)
-    made = sections(folder, **changes)
-    made["data"]["dataset"] = "parquet:rows.parquet"
-    (folder / "small.yaml").write_text(yaml.safe_dump(made))
-
-
-@pytest.fixture
-def refused(command):
-    """The one line of a command that ends as a user's mistake."""
-
-    def run(*args):
-        code, out, err = command(*args)
-        assert (code, out) == (2, "")
-        assert err.splitlines()[-1].startswith("rowwise: ")
-        told = [line for line in err.splitlines() if line.startswith("rowwise: ")]
-        assert len(told) == 1
-        return told[0]
-
-    return run
 
 
 def start(folder, *args, command=COMMAND, **settings):
@@ -86,7 +62,7 @@ def test_ranks_whose_tables_are_larger_than_memory_are_refused_in_one_line(tmp_p
     write_recipe(tmp_path)
     done = rowwise_cli("train", "small.yaml", "--nproc", "2", *HUGE, cwd=tmp_path)
     assert done.returncode == 2
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("rowwise: ")]
+    (line,) = told(done.stderr)
     assert "the tables need 3.6 TB of memory here" in line
     assert "Traceback" not in done.stderr
 
@@ -113,9 +89,8 @@ def test_train_then_everything_else(command, tmp_path):
         assert part in done.stderr
     assert "report  runs/small/1/report.html\ntrees   boosted trees reach AUC " in done.stderr
     _, out, _ = command("eval", "runs/small/1", "--json")
-    told = json.loads(out)
     result = json.loads((tmp_path / "runs/small/1/result.json").read_text())
-    assert told["tasks"] == result["test"]
+    assert json.loads(out)["tasks"] == result["test"]
     _, out, _ = command("predict", "runs/small/1", "--out", "p.parquet")
     rows = pq.read_metadata(tmp_path / "p.parquet").num_rows
     assert out == f"wrote p.parquet: {rows:,} rows\n"
@@ -311,13 +286,16 @@ def test_files_that_are_broken(refused, tmp_path, content, message):
         ("d0", float("inf"), "rows.parquet: row 1234, column 'd0': inf: expected a finite number in 32 bits"),
     ],
 )
-def test_a_wrong_value_in_the_middle(refused, tmp_path, column, value, message):
+def test_a_wrong_value_in_the_middle(command, tmp_path, column, value, message):
     write_rows(
         tmp_path / "rows.parquet",
         **{column: lambda t: [*t[column].to_pylist()[:1234], value, *t[column].to_pylist()[1235:]]},
     )
     write_recipe(tmp_path)
-    assert message in refused("train", "small.yaml")
+    code, out, err = command("train", "small.yaml")
+    (line,) = told(err)
+    assert (code, out, err.splitlines()[-1]) == (2, "", line)
+    assert message in line
     result = json.loads((tmp_path / "runs/small/1/result.json").read_text())
     assert result["status"] == "failed"
     assert message in result["message"]
@@ -342,9 +320,8 @@ def test_a_full_disk(tmp_path):
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    told = [line for line in done.stderr.splitlines() if line.startswith("rowwise: ")]
-    assert len(told) == 1
-    assert "was not saved: " in told[0]
+    (line,) = told(done.stderr)
+    assert "was not saved: " in line
     run = tmp_path / "runs/small/1"
     assert json.loads((run / "result.json").read_text())["status"] == "failed"
     assert list((run / "ckpt").iterdir()) == []
@@ -399,39 +376,16 @@ def test_a_run_in_use_and_stopped_twice(refused, tmp_path):
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("name", ["train", "resume", "drill"])
-def test_help_has_examples(command, name):
-    code, out, _ = command(name, "--help")
-    assert code == 0
-    assert out.count(f"Example: rowwise {name} ") > 1
-    assert "--nproc" in out
-
-
 def test_who_makes_ranks_loads_no_torch():
     check = "import sys, rowwise.cli.launch, rowwise.comm.spawn; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "args",
-    [("ls",), ("cp", "--help"), ("train", "--help"), ("resume", "--help"), ("report", "--help"), ("drill", "--help")],
-)
-def test_starts_without_torch(args):
-    done = rowwise_cli(*args, python=["-X", "importtime"])
-    assert done.returncode == 0
-    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
-    assert "rowwise" in loaded
-    assert not {"torch", "pandas", "pyarrow.pandas_compat"} & loaded
-
-
-@pytest.mark.slow
 def test_training_starts_without_what_takes_long(tmp_path):
     """torch's compiler takes longer to load than everything else together, and nothing is compiled; so does Triton."""
     write_recipe(tmp_path)
-    done = rowwise_cli("train", "small.yaml", "--no-baseline", cwd=tmp_path, python=["-X", "importtime"])
-    assert done.returncode == 0
-    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    loaded = loaded_by("train", "small.yaml", "--no-baseline", cwd=tmp_path)
     assert "torch" in loaded
     assert not {"torch._dynamo", "torch._inductor", "sympy", "triton", "tensorboard", "matplotlib", "sklearn"} & loaded
 

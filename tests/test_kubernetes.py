@@ -14,16 +14,14 @@ import pytest
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
-from launching import ELASTIC, ENVIRONMENT, SMALL_JOB, rowwise, wait_for_step, write_recipe
+from launching import ENVIRONMENT, FILE_NAMES, PRINTABLE, SCHEDULED, SMALL_JOB, rowwise, wait_for_step, write_recipe
 from test_launch import RUN, result, same, tensors
 
 from rowwise.cli.kubernetes import make_manifest
 from rowwise.errors import SpecError
 
-STEPS = {"train": {**ELASTIC, "epochs": 1000, "steps": 150}, "log": {"every": 2}, "save": {"every": 25, "keep": 9}}
 PLACES = {"image": "registry/rowwise:1", "claim": "shared"}
 REQUEST = replace(SMALL_JOB, nodes=2, settings=PLACES)
-PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20)
 DOLLARS = st.text("$()ORDERS_", min_size=1, max_size=9)
 
 
@@ -75,7 +73,7 @@ def test_fields_are_those_of_the_api(more):
 
 @given(
     st.lists(PRINTABLE | DOLLARS, max_size=3),
-    PRINTABLE.filter(lambda text: "/" not in text and text not in (".", "..")),
+    FILE_NAMES,
 )
 @example(["$(MASTER_PORT)", "$$(MASTER_PORT)", "$$"], "$(WORLD_SIZE)$$$")
 def test_any_text_reaches_each_rank_as_it_is(words, folder):
@@ -132,9 +130,9 @@ def test_the_command_prints_a_manifest_and_submits_nothing(tmp_path):
 @pytest.mark.dist
 def test_pods_that_are_evicted_go_on_with_the_bits_of_a_local_run(tmp_path):
     """Each pod's script as a process, with one of this machine's names for the first."""
-    alone = write_recipe(tmp_path / "alone", **STEPS)
+    alone = write_recipe(tmp_path / "alone", **SCHEDULED)
     assert rowwise(alone, "train", "small.yaml", "--nproc", "3").returncode == 0
-    folder = write_recipe(tmp_path / "shared", **STEPS)
+    folder = write_recipe(tmp_path / "shared", **SCHEDULED)
     _, _, pod = parts_of(replace(REQUEST, nodes=3, nproc=1, run=folder / "run"))
     script = expand(pod["containers"][0]["command"][2], {})
     for attempt in range(2):

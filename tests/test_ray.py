@@ -19,8 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from launching import (
-    ELASTIC,
     ENVIRONMENT,
+    FILE_NAMES,
+    LONGER,
+    PRINTABLE,
+    SCHEDULED,
     SMALL_JOB,
     is_there,
     ranks_of,
@@ -40,9 +43,7 @@ from rowwise.train.saved import CheckpointFolder
 
 pytestmark = pytest.mark.filterwarnings("default")  # of Ray
 
-STEPS = {"train": {**ELASTIC, "epochs": 1000, "steps": 150}, "log": {"every": 2}, "save": {"every": 25, "keep": 9}}
 REQUEST = replace(SMALL_JOB, cwd=Path("/"))
-PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20)
 COUNTS = st.lists(st.integers(1, 40), min_size=1, unique=True).map(lambda counts: tuple(sorted(counts)))
 CODES = st.lists(st.sampled_from((0, 1, 2, STOPPED, -signal.SIGTERM, -signal.SIGKILL)), min_size=1)
 
@@ -53,7 +54,7 @@ def line_of(request, key):
     return words[words.index(key) + 1]
 
 
-@given(st.lists(PRINTABLE, max_size=3), PRINTABLE.filter(lambda text: "/" not in text and text not in (".", "..")))
+@given(st.lists(PRINTABLE, max_size=3), FILE_NAMES)
 def test_any_text_reaches_the_driver_as_it_is(words, folder):
     request = replace(REQUEST, command=("train", *words), runs=Path("/") / folder)
     driver = f"{sys.executable} -m rowwise.cli.ray_job"
@@ -142,7 +143,7 @@ def test_what_is_no_dashboard_is_named_in_a_short_line(code, piece, times):
 
 @pytest.mark.slow  # Ray is there
 def test_without_a_cluster_a_line_names_the_way_out(tmp_path):
-    write_recipe(tmp_path, **STEPS)
+    write_recipe(tmp_path, **SCHEDULED)
     command = ("train", "small.yaml", "--on", "ray", "--nodes", "4")
     environment = {"RAY_ADDRESS": "http://127.0.0.1:1", "HOME": str(tmp_path)}
     for args, variables, error in (
@@ -247,9 +248,9 @@ def ask(environment, path):
 @pytest.mark.dist
 def test_a_job_that_loses_a_node_ends_with_the_bits_of_a_local_run(cluster, tmp_path):
     nodes, environment = cluster
-    alone = write_recipe(tmp_path / "alone", **STEPS)
+    alone = write_recipe(tmp_path / "alone", **SCHEDULED)
     assert rowwise(alone, "train", "small.yaml", "--nproc", "2").returncode == 0
-    folder = write_recipe(tmp_path / "in a job", **STEPS)
+    folder = write_recipe(tmp_path / "in a job", **SCHEDULED)
     name = submitted(folder, environment, "--nodes", "3", "--job", "wait=1")
     run = folder / f"runs/small/{name}"
     ranks = ranks_of(run)
@@ -273,7 +274,7 @@ def test_a_job_that_loses_a_node_ends_with_the_bits_of_a_local_run(cluster, tmp_
 @pytest.mark.dist
 def test_a_job_of_ray_that_is_stopped_saves(cluster, tmp_path):
     _, environment = cluster
-    write_recipe(tmp_path, **STEPS | {"train": {**ELASTIC, "epochs": 5000}})
+    write_recipe(tmp_path, **LONGER)
     run = tmp_path / "runs/mine"
     name = submitted(tmp_path, environment, "--nodes", "2", "--run", "runs/mine")
     wait_for_step(run, 8)
@@ -292,7 +293,7 @@ def test_a_job_of_ray_that_is_stopped_saves(cluster, tmp_path):
 @pytest.mark.dist
 def test_ranks_end_with_the_driver_of_their_job(cluster, tmp_path):
     _, environment = cluster
-    write_recipe(tmp_path, **STEPS | {"train": {**ELASTIC, "epochs": 5000}})
+    write_recipe(tmp_path, **LONGER)
     name = submitted(tmp_path, environment, "--nodes", "3")
     ranks = ranks_of(tmp_path / f"runs/small/{name}")
     os.kill(int(ask(environment, f"jobs/{name}")["driver_info"]["pid"]), signal.SIGKILL)

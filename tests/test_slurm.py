@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launching import ELASTIC, SMALL_JOB, rowwise, started, wait_for, wait_for_step, write_recipe
+from launching import (
+    FILE_NAMES,
+    LONGER,
+    PRINTABLE,
+    SCHEDULED,
+    SMALL_JOB,
+    rowwise,
+    started,
+    wait_for,
+    wait_for_step,
+    write_recipe,
+)
 from slurm_cluster import ask, missing, slurm
 from test_launch import RUN, result, same, tensors
 
@@ -20,10 +31,8 @@ from rowwise.cli.slurm import make_script, parse_job_id
 from rowwise.errors import DataError, SpecError
 from rowwise.train.saved import CheckpointFolder
 
-STEPS = {"train": {**ELASTIC, "epochs": 1000, "steps": 150}, "log": {"every": 2}, "save": {"every": 25, "keep": 9}}
 REQUEST = SMALL_JOB
 SOON = "StartTime=now+2"  # nodes refuse a job in the second in which they ended it
-PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20)
 
 
 def directives(script):
@@ -31,7 +40,7 @@ def directives(script):
     return {key: "".join(shlex.split(value)) for key, _, value in (line.partition("=") for line in lines)}
 
 
-@given(st.lists(PRINTABLE, max_size=3), PRINTABLE.filter(lambda text: "/" not in text and text not in (".", "..")))
+@given(st.lists(PRINTABLE, max_size=3), FILE_NAMES)
 def test_any_text_reaches_the_command_as_it_is(words, folder):
     request = replace(REQUEST, command=tuple(words), runs=Path("/") / folder)
     script = make_script(request).replace(f"{sys.executable} -m rowwise", "printf '%s\\n'")
@@ -69,7 +78,7 @@ def test_settings_come_from_files_too(tmp_path):
 @pytest.mark.slow
 @pytest.mark.dist
 def test_a_run_in_its_folder_goes_on_and_ends_once(tmp_path):
-    write_recipe(tmp_path, **STEPS)
+    write_recipe(tmp_path, **SCHEDULED)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/notes").touch()
     refused = rowwise(tmp_path, "train", "small.yaml", "--run", "other")
@@ -253,9 +262,9 @@ def cluster(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.dist
 def test_a_job_that_is_preempted_ends_with_the_bits_of_a_local_run(cluster, tmp_path):
-    alone = write_recipe(tmp_path / "alone", **STEPS)
+    alone = write_recipe(tmp_path / "alone", **SCHEDULED)
     assert rowwise(alone, "train", "small.yaml", "--nproc", "2").returncode == 0
-    folder = write_recipe(tmp_path / "in a job", **STEPS)
+    folder = write_recipe(tmp_path / "in a job", **SCHEDULED)
     submit = ("train", "small.yaml", "--on", "slurm", "--nodes", "3", "--detach")
     done = rowwise(folder, *submit, environment=cluster)
     assert done.returncode == 0, done.stderr
@@ -278,7 +287,7 @@ def test_a_job_that_is_preempted_ends_with_the_bits_of_a_local_run(cluster, tmp_
 @pytest.mark.slow
 @pytest.mark.dist
 def test_a_job_makes_room_for_one_of_higher_priority(cluster, tmp_path):
-    write_recipe(tmp_path, **STEPS | {"train": {**ELASTIC, "epochs": 5000}})
+    write_recipe(tmp_path, **LONGER)
     command = ("train", "small.yaml", "--on", "slurm", "--nodes", "3", "--detach")
     name = rowwise(tmp_path, *command, environment=cluster).stderr.split()[0]
     number, run = name.removeprefix("slurm-"), tmp_path / f"runs/small/{name}"
@@ -298,7 +307,7 @@ def test_a_job_makes_room_for_one_of_higher_priority(cluster, tmp_path):
 @pytest.mark.slow
 @pytest.mark.dist
 def test_a_job_that_is_stopped_saves_and_stays_stopped(cluster, tmp_path):
-    write_recipe(tmp_path, **STEPS | {"train": {**ELASTIC, "epochs": 5000}})
+    write_recipe(tmp_path, **LONGER)
     command = ("train", "small.yaml", "--on", "slurm", "--nodes", "2", "--nproc", "1", "--run", "runs/mine", "--detach")
     name = rowwise(tmp_path, *command, environment=cluster).stderr.split()[0]
     wait_for_step(tmp_path / "runs/mine", 8)
