@@ -3,11 +3,17 @@
 They are apart from what makes them, as a report is drawn without tensors and without the code of a command.
 """
 
-from typing import Any
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
 from rowwise.value import Value
+
+NULLS_APART, MEANS_APART = 0.05, 0.25  # from which on columns differ: of rows, of a standard deviation
+CHANCE, ROUNDING = 5.0, 1e-6  # standard errors of a mean that are no difference; of a mean of many floats
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -354,3 +360,48 @@ class ModelExplanation(Record, frozen=True, kw_only=True):
     dependence: tuple[Dependence, ...]
     calibration: tuple[CalibrationSlice, ...]
     drift: tuple[Drift, ...]
+
+
+# --- `rowwise audit` ---
+
+
+class ColumnMeans(NamedTuple):
+    """Means of a column, in training or in requests."""
+
+    null_share: float
+    mean: float | None = None  # of numbers with a fraction
+    mean_length: float | None = None  # of lists
+    deviation: float | None = None  # of numbers or lengths, where it is known
+
+
+class AuditedFile(NamedTuple):
+    """Rows of a version in a file of recorded requests."""
+
+    file: Path
+    version: int
+    rows: int
+    wrong: int  # rows with other logits, or other items
+    first: str  # the first of them
+    trained: Mapping[str, ColumnMeans]
+    recorded: Mapping[str, ColumnMeans]
+
+
+class ColumnSkew(NamedTuple):
+    """A column as training had it, and as requests had it."""
+
+    column: str
+    rows: int  # of requests
+    trained: ColumnMeans
+    recorded: ColumnMeans
+
+    @property
+    def is_large(self) -> bool:
+        """Whether nulls differ by a twentieth of rows, or a mean by a quarter of a deviation and more than chance."""
+        if abs(self.recorded.null_share - self.trained.null_share) > NULLS_APART:
+            return True
+        reach = (self.recorded.deviation or 0.0) * (MEANS_APART + CHANCE / math.sqrt(self.rows))
+        pairs = ((self.trained.mean, self.recorded.mean), (self.trained.mean_length, self.recorded.mean_length))
+        return any(
+            before is not None and now is not None and abs(now - before) > reach + ROUNDING * abs(before)
+            for before, now in pairs
+        )

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from rowwise.cli.options import AsJson, HtmlFile
@@ -12,7 +11,7 @@ from rowwise.cli.terminal import print_json, print_line
 from rowwise.errors import DataError
 
 if TYPE_CHECKING:
-    from rowwise.recipes.audit import ColumnSkew
+    from rowwise.records import ColumnSkew
 
 
 def audit(
@@ -49,7 +48,7 @@ def audit(
     if html is not None:
         from rowwise.report.audited import draw_audit
 
-        write_atomically(html, draw_audit(msgspec.json.encode(result)))
+        write_atomically(html, draw_audit(found, skew))
     if as_json:
         print_json(result)
     else:

@@ -9,6 +9,7 @@ from rowwise.cli.ckpt_show import show_checkpoints, show_differences, show_match
 from rowwise.cli.options import AsJson
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_terminal, print_json, print_line
+from rowwise.cli.text_options import parse_pairs
 from rowwise.errors import SpecError
 from rowwise.quantity import format_bytes
 from rowwise.spec import RowType
@@ -326,21 +327,13 @@ def _check_export(kind: str, *, state: bool, other: bool) -> None:
 
 
 def _parse_types(texts: "Sequence[str]") -> dict[str, RowType]:
+    expected = f"NAME=ROWTYPE, where ROWTYPE is one of {', '.join(RowType)}"
     types: dict[str, RowType] = {}
-    for text in texts:
-        name, kind = _parse_type(text)
-        if name in types:
-            raise SpecError(f"--table {text}: --table {name}={types[name]} is also given", "one of them")
-        types[name] = kind
+    for name, kind in parse_pairs("--table", texts, expected).items():
+        if kind not in tuple(RowType):
+            raise SpecError(f"--table {name}={kind}", expected)
+        types[name] = RowType(kind)
     return types
-
-
-def _parse_type(text: str) -> tuple[str, RowType]:
-    name, _, kind = text.partition("=")
-    try:
-        return name, RowType(kind)
-    except ValueError:
-        raise SpecError(f"--table {text}", f"NAME=ROWTYPE, where ROWTYPE is one of {', '.join(RowType)}") from None
 
 
 def _read_plan(file: Path | None, ranks: int, tables: "list[Table]") -> "Plan":

@@ -1,6 +1,6 @@
 """Prints the metrics of several runs and of their ensemble, and what the ensemble costs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from rowwise.quantity import format_bytes
 if TYPE_CHECKING:
     from rowwise.recipes.ensemble import EnsembleScores
     from rowwise.recipes.recipe import Recipe
+    from rowwise.train.evaluate import Scores, SliceRow
 
 METRICS = ("loss", "ne", "auc", "calibration")
 
@@ -46,15 +47,24 @@ def compare_runs(runs: Sequence[Path]) -> None:
     print_line(f"predict with all: rowwise predict {' '.join(map(str, runs))} --out predictions.parquet")
 
 
+def slices_by_name(scores: "Scores") -> "Iterator[tuple[str, SliceRow]]":
+    for row in scores.slices:
+        where = f"{row.feature} {'others' if row.value is None else row.value}"
+        yield where if len(scores.tasks) == 1 else f"{row.task}, {where}", row
+
+
+def scores_as_json(scores: "Scores") -> dict[str, object]:
+    slices = [{"feature": s.feature, "value": s.value, "task": s.task} | dict(s.values) for s in scores.slices]
+    return {"tasks": scores.tasks, "slices": slices}
+
+
 def show_ensemble(runs: Sequence[Path], scores: "EnsembleScores") -> None:
     table = make_table(("",), METRICS)
     lines = [*zip(map(str, runs), scores.each, strict=True), (f"mean of {len(runs)}", scores.ensemble.tasks)]
     for name, tasks in lines:
         for task, values in tasks.items():
             table.add_row(name if len(tasks) == 1 else f"{name} {task}", *(f"{values[m]:.4f}" for m in METRICS))
-    for row in scores.ensemble.slices:
-        where = f"{row.feature} {'others' if row.value is None else row.value}"
-        name = where if len(scores.ensemble.tasks) == 1 else f"{row.task}, {where}"
+    for name, row in slices_by_name(scores.ensemble):
         table.add_row(name, *(f"{row.values[m]:.4f}" for m in METRICS))
     make_terminal().print(table, markup=False)
     count = int(next(iter(scores.ensemble.tasks.values()))["count"])
@@ -69,5 +79,4 @@ def print_ensemble_json(runs: Sequence[Path], scores: "EnsembleScores") -> None:
     """One object: metrics of the ensemble as those of a single run, and those of each run."""
     facts = zip(runs, scores.each, scores.seconds, scores.weight_bytes, strict=True)
     each = [{"run": str(run), "tasks": t, "seconds": s, "weight_bytes": b} for run, t, s, b in facts]
-    slices = [{"feature": s.feature, "value": s.value, "task": s.task} | dict(s.values) for s in scores.ensemble.slices]
-    print_json({"tasks": scores.ensemble.tasks, "slices": slices, "runs": each})
+    print_json({**scores_as_json(scores.ensemble), "runs": each})

@@ -6,7 +6,7 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from rowwise.errors import DataError, SpecError
-from rowwise.textfile import decode_json, printable, read_bytes, read_text, replace_file
+from rowwise.textfile import decode_json, parse_whole, printable, read_bytes, read_text, replace_file
 from rowwise.value import Value
 
 State = Literal["pending", "running", "completed", "failed", "cancelled", "gone"]
@@ -24,6 +24,7 @@ RECORDS = ".local/state/rowwise/jobs"  # in the home folder
 KEY = re.compile("[a-z][a-z0-9-]*")
 PROGRAM_S = 60.0  # a scheduler that answers later is taken for one that is down
 MOST_OUTPUT_bytes, PIECE_bytes = 4 << 20, 1 << 16  # of what its programs print
+MOST_NUMBER = 65535  # of seconds, or of cores
 MOST_SHOWN = 1000  # characters of a line of theirs in a message
 
 
@@ -85,6 +86,21 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, str]:
         if not KEY.fullmatch(key) or not value.isprintable():
             raise SpecError(f"--job {key}={value}", "KEY=VALUE, such as partition=gpu, in printable characters")
     return settings
+
+
+def check_keys(settings: Mapping[str, str], known: Collection[str], hint: str = "") -> None:
+    """Raise for a setting that a scheduler does not have."""
+    unknown = settings.keys() - known
+    if unknown:
+        raise SpecError(f"--job {min(unknown)}={settings[min(unknown)]}", f"one of {', '.join(known)}", hint=hint)
+
+
+def check_number(settings: Mapping[str, str], key: str, least: int = 1) -> None:
+    """Raise unless a setting, where there is one, is a number."""
+    value = settings.get(key, str(least))
+    number = parse_whole(value)
+    if number is None or not least <= number <= MOST_NUMBER:
+        raise SpecError(f"--job {key}={value}", f"a number from {least} to {MOST_NUMBER}")
 
 
 def _read_settings(path: Path) -> dict[str, str]:

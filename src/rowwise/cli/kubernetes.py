@@ -9,9 +9,8 @@ from typing import Any
 
 import yaml
 
-from rowwise.cli.job import JobRequest
+from rowwise.cli.job import JobRequest, check_keys, check_number
 from rowwise.errors import SpecError
-from rowwise.textfile import parse_whole
 
 GRACE_S = 120  # from SIGTERM to SIGKILL
 PORT = 29500
@@ -86,21 +85,13 @@ def make_manifest(request: JobRequest) -> str:
 
 
 def _checked(request: JobRequest) -> dict[str, str]:
-    settings = dict(request.settings)
-    unknown = settings.keys() - set(KEYS)
-    if unknown:
-        raise SpecError(
-            f"--job {min(unknown)}={settings[min(unknown)]}",
-            f"one of {', '.join(KEYS)}",
-            hint="add other fields to the manifest",
-        )
+    settings = request.settings
+    check_keys(settings, KEYS, "add other fields to the manifest")
     for key, why in (("image", "the container image with rowwise"), ("claim", "the volume claim with recipe and runs")):
         if not settings.get(key):
             raise SpecError(f"--on kubernetes without --job {key}=NAME", why)
     for key in ("grace", "gpu"):
-        value = settings.get(key, "1")
-        if not 1 <= (parse_whole(value) or 0) <= 65535:
-            raise SpecError(f"--job {key}={value}", "a number from 1 to 65535")
+        check_number(settings, key)
     return settings
 
 

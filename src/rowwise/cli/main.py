@@ -81,43 +81,26 @@ def make_app() -> typer.Typer:
     for command in commands:
         app.command()(_with_exit_codes(command))
     app.command("eval")(_with_exit_codes(measure.evaluate))
-    data_commands = typer.Typer(
-        no_args_is_help=True, help="Fetch, inspect and convert datasets. Example: rowwise data inspect logs/"
-    )
-    data_commands.command()(_with_exit_codes(data.get))
-    data_commands.command()(_with_exit_codes(data.inspect))
-    data_commands.command()(_with_exit_codes(data.ls))
-    data_commands.command()(_with_exit_codes(convert))
-    data_commands.command()(_with_exit_codes(pictures))
-    data_commands.command()(_with_exit_codes(data_bench.bench))
-    app.add_typer(data_commands, name="data")
-    app.add_typer(_checkpoint_commands(), name="ckpt")
-    app.add_typer(_net_commands(), name="net")
+    app.add_typer(
+        _group(
+            "Fetch, inspect and convert datasets. Example: rowwise data inspect logs/",
+            data.get, data.inspect, data.ls, convert, pictures, data_bench.bench,
+        ),
+        name="data",
+    )  # fmt: skip
+    checkpoints = _group(
+        "List, verify, compare and convert checkpoints. Example: rowwise ckpt ls runs/dlrm-synthetic/1",
+        ckpt.ls, ckpt.verify, ckpt.diff, ckpt.copy, ckpt.reshard, ckpt.remap, ckpt.export,
+    )  # fmt: skip
+    checkpoints.command("import")(_with_exit_codes(ckpt.import_))
+    app.add_typer(checkpoints, name="ckpt")
+    links = "Measure the links between hosts, and order hosts by them. Example: rowwise net show net.json"
+    app.add_typer(_group(links, net.probe, net.show, net.order), name="net")
     return app
 
 
-def _checkpoint_commands() -> typer.Typer:
-    help_text = "List, verify, compare and convert checkpoints. Example: rowwise ckpt ls runs/dlrm-synthetic/1"
+def _group(help_text: str, *commands: Callable[..., None]) -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, help=help_text)
-    commands: list[Callable[..., None]] = [
-        ckpt.ls,
-        ckpt.verify,
-        ckpt.diff,
-        ckpt.copy,
-        ckpt.reshard,
-        ckpt.remap,
-        ckpt.export,
-    ]
-    for command in commands:
-        app.command()(_with_exit_codes(command))
-    app.command("import")(_with_exit_codes(ckpt.import_))
-    return app
-
-
-def _net_commands() -> typer.Typer:
-    help_text = "Measure the links between hosts, and order hosts by them. Example: rowwise net show net.json"
-    app = typer.Typer(no_args_is_help=True, help=help_text)
-    commands: list[Callable[..., None]] = [net.probe, net.show, net.order]
     for command in commands:
         app.command()(_with_exit_codes(command))
     return app

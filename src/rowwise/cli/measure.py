@@ -9,7 +9,7 @@ from rich.console import Console
 
 from rowwise.cli.code import warn_of_run_code
 from rowwise.cli.console import show_warning
-from rowwise.cli.ensemble import print_ensemble_json, show_ensemble
+from rowwise.cli.ensemble import print_ensemble_json, scores_as_json, show_ensemble, slices_by_name
 from rowwise.cli.options import AsJson, RunArgument, Which
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line, say
@@ -64,8 +64,7 @@ def evaluate(
     with console.status("evaluating"):
         scores = measure(runs[0], which=which, data=data, slices=features, warn=warn)
     if as_json:
-        values = [{"feature": s.feature, "value": s.value, "task": s.task} | dict(s.values) for s in scores.slices]
-        print_json({"tasks": scores.tasks, "slices": values})
+        print_json(scores_as_json(scores))
     else:
         _show_scores(scores)
         for line in undefined(scores.tasks, "measured"):
@@ -208,11 +207,8 @@ def _show_scores(scores: "Scores") -> None:
     console = make_terminal()
     names = list(dict.fromkeys(name for values in scores.tasks.values() for name in values))
     table = make_table(("",), names)
-    lines = [(task, values) for task, values in scores.tasks.items()]
-    for row in scores.slices:
-        where = f"{row.feature} {'others' if row.value is None else row.value}"
-        lines.append((where if len(scores.tasks) == 1 else f"{row.task}, {where}", dict(row.values)))
-    for label, values in lines:
+    slices = ((name, row.values) for name, row in slices_by_name(scores))
+    for label, values in (*scores.tasks.items(), *slices):
         table.add_row(label, *(_format_metric(name, values[name]) if name in values else "" for name in names))
     console.print(table, markup=False)
 

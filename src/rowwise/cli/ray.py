@@ -15,9 +15,9 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from rowwise.cli.job import MOST_SHOWN, Job, JobRequest, State
+from rowwise.cli.job import MOST_SHOWN, Job, JobRequest, State, check_keys, check_number
 from rowwise.errors import DataError, SpecError
-from rowwise.textfile import decode_json, parse_whole
+from rowwise.textfile import decode_json
 
 GRACE_S = 120  # from SIGTERM to SIGKILL
 WAIT_S = 60  # for another node in the place of a lost one, before the job goes on with fewer
@@ -68,19 +68,14 @@ def make_script(request: JobRequest, name: str = "ray-$(date +%Y%m%d-%H%M%S)") -
 
 def _checked(request: JobRequest) -> dict[str, str]:
     settings = {**DEFAULTS, **request.settings}
-    unknown = settings.keys() - DEFAULTS.keys()
-    if unknown:
-        raise SpecError(f"--job {min(unknown)}={settings[min(unknown)]}", f"one of {', '.join(DEFAULTS)}")
+    check_keys(settings, DEFAULTS)
     if not DASHBOARD.fullmatch(settings["address"]):
         raise SpecError(
             f"{settings['address']!r}",
             f"the URL of Ray's dashboard, such as {DEFAULTS['address']}, by --job address=URL or RAY_ADDRESS",
         )
     for key, least in LEAST.items():
-        value = settings[key]
-        number = parse_whole(value)
-        if number is None or not least <= number <= 65535:
-            raise SpecError(f"--job {key}={value}", f"a number from {least} to 65535")
+        check_number(settings, key, least)
     return settings
 
 

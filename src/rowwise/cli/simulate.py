@@ -155,18 +155,13 @@ def _check(run: Path, *, as_json: bool) -> None:
 
 
 def _read_machine(topology: str | None, network: Path | None) -> "Machine":
+    from rowwise.perf.links import read_network
     from rowwise.planner.machines import TOPOLOGIES, machine_named
 
     if topology is None:
         raise SpecError("--topology is not given", TOPOLOGIES)
     machine = machine_named(topology)
-    return machine if network is None else _on_network(machine, _read_network(network), network)
-
-
-def _read_network(path: Path) -> "Network":
-    from rowwise.perf.links import read_network
-
-    return read_network(path)
+    return machine if network is None else _on_network(machine, read_network(network), network)
 
 
 def _on_network(machine: "Machine", network: "Network", path: Path) -> "Machine":
@@ -189,13 +184,14 @@ def _on_network(machine: "Machine", network: "Network", path: Path) -> "Machine"
 
 
 def _place(machine: "Machine", network: Path | None, plan: Path | None, *, even: bool) -> "SimulatedMachine":
+    from rowwise.perf.links import read_network
     from rowwise.simulate.simulation import SimulatedMachine
 
     if even and plan is not None:
         raise SpecError(f"--even with --plan {plan}", "one of them")
     return SimulatedMachine(
         machine=machine,
-        network=None if network is None else _read_network(network),
+        network=None if network is None else read_network(network),
         plan=None if plan is None else read_plan(plan),
         even=even,
     )

@@ -4,11 +4,9 @@ Columns of the requests are compared with what training saw of them: a column th
 or lists are others, was made otherwise than for training.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +18,7 @@ from rowwise.errors import DataError
 from rowwise.ingest.kinds import is_list
 from rowwise.ingest.unpacked import read_parquet
 from rowwise.recipes.served import CLOSE, open_version
+from rowwise.records import AuditedFile, ColumnMeans, ColumnSkew
 from rowwise.serve.forward import arrays_of
 from rowwise.serve.package import LOGIT, ColumnStats
 from rowwise.serve.record import AMONG, EXACT, ITEMS, REQUEST, SCORES, VERSION, WITHOUT, K
@@ -27,50 +26,6 @@ from rowwise.serve.retrieval import RetrieveBody
 from rowwise.serve.version import ServedVersion
 
 ROWS = 4096  # that are computed together
-NULLS_APART, MEANS_APART = 0.05, 0.25  # from which on columns differ: of rows, of a standard deviation
-CHANCE, ROUNDING = 5.0, 1e-6  # standard errors of a mean that are no difference; of a mean of many floats
-
-
-class ColumnMeans(NamedTuple):
-    """Means of a column, in training or in requests."""
-
-    null_share: float
-    mean: float | None = None  # of numbers with a fraction
-    mean_length: float | None = None  # of lists
-    deviation: float | None = None  # of numbers or lengths, where it is known
-
-
-class AuditedFile(NamedTuple):
-    """Rows of a version in a file of recorded requests."""
-
-    file: Path
-    version: int
-    rows: int
-    wrong: int  # rows with other logits, or other items
-    first: str  # the first of them
-    trained: Mapping[str, ColumnMeans]
-    recorded: Mapping[str, ColumnMeans]
-
-
-class ColumnSkew(NamedTuple):
-    """A column as training had it, and as requests had it."""
-
-    column: str
-    rows: int  # of requests
-    trained: ColumnMeans
-    recorded: ColumnMeans
-
-    @property
-    def is_large(self) -> bool:
-        """Whether nulls differ by a twentieth of rows, or a mean by a quarter of a deviation and more than chance."""
-        if abs(self.recorded.null_share - self.trained.null_share) > NULLS_APART:
-            return True
-        reach = (self.recorded.deviation or 0.0) * (MEANS_APART + CHANCE / math.sqrt(self.rows))
-        pairs = ((self.trained.mean, self.recorded.mean), (self.trained.mean_length, self.recorded.mean_length))
-        return any(
-            before is not None and now is not None and abs(now - before) > reach + ROUNDING * abs(before)
-            for before, now in pairs
-        )
 
 
 def audit(folder: Path, records: Path) -> Iterator[AuditedFile]:
