@@ -83,18 +83,22 @@ def environment(seed):
     }
 
 
+def put(path, head, rows):
+    """A CSV file of these rows, below the names of their columns."""
+    with path.open("w", newline="", encoding="utf-8", errors="replace") as file:
+        csv.writer(file).writerows([head, *([str(cell).replace("\r", "") for cell in row] for row in rows)])
+
+
 def write_metrics(path, steps, tasks, extra, noise, lr):
-    finals = {}
-    with path.open("w", newline="") as file:
-        out = csv.writer(file)
-        out.writerow(["step", "samples", "time_s", "split", "task", "metric", "value"])
-        for step in range(1, steps + 1):
-            splits = ["train", "lifetime"] + (["valid"] if step % max(1, steps // 12) == 0 else [])
-            for split in splits + (["test"] if step == steps else []):
-                for k, task in enumerate(tasks):
-                    for name, value in values(step / steps, split, k, extra, noise, lr).items():
-                        out.writerow([step * 20, step * 40960, step * 1.7, split, task, name, value])
-                        finals[task, name] = value
+    finals, rows = {}, []
+    for step in range(1, steps + 1):
+        splits = ["train", "lifetime"] + (["valid"] if step % max(1, steps // 12) == 0 else [])
+        for split in splits + (["test"] if step == steps else []):
+            for k, task in enumerate(tasks):
+                for name, value in values(step / steps, split, k, extra, noise, lr).items():
+                    rows.append([step * 20, step * 40960, step * 1.7, split, task, name, value])
+                    finals[task, name] = value
+    put(path, ["step", "samples", "time_s", "split", "task", "metric", "value"], rows)
     return finals
 
 
@@ -117,19 +121,17 @@ def values(at, split, k, extra, noise, lr):
 
 
 def write_steps(path, steps, noise, speed):
-    with path.open("w", newline="") as file:
-        out = csv.writer(file)
-        out.writerow(("step", "samples", "time_s", "samples_s", *PHASES, "memory_bytes", "rate", "gradient_norm"))
-        spent = 0.0
-        for step in range(1, steps + 1):
-            stall = 3.0 if noise.random() < 0.01 else 1.0
-            parts = [w * (1 + 0.1 * noise.random()) / speed for w in (0.11 * stall, 0.33, 0.28, 0.52, 0.39, 0.05)]
-            spent += sum(parts)
-            memory = 1.9e9 + 2.2e8 * min(1, step / steps * 8) + 1e6 * noise.random()
-            rate = 0.001 * min(1, step / (0.05 * steps))
-            norm = 0.4 + 1 / (1 + step / 20) + 0.1 * noise.random()
-            row = [step * 20, step * 40960, f"{spent:.3f}", f"{40960 / sum(parts):.1f}", *(f"{p:.4f}" for p in parts)]
-            out.writerow([*row, int(memory), rate, f"{norm:.5f}"])
+    rows, spent = [], 0.0
+    for step in range(1, steps + 1):
+        stall = 3.0 if noise.random() < 0.01 else 1.0
+        parts = [w * (1 + 0.1 * noise.random()) / speed for w in (0.11 * stall, 0.33, 0.28, 0.52, 0.39, 0.05)]
+        spent += sum(parts)
+        memory = 1.9e9 + 2.2e8 * min(1, step / steps * 8) + 1e6 * noise.random()
+        rate = 0.001 * min(1, step / (0.05 * steps))
+        norm = 0.4 + 1 / (1 + step / 20) + 0.1 * noise.random()
+        row = [step * 20, step * 40960, f"{spent:.3f}", f"{40960 / sum(parts):.1f}", *(f"{p:.4f}" for p in parts)]
+        rows.append([*row, int(memory), rate, f"{norm:.5f}"])
+    put(path, ["step", "samples", "time_s", "samples_s", *PHASES, "memory_bytes", "rate", "gradient_norm"], rows)
 
 
 def write_stages(folder, ranks=2, lines=5, predicted=True, batch=2048, first=1, slow=1.0):
@@ -155,33 +157,30 @@ def write_stages(folder, ranks=2, lines=5, predicted=True, batch=2048, first=1, 
 def write_tables(path, tables, names, noise):
     columns = "table,rows,dim,row_type,optimizer,features,bytes,state_bytes"
     columns += ",ids_per_sample,unique_share,top_share,traffic_bytes"
-    with path.open("w", newline="") as file:
-        out = csv.writer(file)
-        out.writerow(columns.split(","))
-        for k in range(tables):
-            name = names[k] if k < len(names) else ("user", "item", "category")[k] if k < 3 else f"feature_{k:02}"
-            rows, dim = int(10 ** (noise.random() * 5 + 2)), 16 * (1 + noise.randrange(4))
-            ids = 1 + noise.randrange(30) * (noise.random() < 0.3)
-            kind = noise.choice(["fp32", "fp16", "int8"])
-            width = {"fp32": 4 * dim, "fp16": 2 * dim, "int8": dim + 8}[kind]
-            features = f"{name}_clicked {name}_seen" if k % 4 == 1 else name
-            facts = [name, rows, dim, kind, noise.choice(["rowwise_adagrad", "adam"]), features, rows * width, rows * 4]
-            out.writerow([*facts, ids, round(noise.random(), 4), round(noise.random(), 4), ids * width])
+    lines = []
+    for k in range(tables):
+        name = names[k] if k < len(names) else ("user", "item", "category")[k] if k < 3 else f"feature_{k:02}"
+        rows, dim = int(10 ** (noise.random() * 5 + 2)), 16 * (1 + noise.randrange(4))
+        ids = 1 + noise.randrange(30) * (noise.random() < 0.3)
+        kind = noise.choice(["fp32", "fp16", "int8"])
+        width = {"fp32": 4 * dim, "fp16": 2 * dim, "int8": dim + 8}[kind]
+        features = f"{name}_clicked {name}_seen" if k % 4 == 1 else name
+        facts = [name, rows, dim, kind, noise.choice(["rowwise_adagrad", "adam"]), features, rows * width, rows * 4]
+        lines.append([*facts, ids, round(noise.random(), 4), round(noise.random(), 4), ids * width])
+    put(path, columns.split(","), lines)
 
 
 def write_slices(path, tasks, names, noise):
-    with path.open("w", newline="") as file:
-        out = csv.writer(file)
-        out.writerow(
-            ["split", "feature", "value", "task", "count", "base_rate", "loss", "ne", "auc", "auc_bound", "calibration"]
-        )
-        for task in tasks:
-            for feature in ("device", "country", *names):
-                for value in ("phone", "desktop", "tablet", "tv", "3", "other"):
-                    ne = 0.8 + 0.3 * noise.random()
-                    size = int(400_000 / (1 + 9 * noise.random()))
-                    facts = [0.25 * noise.random() + 0.05, 0.45, ne, 1.2 - ne / 2, 0.0004, 0.9 + 0.2 * noise.random()]
-                    out.writerow(["test", feature, value, task, size, *facts])
+    rows = []
+    for task in tasks:
+        for feature in ("device", "country", *names):
+            for value in ("phone", "desktop", "tablet", "tv", "3", "other"):
+                ne = 0.8 + 0.3 * noise.random()
+                size = int(400_000 / (1 + 9 * noise.random()))
+                facts = [0.25 * noise.random() + 0.05, 0.45, ne, 1.2 - ne / 2, 0.0004, 0.9 + 0.2 * noise.random()]
+                rows.append(["test", feature, value, task, size, *facts])
+    columns = "split,feature,value,task,count,base_rate,loss,ne,auc,auc_bound,calibration"
+    put(path, columns.split(","), rows)
 
 
 def result(folder, status, steps, tasks, finals):

@@ -1,7 +1,5 @@
 """A report says what the caches of tables on disk did."""
 
-import csv
-
 import pytest
 from report import runs
 from report.markup_check import check
@@ -14,18 +12,15 @@ HEAD = "step,table,hits,misses"
 def with_caches(folder, lines, reads=(100, 50, 50), wait_s=0.0):
     """A run with lines of a table, hits and misses, at steps of ten."""
     runs.make(folder, steps=20)
-    with (folder / "steps.csv").open("w", newline="") as file:
-        out = csv.writer(file)
-        out.writerow(
-            ("step", "samples", "samples_s", "forward_s", "memory_bytes", "reads", "disk_bytes", "disk_wait_s")
-        )
-        for n, count in enumerate(reads, 1):
-            out.writerow((10 * n, 1000 * n, 100.0, 1.0, 10**9, count, 3 * 10**6, wait_s))
-    with (folder / "caches.csv").open("w", newline="") as file:
-        out = csv.writer(file)
-        out.writerow(("step", "table", "hits", "misses", "new_rows", "evictions", "writes", "memory_bytes"))
-        for n, (table, hits, misses) in enumerate(lines):
-            out.writerow((10 * (n // 2 + 1), table, hits, misses, 0, misses // 2, misses // 4, 2 * 10**6))
+    head = ("step", "samples", "samples_s", "forward_s", "memory_bytes", "reads", "disk_bytes", "disk_wait_s")
+    steps = [(10 * n, 1000 * n, 100.0, 1.0, 10**9, count, 3 * 10**6, wait_s) for n, count in enumerate(reads, 1)]
+    runs.put(folder / "steps.csv", head, steps)
+    head = ("step", "table", "hits", "misses", "new_rows", "evictions", "writes", "memory_bytes")
+    counts = [
+        (10 * (n // 2 + 1), table, hits, misses, 0, misses // 2, misses // 4, 2 * 10**6)
+        for n, (table, hits, misses) in enumerate(lines)
+    ]
+    runs.put(folder / "caches.csv", head, counts)
     return write(folder).read_text("utf-8")
 
 

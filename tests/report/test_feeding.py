@@ -1,6 +1,5 @@
 """A report says what was waited for rows, by whom they were prepared, and which were put aside."""
 
-import csv
 import json
 
 import pytest
@@ -18,13 +17,12 @@ def with_steps(folder, waits, workers=None, ready=4, restarts=0, synthetic=False
         facts = json.loads((folder / "result.json").read_text())
         (folder / "result.json").write_text(json.dumps(facts | {"ceiling": {}}))
     head = ("step", "samples", "time_s", "samples_s", "data_s", "forward_s", "memory_bytes")
-    more = () if workers is None else ("workers", "ready", "restarts")
-    with (folder / "steps.csv").open("w", newline="") as file:
-        out = csv.writer(file)
-        out.writerow((*head, *more))
-        for n, wait in enumerate(waits, 1):
-            told = () if workers is None else (workers, ready, restarts)
-            out.writerow((n, n * 100, n, 100.0, line_s * wait, line_s * (1.0 - wait), 10**9, *told))
+    told = {} if workers is None else {"workers": workers, "ready": ready, "restarts": restarts}
+    rows = [
+        (n, n * 100, n, 100.0, line_s * wait, line_s * (1.0 - wait), 10**9, *told.values())
+        for n, wait in enumerate(waits, 1)
+    ]
+    runs.put(folder / "steps.csv", (*head, *told), rows)
     return write(folder).read_text("utf-8")
 
 

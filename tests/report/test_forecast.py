@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report import runs
 from report.markup_check import check
-from report.test_report import names, numbers, put
+from report.runs import put
+from report.test_report import names, numbers
 
 from rowwise.report import compare, write
 from rowwise.report.forecast import draw_forecast

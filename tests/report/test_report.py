@@ -1,6 +1,5 @@
 """A report is made of whatever is left of a run folder, is well formed, and says what is missing."""
 
-import csv
 import json
 import math
 import re
@@ -15,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report import runs
 from report.markup_check import check
+from report.runs import put
 
 from rowwise.errors import DataError
 from rowwise.report import compare, write
@@ -169,11 +169,6 @@ def test_any_values_at_all(metrics, steps, tables):
         check(page_of(folder))
         compare([folder, folder], folder / "both.html")
         check((folder / "both.html").read_text("utf-8"))
-
-
-def put(path, head, rows):
-    with path.open("w", newline="", encoding="utf-8", errors="replace") as file:
-        csv.writer(file).writerows([head, *([str(cell).replace("\r", "") for cell in row] for row in rows)])
 
 
 def test_names_do_not_become_markup(tmp_path):

@@ -1,6 +1,5 @@
 """The report draws recorded steps and the model's schedule of them; torn and hostile files give a page all the same."""
 
-import csv
 import re
 import tempfile
 from pathlib import Path
@@ -31,15 +30,14 @@ def write_timeline(folder, ranks=2, depth=2, steps=10, first=21):
     given |= {"status": (0.001,) * ranks, "route.send": (0.0,) * ranks}
     costs = StageCosts(ranks, given, latency_s=0.001)  # that of the shortest transfer
     scheduled = schedule(training_stages(costs, depth), 16 + steps)
-    with (folder / "timeline.csv").open("w", newline="") as file:
-        out = csv.writer(file)
-        out.writerow(COLUMNS)
-        for rank in range(ranks):
-            own = [one for one in scheduled if one.rank == rank and 16 <= one.step < 16 + steps]
-            origin = max(one.end_s for one in scheduled if one.rank == rank and (one.name, one.step) == ("update", 15))
-            for one in own:
-                times = f"{one.begin_s - origin:.9f}", f"{one.end_s - origin:.9f}"
-                out.writerow([one.step - 16 + first, rank, one.resource, one.kind, *times])
+    rows = []
+    for rank in range(ranks):
+        own = [one for one in scheduled if one.rank == rank and 16 <= one.step < 16 + steps]
+        origin = max(one.end_s for one in scheduled if one.rank == rank and (one.name, one.step) == ("update", 15))
+        for one in own:
+            times = f"{one.begin_s - origin:.9f}", f"{one.end_s - origin:.9f}"
+            rows.append([one.step - 16 + first, rank, one.resource, one.kind, *times])
+    runs.put(folder / "timeline.csv", COLUMNS, rows)
     return folder
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from rowwise.cli.options import AsJson
+from rowwise.cli.options import AsJson, MemoryForRows, Redis
 from rowwise.cli.serve import make_row_tiers
 from rowwise.cli.signals import handle_signals
 from rowwise.cli.terminal import make_table, make_terminal, print_json
@@ -51,10 +51,8 @@ def fleet(  # noqa: PLR0913 - one for each option
     workers: Annotated[
         int, typer.Option(min=1, max=1024, help="Workers of a replica: one for each of its cores.")
     ] = 16,
-    memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory of a replica for rows, as of rowwise serve.")
-    ] = None,
-    redis: Annotated[str | None, typer.Option(metavar="URL", help="Redis, as of rowwise serve.")] = None,
+    memory: MemoryForRows = None,
+    redis: Redis = None,
     check: Annotated[bool, typer.Option(help="Send requests at random times, and compare with the forecast.")] = True,
     as_json: AsJson = False,
 ) -> None:

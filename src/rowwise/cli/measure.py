@@ -10,7 +10,7 @@ from rich.console import Console
 from rowwise.cli.code import warn_of_run_code
 from rowwise.cli.console import show_warning
 from rowwise.cli.ensemble import print_ensemble_json, scores_as_json, show_ensemble, slices_by_name
-from rowwise.cli.options import AsJson, RunArgument, Which
+from rowwise.cli.options import AsJson, MemoryForRows, RunArgument, Which
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line, say
 from rowwise.errors import SpecError
@@ -84,12 +84,7 @@ def predict(  # noqa: PLR0913 - one for each option
         int | None,
         typer.Option("--k", help="Items for each list, by a model of lists (default: 10)."),
     ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="Memory for rows of a version; larger tables are cached (default: all rows)."
-        ),
-    ] = None,
+    memory: MemoryForRows = None,
 ) -> None:
     """Predict for rows of files: writes each row's key, and each label's logit and probability, as Parquet or CSV.
 

@@ -19,4 +19,11 @@ RunArgument = Annotated[Path, typer.Argument(help="The folder of a run, such as 
 Which = Annotated[str, typer.Option(help="The checkpoint to use: best, last or step-<number>.")]
 Dim = Annotated[int | None, typer.Option(min=1, help="Embedding dimension of tables for which FILE has none.")]
 GlobalBatch = Annotated[int | None, typer.Option(min=1, help=f"Global batch size (default: {BATCH}, or the recipe's).")]
+MemoryForRows = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Memory for rows, such as 8GB; larger tables are cached (default: all rows)."),
+]
+Redis = Annotated[
+    str | None, typer.Option(metavar="URL", help="Redis, or nodes of a Redis Cluster, that servers share rows in.")
+]
 HtmlFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as an HTML page.")]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from rowwise.cli.options import MemoryForRows, Redis
 from rowwise.cli.stored import open_store
 from rowwise.cli.terminal import make_table, make_terminal, print_line
 from rowwise.errors import SpecError, StorageError
@@ -55,16 +56,8 @@ def serve(  # noqa: PLR0913 - one for each option
     record_share: Annotated[
         str | None, typer.Option(metavar="SHARE", help="How many requests --record keeps (default: 1%).")
     ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="Memory for rows, such as 8GB; larger tables are cached (default: all rows)."
-        ),
-    ] = None,
-    redis: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Redis, or nodes of a Redis Cluster, that servers share rows in."),
-    ] = None,
+    memory: MemoryForRows = None,
+    redis: Redis = None,
     hit_rate: Annotated[
         str | None,
         typer.Option(
