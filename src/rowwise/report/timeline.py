@@ -17,7 +17,6 @@ from rowwise.quantity import format_duration, format_percent, is_finite
 from rowwise.report.markup import (
     Html,
     data_table,
-    div,
     figure,
     join,
     legend,
@@ -107,7 +106,7 @@ def draw_timeline(run: RecordedRun) -> Html:
     figures = [
         figure(
             picture.title,
-            div("wide gantt", _draw_picture(picture, span_s)),
+            tag("div", {"class": "wide gantt"}, _draw_picture(picture, span_s)),
             span("ends", f"{format_duration(picture.step_s)} a step"),
         )
         for picture in pictures
