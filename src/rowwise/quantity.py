@@ -33,6 +33,10 @@ def si_prefix(value: float) -> tuple[float, str]:
     return 1000.0**power, PREFIXES[power]
 
 
+def pluralise(count: float, noun: str) -> str:
+    return f"{count:,.0f} {noun}{'s' * (count != 1)}"
+
+
 def format_count(value: float | None) -> str:
     """A count in whole numbers, from 100,000 on with an SI prefix."""
     if not is_finite(value):

@@ -218,9 +218,9 @@ def _fit(spec: "MeasurementSpec", folder: "MeasurementFolder", name: str, save: 
                 hardware = with_overheads(hardware, spec.world)
             except PeerError as error:
                 say(console, f"steps are not measured: {error}")
-    profile, quality = folder.path / "machine.json", _json_text(fitted.quality)
+    profile, quality = folder.path / "machine.json", msgspec.json.format(msgspec.json.encode(fitted.quality))
     page = draw_calibration(hardware.name, hardware.source, fitted.quality)
-    texts = {"quality.json": quality, "report.html": page, profile.name: hardware.to_json() + "\n"}
+    texts = {"quality.json": f"{quality.decode()}\n", "report.html": page, profile.name: hardware.to_json() + "\n"}
     for line in fitted.lines():
         say(console, line)
     for file, text in texts.items():
@@ -268,10 +268,6 @@ def _describe_machine(spec: "MeasurementSpec", name: str, folder: Path, *, thoro
         disk_bytes=int(shutil.disk_usage(folder).free * TABLE_FRACTION),
         **memory,
     )
-
-
-def _json_text(value: object) -> str:
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
 
 
 def _show_progress(console: Console, what: str) -> AbstractContextManager[ReportProgress]:

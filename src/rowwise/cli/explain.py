@@ -3,7 +3,6 @@
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from rowwise.cli.code import warn_of_run_code
@@ -57,7 +56,7 @@ def explain(  # noqa: PLR0913 - one for each option
             warn=partial(show_warning, console),
         )
     if as_json:
-        print_json(msgspec.to_builtins(found))
+        print_json(found)
         return
     _show(found)
     print_line(f"\n{found.rows:,} rows, {found.repeats} repeats; all of it is in {run / 'report.html'}")

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from rowwise.cli.terminal import say
 from rowwise.plan import TIERS, Forecast, Plan
-from rowwise.quantity import format_bytes, format_seconds
+from rowwise.quantity import format_bytes, format_seconds, pluralise
 from rowwise.spec import state_width
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def note_unsupported_tiers(plan: Plan) -> tuple[str, ...]:
     cut = {t.table for t in plan.tiles if t.tier == "host" and t.cols != (0, widths[t.table])}
     return tuple(
         f"rowwise cannot run this plan yet on any device but a CPU: {what} of table {min(names)!r}"
-        + (f" and {_pluralise(len(names) - 1, 'other')}" if len(names) > 1 else "")
+        + (f" and {pluralise(len(names) - 1, 'other')}" if len(names) > 1 else "")
         + f" are {where}"
         for names, what, where in ((on_disk, "rows", "on the disk"), (cut, "parts of rows", "on the host"))
         if names
@@ -138,13 +138,9 @@ def describe_replan(replanned: "ReplanResult") -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _pluralise(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def _describe_machine(machine: "Machine") -> str:
     topology = machine.topology
-    hosts, ranks = _pluralise(topology.hosts, "host"), _pluralise(topology.world, "rank")
+    hosts, ranks = pluralise(topology.hosts, "host"), pluralise(topology.world, "rank")
     return f"{ranks}: {hosts} of {topology.devices} {machine.hardware.name}"
 
 

@@ -24,6 +24,7 @@ from typing import Any, TextIO, final
 from rowwise.cli.environment import LISTENER
 from rowwise.comm.spawn import describe_exit
 from rowwise.errors import SpecError, one_line
+from rowwise.quantity import pluralise
 from rowwise.textfile import parse_whole
 from rowwise.value import MOST_RANKS
 
@@ -287,7 +288,7 @@ class Driver:
             if code is not None:
                 return code
             idle, first = (0 if self._saved() - saved else idle + 1), False
-            lost = f"lost {_count(len(start.lost), 'node')} ({', '.join(start.lost)})"
+            lost = f"lost {pluralise(len(start.lost), 'node')} ({', '.join(start.lost)})"
             why = lost if start.lost else "stopped by SIGTERM"
             if idle > RESTARTS:
                 self._say(f"rowwise: {why}; {idle} starts have saved no checkpoint in {self._options.run}\n")
@@ -314,11 +315,11 @@ class Driver:
                 group = util.placement_group([options.bundle] * wanted, strategy="STRICT_SPREAD") if wanted else None
                 count = wanted
                 amounts = ", ".join(f"{amount:g} {kind}" for kind, amount in options.bundle.items())
-                self._say(f"waits for {_count(count or options.nodes[0], 'node')} with {amounts}\n")
+                self._say(f"waits for {pluralise(count or options.nodes[0], 'node')} with {amounts}\n")
             if group is None:
                 time.sleep(POLL_S)
             elif group.wait(POLL_S):
-                self._say(f"starts {_count(options.nproc * count, 'rank')} on {_count(count, 'node')}\n")
+                self._say(f"starts {pluralise(options.nproc * count, 'rank')} on {pluralise(count, 'node')}\n")
                 return group
         if group is not None:
             util.remove_placement_group(group)
@@ -355,10 +356,6 @@ class Driver:
         """Print to Ray's log of the job, and to the file that `rowwise ps` follows."""
         print(text, end="", flush=True)
         self._log.write(text)
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'s' if number > 1 else ''}"
 
 
 def _ray() -> Any:

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 
@@ -113,7 +112,7 @@ def simulate(  # noqa: PLR0913 - one for each option
 
 def _write(found: "Simulation | Sweep", html: Path | None, console: Console, *, as_json: bool) -> None:
     if as_json:
-        print_json(msgspec.to_builtins(found))
+        print_json(found)
     if html is not None:
         from rowwise.report.simulation import draw_simulation
 
@@ -149,7 +148,7 @@ def _check(run: Path, *, as_json: bool) -> None:
 
     found = check_run(run)
     if as_json:
-        print_json(msgspec.to_builtins(found))
+        print_json(found)
     else:
         show_check(found, make_terminal())
 

@@ -51,9 +51,7 @@ def tune(  # noqa: PLR0913 - one for each option
             tell=lambda trial, done: tell(done, trials),
         )
     if as_json:
-        import msgspec
-
-        print_json(msgspec.to_builtins(outcome))
+        print_json(outcome)
         return
     _show(outcome, folder)
 

@@ -24,6 +24,7 @@ from rowwise.report.markup import (
     text_table,
     tiles,
 )
+from rowwise.report.overview import draw_box
 from rowwise.report.page import draw_page
 from rowwise.report.plot import Plot, draw_axes, draw_picture, frame, label_ticks, left_edge
 from rowwise.report.scale import ticks
@@ -66,7 +67,8 @@ def draw_compression(advice: CompressionAdvice) -> str:
     styles = _choose_point_styles(advice)
     figures = [_draw_figure(table, advice.noise, styles) for table in advice.tables]
     charts = section("curves", "Quality against bytes", _draw_legend(styles), div("charts", *figures), note(NOTE))
-    top = _draw_tiles(advice), _draw_warnings(advice), _draw_choices(advice)
+    warned = draw_box("Warnings", "warned", advice.warnings) if advice.warnings else Html("")
+    top = _draw_tiles(advice), warned, _draw_choices(advice)
     return draw_page("Compression", head, *top, charts, _draw_points(advice), script=False)
 
 
@@ -102,13 +104,6 @@ def _draw_tiles(advice: CompressionAdvice) -> Html:
         beside = f"with all chosen tables; AUC {advice.together.auc:+.5f}"
         facts.insert(3, ("measured NE", f"{advice.together.ne:+.5f}", beside))
     return tiles(facts)
-
-
-def _draw_warnings(advice: CompressionAdvice) -> Html:
-    if not advice.warnings:
-        return Html("")
-    lines = (tag("li", None, text(line)) for line in advice.warnings)
-    return tag("div", {"class": "box"}, tag("h2", None, text("Warnings")), tag("ul", None, *lines))
 
 
 def _draw_choices(advice: CompressionAdvice) -> Html:

@@ -1,6 +1,6 @@
 """The section on data: time that a run waited for rows, number of workers, and the console's advice."""
 
-from rowwise.quantity import format_percent, is_finite
+from rowwise.quantity import format_percent, is_finite, pluralise
 from rowwise.report.charts import FEW, Chart, ChartLine, draw_chart, draw_series
 from rowwise.report.markup import Html, figure, lead, legend_entry, span
 from rowwise.report.read import RecordedRun
@@ -41,7 +41,7 @@ def wait_note(run: RecordedRun, names: list[str]) -> Html:
         said = advice(share, workers, "recipe.yaml, in the folder of the run,")
         words = f"{said[0].upper()}{said[1:]}."
     else:
-        by = "" if workers is None else f" by {_several(workers)}"
+        by = "" if workers is None else f" by {pluralise(workers, 'worker')}"
         end = (
             "as they were drawn"
             if synthetic
@@ -94,11 +94,7 @@ def _workers(run: RecordedRun) -> Html:
         if any(map(is_finite, run.steps.get(column, ())))
     ]
     restarts = max((count for count in run.steps.get("restarts", ()) if is_finite(count)), default=0.0)
-    said = f"last {_several(last)}" + (f", {restarts:.0f} restarts" if restarts else "")
+    said = f"last {pluralise(last, 'worker')}" + (f", {restarts:.0f} restarts" if restarts else "")
     chart = Chart(key="workers", label=f"Workers over samples: {said}", lines=lines, from_zero=True)
     entries = (legend_entry(line.colour, line.name) for line in lines)
     return figure("Preparing rows", draw_chart(chart), *entries, span("ends", said))
-
-
-def _several(count: float) -> str:
-    return f"{count:.0f} worker{'s' * (count != 1)}"

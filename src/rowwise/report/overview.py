@@ -2,7 +2,7 @@
 
 import math
 
-from rowwise.quantity import format_count, format_duration, format_metric, format_size, is_finite
+from rowwise.quantity import format_count, format_duration, format_metric, format_size, is_finite, pluralise
 from rowwise.report.markup import Html, div, join, span, tag, text, tiles
 from rowwise.report.metric import find_metric, metric_position
 from rowwise.report.read import Curve, RecordedRun
@@ -148,21 +148,16 @@ def draw_warnings(run: RecordedRun) -> Html:
     """Boxes for quarantined rows, warnings, and missing files."""
     boxes = []
     if run.result is not None and run.result.bad_rows:
-        boxes.append(
-            _draw_box(f"{_count_rows(run.result.bad_rows)} quarantined in bad_rows/", "aside", run.result.bad_reasons)
-        )
+        rows = pluralise(run.result.bad_rows, "row")
+        boxes.append(draw_box(f"{rows} quarantined in bad_rows/", "aside", run.result.bad_reasons))
     if run.warnings:
-        boxes.append(_draw_box("Warnings", "warned", run.warnings))
+        boxes.append(draw_box("Warnings", "warned", run.warnings))
     if run.notes:
-        boxes.append(_draw_box("Missing from this report", "missing", run.notes))
+        boxes.append(draw_box("Missing from this report", "missing", run.notes))
     return join(boxes)
 
 
-def _count_rows(count: float) -> str:
-    return f"{count:,.0f} row{'s' * (count != 1)}"
-
-
-def _draw_box(title: str, style: str, lines: tuple[str, ...]) -> Html:
+def draw_box(title: str, style: str, lines: tuple[str, ...]) -> Html:
     items = [tag("li", None, text(line)) for line in lines[:40]]
     if len(lines) > 40:
         items.append(tag("li", None, text(f"and {len(lines) - 40} more")))
