@@ -17,12 +17,12 @@ from rowwise.batch import Jagged, KeyedJagged
 from rowwise.errors import BatchError, RowwiseError, SpecError, StateError
 from rowwise.ops import rowtype
 from rowwise.ops.arena import Arena
-from rowwise.ops.host_rows import TooManyRowsError
 from rowwise.ops.layout import TablePiece
 from rowwise.ops.lookup import StagedGradients
 from rowwise.ops.tiles import Tiles
 from rowwise.row_optimizers import Sgd
 from rowwise.spec import Table, check_tables
+from rowwise.store.row_store import TooManyRowsError
 
 Module = TypeVar("Module", bound=nn.Module)
 LookedUp = tuple[Tensor, Mapping[str, Tensor]]  # pooled features side by side, and the rows of sequences by feature

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from shard.equal import Job, make_sharded, make_steps, rows_apart, train
+from shard.equal import SEED, Job, look_up, make_sharded, make_steps, rows_apart, train
 from shard.layout_cases import CASES
 
-from rowwise import Embeddings, Plan, Pooling, SpecError, StateError, Table, Topology
+from rowwise import Embeddings, Plan, Pooling, RowwiseError, SpecError, StateError, Table, Topology
 from rowwise.comm.solo import solo
 from rowwise.comm.thread import run_threads
 from rowwise.planner.layouts import row_wise, table_wise
@@ -103,14 +103,25 @@ def test_column_cuts_and_missing_folders_are_refused(tmp_path):
         make_sharded(tables, Plan(world=1, tiles=on_disk(table_wise(tables[0], 0), 9)), solo())
 
 
-def test_a_batch_that_is_larger_than_the_cache(tmp_path):
-    tables = one_table(rows=5000)
-    sharded = make_sharded(tables, Plan(world=1, tiles=on_disk(table_wise(tables[0], 0), 32)), solo(), disk=tmp_path)
-    batch = make_steps(tables, [(3000,)])[0].batch
-    with pytest.raises(SpecError, match="rows of table 'a'"):
-        sharded(batch)
-    with torch.no_grad(), pytest.raises(SpecError, match="rows of table 'a'"):
-        sharded(batch)  # rows of the failed call are not in their slots
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_batch_that_is_larger_than_the_cache_is_looked_up_in_halves_and_not_trained(tmp_path, world):
+    tables = (
+        Table(name="a", rows=5000, dim=8, features=("a", "other")),
+        Table(name="b", rows=5000, dim=4, pooling=Pooling.SEQUENCE, features=("b", "more")),
+    )
+    tiles = tuple(tile for table in tables for tile in on_disk(row_wise(table, range(world)), 32))
+    (step,) = make_steps(tables, [(1500,) * world])
+    expected = look_up(Embeddings(tables, seed=SEED), step)
+
+    def rank(comm):
+        sharded, part = make_sharded(tables, Plan(world=world, tiles=tiles), comm, disk=tmp_path), step.of(comm.rank)
+        with pytest.raises(RowwiseError, match="more rows of table"):
+            sharded(part.batch)
+        with torch.no_grad():  # rows of the failed call are not in their slots
+            found, wanted = look_up(sharded, part), step.cut(expected, comm.rank)
+        return all(torch.allclose(found[name], wanted[name]) for name in found)
+
+    assert all(run_threads(world, rank, 60))
 
 
 def test_an_id_outside_its_table_is_named_and_changes_nothing(tmp_path):

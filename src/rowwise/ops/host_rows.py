@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 import torch
 from torch import Tensor
 
-from rowwise.errors import SpecError, StateError, TableMemoryError
+from rowwise.errors import StateError, TableMemoryError
 from rowwise.ops.reference import cache as reference
 from rowwise.ops.reference.cache import HITS, MISSES, NONE, CachedTable, CacheMemory, CacheMoves, HostTable
 from rowwise.quantity import format_bytes
@@ -26,15 +26,12 @@ from rowwise.store.row_store import (
     SlotIds,
     SlotTable,
     StoreUse,
+    TooManyRowsError,
     sum_up,
 )
 
 if TYPE_CHECKING:
     from rowwise.ops.arena import Arena
-
-
-class TooManyRowsError(SpecError):
-    """A batch has rows for which a cache has no slots."""
 
 
 @final
@@ -198,10 +195,7 @@ class HostRows(RowStore):
         return slots
 
     def _raise_too_small(self, table: HostTable) -> NoReturn:
-        rows = (
-            f"a batch has more rows of table {table.name!r} than its cache, which has {len(table.row_memory):,} slots"
-        )
-        raise TooManyRowsError(rows, hint="use a larger cache, or fewer samples a batch")
+        raise TooManyRowsError(table.name, len(table.row_memory))
 
 
 def host_rows(arena: "Arena") -> HostRows | None:

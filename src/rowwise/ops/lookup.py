@@ -16,6 +16,7 @@ from torch import Tensor
 from rowwise.batch import Jagged
 from rowwise.ops import check
 from rowwise.ops.arena import Arena, PinnedBags
+from rowwise.ops.halves import in_halves
 from rowwise.ops.layout import SOURCE, TableGroup
 
 
@@ -35,6 +36,10 @@ class LookupCall:
         """The features of the group in the batch's order."""
         offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
         return cls(group, group.for_sources(jagged.features), jagged, offsets, per_id, samples_W)
+
+    def of_batch(self, jagged: Jagged) -> Self:
+        """The lookup of another batch in the same tables."""
+        return type(self).of(self.group, jagged, per_id=self.per_id)
 
     @property
     def bags(self) -> PinnedBags:
@@ -79,8 +84,7 @@ class StagedGradients:
 
     def of_batch(self, batch: Jagged, grad: Tensor) -> Self:
         """Gradients of another batch, looked up in the same tables."""
-        call = LookupCall.of(self.call.group, batch, per_id=self.call.per_id)
-        return replace(self, call=call, weights=batch.weights_N, grad=grad)
+        return replace(self, call=self.call.of_batch(batch), weights=batch.weights_N, grad=grad)
 
 
 def _distinct_sources(features_FC: Tensor) -> list[Tensor]:
@@ -106,7 +110,12 @@ def lookup(call: LookupCall, arena: Arena, anchor: Tensor, stage: StageGradients
         weights = weights.float()
     # Without gradients (evaluation) nothing is staged and nothing is kept alive.
     if not torch.is_grad_enabled():
-        return call.rows(arena, weights)
+        batch = replace(call.jagged, weights_N=weights)
+
+        def look_up(part: Jagged) -> Tensor:
+            return (call if part is batch else call.of_batch(part)).rows(arena, part.weights_N)
+
+        return in_halves(batch, look_up, call.features_FC if call.per_id else None)
     return _LookupFunction.apply(anchor, weights, call, arena, stage)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rowwise.batch import Jagged, SharedBags
 from rowwise.ops.arena import Arena, PinnedBags
+from rowwise.ops.halves import in_halves
 from rowwise.ops.layout import FeatureDescriptor, TableGroup
 from rowwise.ops.output_cache import empty_cached
 
@@ -66,19 +67,24 @@ class FeatureSubset:
         return self._pooled(self.full_output_FC, jagged, arena, columns)
 
     def _pooled(self, features_FC: Tensor, jagged: Jagged, arena: Arena, columns: int) -> Tensor:
-        batch, weights = jagged.batch_size, jagged.weights_N
+        def look_up(part: Jagged) -> Tensor:
+            weights = None if part.weights_N is None else part.weights_N.detach().float()
+            return arena.pool(_bags(features_FC, part), weights, columns)
+
         if not self.columns:
-            return empty_cached((batch, columns), torch.empty(0, device=arena.rows.device))
-        offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
-        weights = None if weights is None else weights.detach().float()
-        return arena.pool(PinnedBags(features_FC, jagged.values_N, offsets, batch), weights, columns)
+            return empty_cached((jagged.batch_size, columns), torch.empty(0, device=arena.rows.device))
+        return in_halves(jagged, look_up)
 
     def gather(self, jagged: Jagged, arena: Arena) -> Tensor:
         """The rows of all ids, flat, feature after feature."""
         if not self.columns:
             return torch.empty(0, device=arena.rows.device)
-        offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
-        return arena.gather(PinnedBags(self.features_FC, jagged.values_N, offsets, jagged.batch_size))
+        return in_halves(jagged, lambda part: arena.gather(_bags(self.features_FC, part)), self.features_FC)
+
+
+def _bags(features_FC: Tensor, jagged: Jagged) -> PinnedBags:
+    offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
+    return PinnedBags(features_FC, jagged.values_N, offsets, jagged.batch_size)
 
 
 def merge_vectors(parts: Sequence["FeatureVectors"], shared: SharedBags | None) -> Tensor:

@@ -18,8 +18,9 @@ from rowwise.errors import BatchError, GradientError, IdError, SpecError
 from rowwise.ops import check
 from rowwise.ops.arena import Arena, PinnedBags
 from rowwise.ops.bad_gradient import find_bad_gradient
+from rowwise.ops.halves import floats_by_feature
 from rowwise.ops.host_rows import HostRows
-from rowwise.ops.layout import DIM, SOURCE, TableGroup, TablePiece, make_group
+from rowwise.ops.layout import TableGroup, TablePiece, make_group
 from rowwise.ops.lookup import LookupCall, StagedGradients, lookup
 from rowwise.ops.shared import (
     FeatureSubset,
@@ -286,11 +287,7 @@ class Tiles:
         self.staged.append(staged)
 
     def _floats(self, features_FC: Tensor, jagged: Jagged, offsets: Tensor) -> list[int]:
-        if not self.sequence.tables:
-            return []
-        begins = (features_FC[:, SOURCE] * jagged.batch_size).to(offsets.device)
-        counts = (offsets[begins + jagged.batch_size] - offsets[begins]).tolist()
-        return [count * dim for count, dim in zip(counts, features_FC[:, DIM].tolist(), strict=True)]
+        return floats_by_feature(jagged, features_FC, offsets) if self.sequence.tables else []
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but staged gradients, which belong to the graph of the module that was copied."""

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, final
 import torch
 from torch import Tensor
 
-from rowwise.errors import SpecError, StateError, StoreError
+from rowwise.errors import StateError, StoreError
 from rowwise.quantity import format_bytes
 from rowwise.store import native
 from rowwise.store.native import NativeTable, Segment, Status
@@ -34,6 +34,7 @@ from rowwise.store.row_store import (
     SlotIds,
     SlotTable,
     StoreUse,
+    TooManyRowsError,
     sum_up,
 )
 from rowwise.store.sizes import FLOAT_bytes, HEADER_bytes, INDEX_bytes
@@ -202,8 +203,7 @@ class DiskRows(RecordStore):
         name = self.tables[status.table].name if 0 <= status.table < len(self.tables) else ""
         match status.code:
             case native.TOO_SMALL:
-                rows = f"a batch has more rows of table {name!r} than its cache, which holds {status.distinct:,}"
-                raise SpecError(rows, "a larger memory, or fewer samples a batch")
+                raise TooManyRowsError(name, status.distinct)
             case native.DAMAGED:
                 row = f"table {name!r}, row {status.row}: its" if status.row >= 0 else "a"
                 raise StoreError(

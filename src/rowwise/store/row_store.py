@@ -17,8 +17,18 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
+from rowwise.errors import SpecError
 from rowwise.spec import Value
 from rowwise.store.row_stream import InitialValues, RowStream
+
+
+class TooManyRowsError(SpecError):
+    """A batch has rows for which a cache has no slots."""
+
+    def __init__(self, table: str, slots: int) -> None:
+        rows = f"a batch has more rows of table {table!r} than its cache, which has {slots:,} slots"
+        super().__init__(rows, "a larger cache (memory), or smaller batches (train.batch)")
+
 
 InitialRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # row numbers -> stored bytes [U, bytes] and state [U, floats]
 WINDOW_bytes = 16 << 20  # of records that a stream reads at a time

@@ -74,6 +74,7 @@ struct Placed {
   bool hit;             // the row was in the slot
   int64_t victim;       // the row that was in the slot, NONE: none
   bool victim_changed;  // and has to be written
+  bool marked;          // the row was there, and was not to be written before
 };
 
 class Cache {
@@ -109,7 +110,7 @@ class Cache {
     const int64_t set = set_of(hash);
     ++clock_;
     if (lfu_ && counts && counts_[row] != UINT16_MAX) ++counts_[row];
-    Placed placed{find_in_set(row, set, print_of(hash)), true, NONE, false};
+    Placed placed{find_in_set(row, set, print_of(hash)), true, NONE, false, false};
     if (placed.slot == NONE) placed.slot = overflow_.find(row, hash);
     if (placed.slot == NONE) {
       placed.hit = false;
@@ -126,6 +127,7 @@ class Cache {
       changed_[placed.slot] = 0;
     }
     if (placed.slot < slots_) stamps_[placed.slot] = clock_;
+    placed.marked = placed.hit && changes && !changed_[placed.slot];
     changed_[placed.slot] |= uint8_t(changes);
     return placed;
   }
@@ -146,7 +148,8 @@ class Cache {
       changed_[slot] = 0;
     }
   }
-  void mark_changed(int64_t slot) { changed_[slot] = 1; }
+  void mark_changed(int64_t slot, bool changed = true) { changed_[slot] = changed; }
+  void empty(int64_t slot) { slot_rows_[slot] = NONE, changed_[slot] = 0; }
   void clear() {
     std::fill_n(slot_rows_, changed_.size(), NONE);
     changed_.clear();

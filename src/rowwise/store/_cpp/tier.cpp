@@ -34,7 +34,7 @@ class Tier {
   Log& log() { return log_; }
   bool direct() const { return direct_; }
 
-  // A call that failed may have left slots without their rows, so later ones fail too.
+  // A call that failed may have left slots without their rows, so later ones fail too, unless it was undone.
   template <class F>
   void run(F f) {
     if (failure_.code != TIER_OK) throw failure_;
@@ -42,7 +42,7 @@ class Tier {
     try {
       f();
     } catch (const Failure& failure) {
-      if (failure.code != TIER_BAD_ID) failure_ = failure;
+      if (failure.code != TIER_BAD_ID && failure.code != TIER_TOO_SMALL) failure_ = failure;
       throw;
     }
   }
@@ -68,15 +68,14 @@ class Tier {
     for (int64_t i = 0; i < count; ++i) check_ids(segments[i]);
     for (auto& rows : new_rows_) rows.clear();
     for (auto& cache : caches_) cache->begin_batch();
-    wanted_.clear(), copies_.clear();
-    for (int64_t i = 0; i < count; ++i)
-      with_ids(segments[i], [&](const auto* ids, auto* slots) {
-        const TierSegment& segment = segments[i];
-        for (int64_t k = 0; k < segment.count; ++k) {
-          caches_[segment.table]->prefetch(int64_t(ids[std::min(k + AHEAD, segment.count - 1)]));
-          slots[k] = std::decay_t<decltype(*slots)>(place(segment.table, int64_t(ids[k]), changes, counts));
-        }
-      });
+    wanted_.clear(), copies_.clear(), marked_.clear();
+    counters_before_ = counters_;
+    try {
+      for (int64_t i = 0; i < count; ++i) place_all(segments[i], changes, counts);
+    } catch (const Failure& failure) {
+      if (failure.code == TIER_TOO_SMALL) undo_places();
+      throw;
+    }
     read_wanted();
     for (const auto& [copy, missed] : copies_)
       if (!ahead_.take(copy, [&, &missed = missed](const char* row, const char* state) { fill(missed, row, state); }))
@@ -174,11 +173,34 @@ class Tier {
     ++counters_[t][WRITES];
   }
 
+  void place_all(const TierSegment& segment, bool changes, bool counts) {
+    with_ids(segment, [&](const auto* ids, auto* slots) {
+      for (int64_t k = 0; k < segment.count; ++k) {
+        caches_[segment.table]->prefetch(int64_t(ids[std::min(k + AHEAD, segment.count - 1)]));
+        slots[k] = std::decay_t<decltype(*slots)>(place(segment.table, int64_t(ids[k]), changes, counts));
+      }
+    });
+  }
+
+  // Empties the slots that have not got their rows yet. Rows that had to leave them are in the log.
+  void undo_places() {
+    for (const auto& [t, slot] : marked_) caches_[t]->mark_changed(slot, false);
+    for (const Log::Wanted& one : wanted_) caches_[one.table]->empty(one.index);
+    for (const auto& [copy, one] : copies_) caches_[one.table]->empty(one.index);
+    for (int64_t t = 0; t < int64_t(tables_.size()); ++t) {
+      for (const NewRow& one : new_rows_[t]) caches_[t]->empty(one.slot);
+      new_rows_[t].clear();
+      caches_[t]->end_batch([](int64_t, int64_t) {});  // the overflow has rows of this batch only
+      for (const int counter : {HITS, MISSES, NEW_ROWS}) counters_[t][counter] = counters_before_[t][counter];
+    }
+  }
+
   int64_t place(int64_t t, int64_t row, bool changes, bool counts) {
     const Placed placed = caches_[t]->place(row, changes, counts);
     std::vector<int64_t>& counters = counters_[t];
     counters[HITS] += counts && placed.hit;
     counters[MISSES] += counts && !placed.hit;
+    if (placed.marked) marked_.emplace_back(t, placed.slot);
     if (placed.hit) return placed.slot;
     if (placed.slot == NONE) throw Failure{TIER_TOO_SMALL, 0, t, row, tables_[t].slots + tables_[t].overflow};
     if (placed.victim != NONE) {
@@ -206,9 +228,10 @@ class Tier {
   Ahead ahead_;
   std::vector<std::unique_ptr<Cache>> caches_;
   std::vector<std::vector<NewRow>> new_rows_;
-  std::vector<std::vector<int64_t>> counters_;
+  std::vector<std::vector<int64_t>> counters_, counters_before_;  // the latter: of the last call of `pin`
   std::vector<Log::Wanted> wanted_;  // by `place`: rows to read, and copies of rows that were read ahead
   std::vector<std::pair<Ahead::Copy, Log::Wanted>> copies_;
+  std::vector<std::pair<int64_t, int64_t>> marked_;  // tables and slots that `place` has marked as changed
   pid_t process_ = getpid();
 };
 
