@@ -118,6 +118,9 @@ class PlanTraffic:
     def _blocks(self, path: ExchangePath, *, backward: bool) -> ByLink:
         """Bytes of each rank's vectors of a sample, by link."""
         widths_W = [[p.width for p, _ in self.routes.pooled_pieces(w, path)] for w in range(self.routes.world)]
+        return self._block_bytes(widths_W, backward=backward)
+
+    def _block_bytes(self, widths_W: Sequence[Sequence[int]], *, backward: bool) -> ByLink:
         return {
             link: np.array([block_bytes(self.wire.vectors(link, backward=backward), widths) for widths in widths_W])
             for link in LINKS
@@ -130,15 +133,10 @@ class PlanTraffic:
         if not any(group.path is path for groups in routes.groups_W for group in groups):
             return
         widths_H = [[piece.width for piece, _ in routes.host_pieces(host)] for host in range(topology.hosts)]
+        widths_W = [widths for widths in widths_H for _ in range(topology.devices)]
         samples_W = np.full(routes.world, self.counts.samples)
         for backward, stage, purpose in ((False, "exchange", "pooled"), (True, "return", "gradients")):
-            blocks = {
-                link: np.repeat(
-                    [block_bytes(self.wire.vectors(link, backward=backward), widths) for widths in widths_H],
-                    topology.devices,
-                )
-                for link in LINKS
-            }
+            blocks = self._block_bytes(widths_W, backward=backward)
             exact = self.wire.vectors("host", backward=backward).facts.exact
             summed = ("all_gather" if backward else "reduce_scatter") if exact else "all_to_all"
             all_hosts_W = samples_W * topology.hosts
@@ -206,8 +204,7 @@ class PlanTraffic:
     def _ring(self, stage: str, purpose: str, size_bytes: float) -> Flow:
         """An all-reduce, in which each rank sends to the next."""
         world, topology = self.routes.world, self._topology
-        sent = {link: np.zeros(world) for link in LINKS}
-        received = {link: np.zeros(world) for link in LINKS}
+        sent, received = _no_bytes(world), _no_bytes(world)
         for rank in range(world):
             after = (rank + 1) % world
             link = topology.link(rank, after)
@@ -236,9 +233,8 @@ class PlanTraffic:
         return {k: 2 if isinstance(self.routes.tables[k].optimizer, Lamb) else 1 for k in tables}
 
     def _between_columns(self, pieces: Sequence[tuple[int, RankPiece]], terms: Mapping[int, int]) -> Flow:
-        world, topology = self.routes.world, self._topology
-        sent = {link: np.zeros(world) for link in LINKS}
-        received = {link: np.zeros(world) for link in LINKS}
+        topology = self._topology
+        sent, received = _no_bytes(topology.world), _no_bytes(topology.world)
         for rank, piece in pieces:
             table, tile = self.routes.tables[piece.table], piece.tile
             nodes = count_nodes(*tile.cols)
@@ -252,6 +248,10 @@ class PlanTraffic:
     @property
     def _topology(self) -> Topology:
         return self.routes.topology
+
+
+def _no_bytes(world: int) -> dict[Link, Floats]:
+    return {link: np.zeros(world) for link in LINKS}
 
 
 def outer_flow(

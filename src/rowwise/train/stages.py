@@ -97,13 +97,12 @@ class Stages:
 
     def timeline_rows(self, intervals_W: Sequence[Sequence[StageInterval]]) -> list[dict[str, Cell]]:
         """The lines of timeline.csv, in the order of steps."""
-        lines: list[tuple[int, int, dict[str, Cell]]] = []
-        for rank, found in enumerate(intervals_W):
-            for one in found:
-                line: dict[str, Cell] = {"step": one.step, "rank": rank, "resource": one.resource, "stage": one.stage}
-                lines.append((one.step, rank, line | {"begin_s": round(one.begin_s, 9), "end_s": round(one.end_s, 9)}))
-        lines.sort(key=itemgetter(0, 1))
-        return [line for *_, line in lines]
+        found = [(one.step, rank, one) for rank, intervals in enumerate(intervals_W) for one in intervals]
+        lines: list[dict[str, Cell]] = []
+        for step, rank, one in sorted(found, key=itemgetter(0, 1)):
+            line: dict[str, Cell] = {"step": step, "rank": rank, "resource": one.resource, "stage": one.stage}
+            lines.append(line | {"begin_s": round(one.begin_s, 9), "end_s": round(one.end_s, 9)})
+        return lines
 
     def _forecast_s(self, phase: str, rank: int) -> float | None:
         expected_W = self._expected.get(phase, ()) if phase in STAGES else ()

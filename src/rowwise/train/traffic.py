@@ -6,7 +6,7 @@ distinct ids in `rows`, but as one in `repeats`, which planners use.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, final
 
 import msgspec
@@ -26,6 +26,7 @@ MOST_COUNTED = 1 << 16  # of a feature in a batch, for `repeats`
 IDS, COUNTS = "traffic/ids", "traffic/counts"  # names of tensors that concatenate all tables
 IdMaps = Mapping[AnyEmbeddings, IdTables]
 NO_ID_MAPS: IdMaps = {}
+NUMBERS = ("samples", "ids", "looked_at", "different", "in_top")  # of a table
 TOP = 100  # `in_top` counts the ids among the most common hundredth of distinct ids
 
 
@@ -36,6 +37,7 @@ class _TableSums:
     looked_at: int = 0
     different: int = 0
     in_top: int = 0
+    repeats: IdSample = field(default_factory=IdSample)
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
@@ -60,7 +62,6 @@ class TableTraffic:
     """Sums over the counted batches, by table."""
 
     _sums: dict[str, _TableSums] = field(default_factory=dict)
-    _repeats: dict[str, IdSample] = field(default_factory=dict)
 
     def add(self, tables: Sequence[AnyEmbeddings], batch: Batch, id_maps: IdMaps = NO_ID_MAPS) -> None:
         """Count a batch. `id_maps`: for tables behind an id map, the module that maps their ids."""
@@ -68,7 +69,6 @@ class TableTraffic:
             sparse = (id_maps[module].map_batch(batch.sparse) if module in id_maps else batch.sparse).expanded()
             for table in module.tables:
                 sums = self._sums.setdefault(table.name, _TableSums())
-                repeats = self._repeats.setdefault(table.name, IdSample())
                 sums.samples += sparse.batch_size
                 for ids_N in map(sparse.ids_of, table.feature_names):
                     sums.ids += len(ids_N)
@@ -76,7 +76,7 @@ class TableTraffic:
                     sums.looked_at += min(len(ids_N), MOST_IDS)
                     sums.different += len(counts)
                     sums.in_top += int(counts[: -(-len(counts) // TOP)].sum())
-                    repeats.add(_rows_of(ids_N[:MOST_COUNTED], table))
+                    sums.repeats.add(_rows_of(ids_N[:MOST_COUNTED], table))
 
     def rows(self, tables: Sequence[AnyEmbeddings]) -> list[dict[str, Cell]]:
         """The lines of tables.csv."""
@@ -89,30 +89,28 @@ class TableTraffic:
 
     def repeats(self, name: str) -> IdSample:
         """A sample of the table's ids, with their counts."""
-        return self._repeats.get(name, IdSample())
+        return self._sums.get(name, _TableSums()).repeats
 
     def state(self) -> dict[str, dict[str, int]]:
         """The numbers, for a checkpoint."""
         state: dict[str, dict[str, int]] = {}
         for name, sums in self._sums.items():
-            ids = self._repeats.get(name, IdSample())
-            state[name] = asdict(sums) | {"counted": ids.looked_at, "level": ids.level, "kept": len(ids.ids_D)}
+            ids = sums.repeats
+            state[name] = {key: getattr(sums, key) for key in NUMBERS}
+            state[name] |= {"counted": ids.looked_at, "level": ids.level, "kept": len(ids.ids_D)}
         return state
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors for a checkpoint: ids and counts of all tables, in the order of `state`."""
-        found = [self._repeats.get(name, IdSample()) for name in self._sums]
-        none = torch.empty(0, dtype=torch.int64)
-        return {
-            IDS: torch.cat([none, *(one.ids_D for one in found)]),
-            COUNTS: torch.cat([none, *(one.counts_D for one in found)]),
-        }
+        found = [IdSample(), *(sums.repeats for sums in self._sums.values())]
+        return {IDS: torch.cat([one.ids_D for one in found]), COUNTS: torch.cat([one.counts_D for one in found])}
 
     def restore(self, state: Mapping[str, Mapping[str, int]], tensors: Mapping[str, Tensor]) -> None:
         """Continue from `state` and `tensors`; a checkpoint of an older version has no tensors."""
-        names = _TableSums.__slots__
-        self._sums = {name: _TableSums(**{key: sums[key] for key in names}) for name, sums in state.items()}
-        self._repeats = {}
+        self._sums = {}
+        for name, sums in state.items():
+            numbers = sums["samples"], sums["ids"], sums["looked_at"], sums["different"], sums["in_top"]
+            self._sums[name] = _TableSums(*numbers)
         if IDS not in tensors or COUNTS not in tensors:
             return
         sizes = [sums["kept"] for sums in state.values()]
@@ -120,16 +118,17 @@ class TableTraffic:
             raise StateError("traffic/ids and traffic/counts", f"{sum(sizes)} int64 numbers each, as their state says")
         parts = zip(state.items(), tensors[IDS].split(sizes), tensors[COUNTS].split(sizes), strict=True)
         for (name, sums), ids_D, counts_D in parts:
-            self._repeats[name] = IdSample(sums["counted"], sums["level"], ids_D, counts_D)
+            self._sums[name].repeats = IdSample(sums["counted"], sums["level"], ids_D, counts_D)
 
     def merge(self, state: Mapping[str, Mapping[str, int]], tensors: Mapping[str, Tensor]) -> None:
         """Add the counts of another rank, as its `state` and `tensors` returned them."""
         other = TableTraffic()
         other.restore(state, tensors)
         for name, theirs in other._sums.items():
-            mine, more = asdict(self._sums.get(name, _TableSums())), asdict(theirs)
-            self._sums[name] = _TableSums(**{key: count + more[key] for key, count in mine.items()})
-            self._repeats.setdefault(name, IdSample()).merge(other.repeats(name))
+            mine = self._sums.setdefault(name, _TableSums())
+            for key in NUMBERS:
+                setattr(mine, key, getattr(mine, key) + getattr(theirs, key))
+            mine.repeats.merge(theirs.repeats)
 
     def _row(self, table: Table) -> dict[str, Cell]:
         sums = self._sums.get(table.name, _TableSums())
