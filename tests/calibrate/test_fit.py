@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from msgspec import structs
+from perf.asked import request_of, whole_tables
 
 from rowwise.calibrate.fit import BOUNDED_NETWORKS, FITTED_ROOFLINE, MachineDescription, estimate_noise, fit_profile
 from rowwise.calibrate.fit_links import fit_links, list_amounts
@@ -12,14 +13,9 @@ from rowwise.calibrate.train_exchange import amounts_of, train_exchanges
 from rowwise.calibrate.train_network import NetworkShape, _Batches, _Net, predict_s, train_network
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Curves, Workload
-from rowwise.perf.hardware import Machine, hardware_named, read_hardware
-from rowwise.perf.learned import model_of
+from rowwise.perf.hardware import hardware_named, read_hardware
 from rowwise.perf.roofline import Roofline
-from rowwise.planner.kinds import PlacementKind
-from rowwise.planner.layouts import TABLE_WISE
-from rowwise.planner.options import TableArrays
 from rowwise.planner.pipeline import make_plan
-from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Table, Topology
 
 CPU = structs.replace(hardware_named("cpu"), device_Bps=5e9, launch_s=2e-4, forward_issue_s=2e-8)
@@ -46,10 +42,7 @@ def made_up(count, noise=0.02, seed=0):
             for i in range(rng.integers(1, 16))
         )
         batch = int(2 ** rng.uniform(8, 13))
-        machine = Machine(topology=Topology(), hardware=CPU)
-        question = PlanRequest(workloads=tables, machine=machine, model=model, batch=batch)
-        shards = TableArrays.of(question).shards(PlacementKind(TABLE_WISE), np.arange(len(tables)), question)
-        load_K = model.loads(shards, Curves.of(tables, batch)).sum(0)
+        load_K = model.loads(whole_tables(request_of(tables, CPU, batch=batch)), Curves.of(tables, batch)).sum(0)
         lookup_s, update_s = (float(stage.seconds(model.phi, load_K)) for stage in model.stages)
         for again in (False, True)[: 1 + (number % 10 == 0)]:
             off = 1 + noise * rng.standard_normal(2)
@@ -92,11 +85,8 @@ def test_a_profile_predicts_what_it_never_saw():
     assert quality.held_out == sum(s.number % 7 == 0 and isinstance(s, SetSample) for s in samples)
     assert read_hardware(hardware.to_json()) == hardware
     assert "2 processes of 1 threads on cpu: 990 sets of tables and 150 exchanges" in hardware.source
-    machine = Machine(topology=Topology(devices=2), hardware=hardware)
-    workloads = next(iter(made_up(1))).workloads
-    model = model_of(hardware, machine.topology)
-    planned = make_plan(PlanRequest(workloads=workloads, machine=machine, model=model, batch=4096), seconds=0.05)
-    forecast = planned.plan.forecast
+    request = request_of(next(iter(made_up(1))).workloads, hardware, Topology(devices=2), batch=4096)
+    forecast = make_plan(request, seconds=0.05).plan.forecast
     assert set(forecast.stages_s) == {"lookup", "update", "exchange", "wait"}
     assert forecast.bound_s <= forecast.step_s
 

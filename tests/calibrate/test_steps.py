@@ -2,17 +2,16 @@
 
 import pytest
 from msgspec import structs
+from perf.asked import request_of
 
 from rowwise.calibrate import steps
 from rowwise.calibrate.measure_plans import measure_plan_results
 from rowwise.calibrate.steps import StepMeasurement, StepTimes, _check_plans, _merge_ranks, measure_plans
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Workload
-from rowwise.perf.hardware import Machine, hardware_named
-from rowwise.perf.roofline import Roofline
+from rowwise.perf.hardware import hardware_named
 from rowwise.plan import Plan, Tile
 from rowwise.planner.pipeline import make_plans
-from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Pooling, Table, Topology
 
 TABLES = (
@@ -26,9 +25,7 @@ TWO = Topology(devices=2)
 
 
 def asked(topology=TWO, batch=512):
-    hardware = hardware_named("cpu")
-    machine = Machine(topology=topology, hardware=hardware)
-    return PlanRequest(workloads=TABLES, machine=machine, model=Roofline(hardware, topology), batch=batch)
+    return request_of(TABLES, hardware_named("cpu"), topology, batch=batch)
 
 
 @pytest.mark.dist

@@ -6,15 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from perf.asked import request_of
 
 from rowwise import Table, Topology
 from rowwise.perf.access import Workload
 from rowwise.perf.dense_parallel import KINDS, ActivationBytes, DenseSide, DenseUnits
-from rowwise.perf.hardware import Machine, hardware_named
-from rowwise.perf.roofline import Roofline
+from rowwise.perf.hardware import hardware_named
 from rowwise.planner.infeasible import InfeasibleError
 from rowwise.planner.pipeline import make_plan
-from rowwise.planner.problem import PlanRequest
 
 SHAPES = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=3)
 MiB = 1 << 20
@@ -61,15 +60,10 @@ def test_seconds_are_bytes_over_rates():
     assert hybrid.seconds(topology, hardware) == pytest.approx(inside + across)
 
 
-def request_of(dense, device_bytes):
+def asked(dense, device_bytes):
     hardware = structs.replace(hardware_named("cpu"), device_bytes=device_bytes)
-    topology = Topology(devices=4)
     tables = [Table(name=f"t{i}", rows=40_000, dim=16) for i in range(4)]
-    machine = Machine(topology=topology, hardware=hardware)
-    workloads = tuple(Workload(table=table) for table in tables)
-    return PlanRequest(
-        workloads=workloads, machine=machine, model=Roofline(hardware, topology), batch=1024, dense=dense
-    )  # fmt: skip
+    return request_of(map(Workload, tables), hardware, Topology(devices=4), batch=1024, dense=dense)
 
 
 def test_tables_and_dense_parameters_share_the_memory_of_a_rank():
@@ -79,16 +73,16 @@ def test_tables_and_dense_parameters_share_the_memory_of_a_rank():
     room = 4 * MiB + part.cost(topology).memory_bytes
     assert whole.cost(topology).memory_bytes > room
     with pytest.raises(InfeasibleError):
-        make_plan(request_of(whole, room), seconds=0.02)
-    made = make_plan(request_of(part, room), seconds=0.02)
-    alone = make_plan(request_of(None, 4 * MiB), seconds=0.02)
+        make_plan(asked(whole, room), seconds=0.02)
+    made = make_plan(asked(part, room), seconds=0.02)
+    alone = make_plan(asked(None, 4 * MiB), seconds=0.02)
     assert made.plan.forecast.limits_bytes == alone.plan.forecast.limits_bytes
     assert made.plan.tiles == alone.plan.tiles
 
 
 def test_a_step_waits_for_the_dense_side():
     side = side_of([[(512, 512)]])
-    request = request_of(side, 1 << 30)
+    request = asked(side, 1 << 30)
     longer = make_plan(request, seconds=0.02).plan.forecast
     shorter = make_plan(replace(request, dense=None), seconds=0.02).plan.forecast
     assert longer.step_s == shorter.step_s  # of the tables

@@ -7,20 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from perf.asked import request_of, whole_tables
 from perf.networks import WORK, network, profile
 
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Curves, Workload
 from rowwise.perf.exchange import ExchangeNetwork
 from rowwise.perf.features import nominal_work
-from rowwise.perf.hardware import Machine, hardware_named, read_hardware
+from rowwise.perf.hardware import hardware_named, read_hardware
 from rowwise.perf.learned import LearnedModel, model_of
 from rowwise.perf.network import MOST_DEVIATIONS
 from rowwise.perf.roofline import Roofline
-from rowwise.planner.kinds import PlacementKind
-from rowwise.planner.layouts import TABLE_WISE
-from rowwise.planner.options import TableArrays
-from rowwise.planner.problem import PlanRequest
 from rowwise.spec import RowType, Table, Topology
 
 FEW = settings(max_examples=25, deadline=None)
@@ -64,8 +61,7 @@ def asked(hardware, tables=12, world=1):
         )
         for i in range(tables)
     )
-    machine = Machine(topology=Topology(devices=world), hardware=hardware)
-    return PlanRequest(workloads=workloads, machine=machine, model=model_of(hardware, machine.topology), batch=2048)
+    return request_of(workloads, hardware, Topology(devices=world), batch=2048)
 
 
 @pytest.mark.parametrize("form", ["scaled", "published"])
@@ -74,8 +70,7 @@ def test_a_model_adds_up_its_networks(form):
     question = asked(hardware)
     model = question.model
     assert isinstance(model, LearnedModel)
-    shards = TableArrays.of(question).shards(PlacementKind(TABLE_WISE), np.arange(12), question)
-    load_K = model.loads(shards, Curves.of(question.workloads, 2048)).sum(0)
+    load_K = model.loads(whole_tables(question), Curves.of(question.workloads, 2048)).sum(0)
     stages = [float(stage.seconds(model.phi, load_K)) for stage in model.stages]
     kernels = hardware.kernels
     assert kernels is not None
@@ -146,11 +141,7 @@ def test_narrow_rows_are_less_work():
     found = []
     for table in (wide, structs.replace(wide, row_type=RowType.INT8)):
         question = replace(asked(profile(4)), workloads=(Workload(table=table, access=Access(pooling=5.0)),))
-        shards = TableArrays.of(question).shards(PlacementKind(TABLE_WISE), np.arange(1), question)
-        found.append(
-            dict(
-                zip(WORK["lookup"], nominal_work("lookup", shards, Curves.of(question.workloads, 2048))[0], strict=True)
-            )
-        )
+        (work_K,) = nominal_work("lookup", whole_tables(question), Curves.of(question.workloads, 2048))
+        found.append(dict(zip(WORK["lookup"], work_K, strict=True)))
     assert found[1]["gathered"] < found[0]["gathered"]
     assert found[1]["pooled"] == found[0]["pooled"]

@@ -1,12 +1,12 @@
 """Profiles that come with the package: where they are from, and that plans can be made by them."""
 
 import pytest
+from perf.asked import request_of
 
 from rowwise.perf.access import Access, Workload
-from rowwise.perf.hardware import PRESETS, PROFILE_FOLDER, Machine, hardware_named
+from rowwise.perf.hardware import PRESETS, PROFILE_FOLDER, hardware_named
 from rowwise.perf.learned import LearnedModel, model_of
 from rowwise.planner.pipeline import make_plan
-from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Table, Topology
 
 PROFILES = sorted(path.stem for path in PROFILE_FOLDER.glob("*.json"))
@@ -36,11 +36,8 @@ def test_plans_are_made_by_what_was_learned(name, world):
         Workload(table=Table(name=f"t{i}", rows=1000 * 4**i, dim=64), access=Access(pooling=1.0 + 3 * i, zipf_a=1.0))
         for i in range(6)
     )
-    machine = Machine(topology=Topology(devices=world), hardware=hardware)
     few, many = (
-        make_plan(
-            PlanRequest(workloads=workloads, machine=machine, model=model, batch=batch), seconds=0.05
-        ).plan.forecast
+        make_plan(request_of(workloads, hardware, Topology(devices=world), batch=batch), seconds=0.05).plan.forecast
         for batch in (1024, 8192)
     )
     assert few.bound_s <= few.step_s < many.step_s

@@ -6,12 +6,12 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from msgspec import structs
+from perf.asked import request_of
 
 from rowwise import Sgd, Table, Topology
 from rowwise.perf import Access, TorchRecModel, Workload
-from rowwise.perf.hardware import Machine, hardware_named
+from rowwise.perf.hardware import hardware_named
 from rowwise.planner.options import make_problem
-from rowwise.planner.problem import PlanRequest
 
 TORCHREC = pytest.mark.skipif(find_spec("torchrec") is None, reason="needs the extra 'peers'")
 THEIRS = {
@@ -79,12 +79,9 @@ def theirs(
 def test_estimates_are_torchrecs(hosts, local):
     topology = Topology(hosts=hosts, devices=8)
     workloads = made_up(hosts)
-    question = PlanRequest(
-        workloads=tuple(workloads),
-        machine=Machine(topology=topology, hardware=structs.replace(hardware_named("a100-like"), device_bytes=1 << 60)),
-        model=TorchRecModel(topology),
-        batch=local * topology.world,
-    )
+    hardware = structs.replace(hardware_named("a100-like"), device_bytes=1 << 60)
+    batch = local * topology.world
+    question = request_of(workloads, hardware, topology, batch=batch, model=TorchRecModel(topology))
     problem = make_problem(question)
     expected = {}
     for columns in (1, *SPLITS):

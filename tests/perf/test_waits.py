@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from perf.asked import request_of
 
 from rowwise import Plan, Table, Topology
 from rowwise.calibrate.wire_costs import KINDS, SHAPES, WireShares, fit_wire_costs
@@ -16,7 +17,6 @@ from rowwise.perf.hardware import Machine, hardware_named, read_hardware
 from rowwise.perf.learned import model_of
 from rowwise.planner.layouts import table_wise
 from rowwise.planner.pipeline import make_plan
-from rowwise.planner.problem import PlanRequest
 from rowwise.planner.rank_exchange import exchanges_s
 from rowwise.spec import Codecs, Wire, WireType
 
@@ -35,8 +35,7 @@ def _questions(draw):
         Workload(table=Table(name=f"t{k}", rows=rows, dim=dim), access=Access(pooling=pooling))
         for k, (rows, dim, pooling) in enumerate(draw(st.lists(tables, min_size=1, max_size=6)))
     )
-    machine, batch = Machine(TWO, XEON), draw(st.sampled_from((512, 8192)))
-    return PlanRequest(workloads=workloads, machine=machine, model=model_of(XEON, TWO), batch=batch)
+    return request_of(workloads, XEON, TWO, batch=draw(st.sampled_from((512, 8192))))
 
 
 questions = _questions()

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from perf.asked import request_of
 from planner.small_questions import questions, wires
 
 from rowwise import SpecError, Table, Topology
@@ -20,7 +21,6 @@ from rowwise.planner.kinds import candidate_kinds
 from rowwise.planner.layouts import LAYOUTS
 from rowwise.planner.options import TableArrays
 from rowwise.planner.pipeline import make_plan
-from rowwise.planner.problem import PlanRequest
 from rowwise.spec import Codecs, RowType, Wire, WireType, row_bytes
 
 
@@ -71,9 +71,7 @@ def test_floats_are_coded_by_nobody(question):
 def test_seconds_of_coding_are_of_what_leaves_by_direction_and_link():
     """By hand: 1,000 samples on 2 hosts of 2; of a table's vectors a quarter goes to the neighbour, half far away."""
     table, topology = Table(name="t", rows=1000, dim=64), Topology(hosts=2, devices=2)
-    one = Workload(table=table, access=Access())
-    machine = Machine(topology, hardware_named("zionex"))
-    question = PlanRequest(workloads=(one,), machine=machine, model=Roofline(machine.hardware, topology), batch=1000)
+    question = request_of([Workload(table=table, access=Access())], hardware_named("zionex"), topology)
     wire = Wire(host=Codecs(forward="fp16"), network=Codecs(backward="int8"))
     free, paid = links(question, wire)[0], links(question, wire, 1e9)[0]
     near, far = 64_000 * 4 / 4, 64_000 * 4 / 2
@@ -112,9 +110,7 @@ def test_an_uplink_has_its_own_rates_and_is_as_the_network_without():
     assert slow.slowest_link(Topology(hosts=2, devices=2)) == slow.network
     assert slow.slowest_link(Topology(devices=2)) == slow.slowest_link(Topology()) == slow.host
     one = Workload(table=Table(name="t", rows=1000, dim=64), access=Access())
-    question = PlanRequest(
-        workloads=(one,), machine=Machine(topology, hardware), model=Roofline(hardware, topology), batch=1000
-    )
+    question = request_of([one], hardware, topology)
     slowed = replace(question, machine=Machine(topology, slow))
     wires = Wire(), Wire(uplink=Codecs(forward="int8"))
     floats, narrow = (links(slowed, wire)[0] for wire in wires)
@@ -132,8 +128,7 @@ def test_a_narrow_wire_makes_another_plan():
     found = {}
     for kind in (WireType.FP32, WireType.INT8):
         wire = Wire(network=Codecs(kind, kind))
-        model = model_of(hardware, topology, wire)
-        asked = PlanRequest(workloads=workloads, machine=Machine(topology, hardware), model=model, batch=2048)
+        asked = request_of(workloads, hardware, topology, batch=2048, model=model_of(hardware, topology, wire))
         found[kind] = make_plan(asked, seconds=0.1).plan
         assert found[kind].forecast.wire == wire
         assert found[kind].forecast.bound_s <= found[kind].forecast.step_s * (1 + 1e-9)
@@ -162,7 +157,7 @@ def test_learned_exchanges_have_the_wire_too():
     stages = {}
     for kind in WireType:
         model = model_of(hardware, topology, Wire(host=Codecs(kind, kind)))
-        asked = PlanRequest(workloads=workloads, machine=Machine(topology, hardware), model=model, batch=8192)
+        asked = request_of(workloads, hardware, topology, batch=8192, model=model)
         only = structs.replace(asked.constraints, layouts={"*": ("table_wise",)})
         stages[kind] = make_plan(replace(asked, constraints=only), seconds=0.05).plan.forecast.stages_s
     assert hardware.exchanges is not None
