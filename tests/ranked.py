@@ -9,7 +9,7 @@ from msgspec import structs
 from torch import nn
 from trainings import Net, World, bits, with_cell
 
-from rowwise import Plan
+from rowwise import Adam, Plan, RowWiseAdagrad, Table
 from rowwise.comm.interface import Comm
 from rowwise.comm.thread import run_threads
 from rowwise.ingest import Batcher, BatchShard
@@ -24,6 +24,12 @@ from rowwise.train.saved import CheckpointFolder
 from rowwise.train.trainer import Trainer
 
 TIMEOUT_S = 60
+ELASTIC = {"determinism": "elastic", "virtual_shards": 4, "batch": 1024}
+ELASTIC_ROWS = {"count": 2500, "split_rows": 700, "unit": 256}  # the last batch of an epoch is short
+STATEFUL = (
+    Table(name="user", rows=12, dim=8, optimizer=Adam(lr=0.05)),
+    Table(name="words", rows=17, dim=4, pooling="mean", optimizer=RowWiseAdagrad(lr=0.1)),
+)
 
 
 @dataclass

@@ -7,11 +7,11 @@ import pytest
 import torch
 from counting import Counting
 from msgspec import structs
-from ranked import TIMEOUT_S, Ranked, tensor_bits, train
+from ranked import ELASTIC, ELASTIC_ROWS, STATEFUL, TIMEOUT_S, Ranked, tensor_bits, train
 from torch import nn
 from trainings import bits, fast, left
 
-from rowwise import Adam, IdError, Jagged, Plan, Pooling, RowWiseAdagrad, Table, make_embeddings
+from rowwise import IdError, Jagged, Plan, Pooling, Table, make_embeddings
 from rowwise.comm.group import TransportComm
 from rowwise.comm.thread import run_threads
 from rowwise.embedding import Embeddings
@@ -64,8 +64,8 @@ def make_run(folder, *, depth, accumulate=1, elastic=False, staleness=0, kind=Ra
         "optimizer": DenseAdam(lr=0.01),
     }
     if elastic:
-        how |= {"determinism": "elastic", "virtual_shards": 4, "batch": 1024}
-        settings |= {"count": 2500, "split_rows": 700, "unit": 256}
+        how |= ELASTIC
+        settings |= ELASTIC_ROWS
     run = fast(train=how, evaluate={"every": 3}, save=Saving(every=2, keep=2), log=Log(every=2, window=3))
     return kind(run, folder, **settings)
 
@@ -84,11 +84,7 @@ def test_any_depth_leaves_what_one_step_after_another_leaves(tmp_path, world, de
 @pytest.mark.slow
 @pytest.mark.parametrize(("world", "depth"), [(2, 2), (2, 3), (4, 2)])
 def test_virtual_shards_are_routed_ahead_to_the_bit(tmp_path, world, depth):
-    tables = (
-        Table(name="user", rows=12, dim=8, optimizer=Adam(lr=0.05)),
-        Table(name="words", rows=17, dim=4, pooling=Pooling.MEAN, optimizer=RowWiseAdagrad(lr=0.1)),
-    )
-    how = {"elastic": True, "tables": tables, "dropout": 0.0}
+    how = {"elastic": True, "tables": STATEFUL, "dropout": 0.0}
     assert what_is_left(tmp_path, world, depth, **how) == what_is_left(tmp_path, world, 1, **how)
 
 

@@ -4,7 +4,7 @@ import os
 
 import process_ranks
 import pytest
-from ranked import Ranked, tensor_bits, train
+from ranked import ELASTIC, ELASTIC_ROWS, Ranked, tensor_bits, train
 from trainings import fast
 
 from rowwise.comm import run_processes
@@ -20,8 +20,8 @@ TIMEOUT_S = 100
 
 def elastic(folder, plan=0, **train) -> Ranked:
     """With dropout, which threads would draw from one source."""
-    how = {"determinism": "elastic", "virtual_shards": 4, "batch": 1024, "epochs": 2, "shuffle": True} | train
-    return Ranked(fast(train=how, log=Log(every=2)), folder, 2500, split_rows=700, unit=256, plan=plan)
+    how = ELASTIC | {"epochs": 2, "shuffle": True} | train
+    return Ranked(fast(train=how, log=Log(every=2)), folder, plan=plan, **ELASTIC_ROWS)
 
 
 @ways

@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 import torch
 from msgspec import structs
-from ranked import TIMEOUT_S, Ranked, tensor_bits, tensors, train
+from ranked import ELASTIC, ELASTIC_ROWS, STATEFUL, TIMEOUT_S, Ranked, tensor_bits, tensors, train
 from trainings import COLUMNS, bits, fast, lines, make_rows, with_cell
 
-from rowwise import Adam, DataError, GradientError, RowWiseAdagrad, SpecError, Table, Topology, Wire
+from rowwise import DataError, GradientError, SpecError, Topology, Wire
 from rowwise.comm.solo import solo
 from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError, CheckpointError, PeerError, UpdateError
@@ -84,15 +84,8 @@ def test_any_number_of_ranks_trains_as_one(tmp_path, plan, accumulate, worlds):
 
 
 def elastic(folder, plan=0, **more) -> Ranked:
-    """Batches of four virtual shards, the last of an epoch short."""
-    train = {"determinism": "elastic", "virtual_shards": 4, "batch": 1024, "optimizer": DenseAdam(lr=0.01)}
-    how = fast(train=train | more.pop("train", {}), **more)
-    rows = {"count": 2500, "split_rows": 700, "unit": 256, "valid_rows": 600}
-    tables = (
-        Table(name="user", rows=12, dim=8, optimizer=Adam(lr=0.05)),
-        Table(name="words", rows=17, dim=4, pooling="mean", optimizer=RowWiseAdagrad(lr=0.1)),
-    )
-    return Ranked(how, folder, dropout=0.0, plan=plan, tables=tables, **rows)
+    how = fast(train=ELASTIC | {"optimizer": DenseAdam(lr=0.01)} | more.pop("train", {}), **more)
+    return Ranked(how, folder, dropout=0.0, plan=plan, tables=STATEFUL, valid_rows=600, **ELASTIC_ROWS)
 
 
 @pytest.mark.slow
