@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from calibrate import calibrate_ranks
+from calibrate.test_samples import an_exchange
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise.calibrate.fit_links import USUAL_id_bytes, fit_links
 from rowwise.calibrate.links import MOST_FLOATS, MOST_SKEW_s, draw_exchange
-from rowwise.calibrate.samples import LinkSample
 from rowwise.calibrate.trust import MOST_WAITED
 from rowwise.comm.spawn import run_processes
 from rowwise.perf.hardware import hardware_named
@@ -47,22 +47,9 @@ def test_exchanges_differ_in_layout_balance_and_skew():
 def test_an_exchange_whose_time_is_all_in_its_ids_still_gives_a_profile():
     """Bytes of the all-to-all alone then seem to be free."""
     hardware = hardware_named("cpu")
-    samples = [
-        LinkSample(
-            number=n,
-            layout="table_wise",
-            hosts=1,
-            batch=256,
-            dim_W=(64, 64),
-            ids_W=(1000 * (1 + n % 7), 0),
-            skew_W=(0.0, 0.0),
-            route_W=(1e-7 * 500 * (1 + n % 7),) * 2,
-            exchange_W=(1e-6, 1e-6),
-            return_W=(1e-6, 1e-6),
-            took_s=0.1,
-        )
-        for n in range(30)
-    ]
+    short = {"batch": 256, "dim_W": (64, 64), "exchange_W": (1e-6,) * 2, "return_W": (1e-6,) * 2}
+    ids = [1000 * (1 + n % 7) for n in range(30)]
+    samples = [an_exchange(**short, number=n, ids_W=(k, 0), route_W=(1e-7 * k / 2,) * 2) for n, k in enumerate(ids)]
     fitted = fit_links(samples, hardware)
     assert fitted.hardware.id_bytes == USUAL_id_bytes
     assert fitted.hardware.host.all_to_all_Bps < 1e12

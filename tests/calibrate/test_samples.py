@@ -20,12 +20,11 @@ def a_set(number=0, took_s=0.5, rank=0):
     )  # fmt: skip
 
 
-def an_exchange(took_s=0.25):
+def an_exchange(**numbers):
     two = (1e-3, 2e-3)
-    return LinkSample(
-        number=0, layout="table_wise", hosts=1, batch=512, dim_W=(64, 32), ids_W=(500, 400), skew_W=(0.0, 0.0),
-        route_W=two, exchange_W=two, return_W=two, took_s=took_s,
-    )  # fmt: skip
+    usual = {"batch": 512, "dim_W": (64, 32), "ids_W": (500, 400), "skew_W": (0.0, 0.0)}
+    usual |= {"number": 0, "route_W": two, "exchange_W": two, "return_W": two, "took_s": 0.25}
+    return LinkSample(layout="table_wise", hosts=1, **usual | numbers)
 
 
 @pytest.fixture
@@ -73,7 +72,7 @@ def test_a_tally_counts_the_slowest_rank_as_files_grow(folder):
         file.write(b'{"type":"li')
     assert tally.update() == 3
     truncate_partial_line(folder.links)
-    write_sample(folder.links, an_exchange(took_s=0.25))
+    write_sample(folder.links, an_exchange())
     assert tally.update() == 3.25
     assert (tally.sets, tally.links) == (2, 1)
 

@@ -27,12 +27,9 @@ TINY = PolicyTraining(
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def one_thread(threads):
     """Small networks, and a machine that is busy with other tests."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    threads(1)
 
 
 def pool_question(devices, count=24, model=None):

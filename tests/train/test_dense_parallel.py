@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from ranked import tensors
 from small import RECIPE, recipe, write_rows
 from train import dense_ranks
 
@@ -16,7 +17,6 @@ from rowwise.idmaps import QuotientRemainderIds
 from rowwise.perf.dense_parallel import DenseSide, DenseUnits
 from rowwise.recipes.runs import TrainingRun
 from rowwise.train.dense_parallel import ShardedConstruction, find_units, shard_dense
-from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseParallel, DenseSgd, Training
 
 REPLICATE, FULL = DenseParallel(), DenseParallel(kind="full")
@@ -109,23 +109,18 @@ def test_every_optimizer(optimizer):
         torch.testing.assert_close(dense_ranks.joined(found, "last")[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
 
 
-def saved(folder):
-    found = CheckpointFolder(folder / "ckpt").open()
-    return {n: found.load(n) for n in found.names() if n.startswith(("model/", "rows/", "optimizer/"))}
-
-
 def trained(comm, folder, parallel, steps):
-    made = recipe_of(folder, parallel, steps)
-    done = TrainingRun.start(made, folder / "runs", comm=comm)
-    done.go()
-    return done.folder.path
+    return folder_of(TrainingRun.start(recipe_of(folder, parallel, steps), folder / "runs", comm=comm))
 
 
 def resumed(comm, path, parallel, steps):
     changes = [f"train.dense_parallel={json.dumps(parallel)}", f"train.steps={steps}"]
-    done = TrainingRun.resume(path, changes, comm=comm)
-    done.go()
-    return done.folder.path
+    return folder_of(TrainingRun.resume(path, changes, comm=comm))
+
+
+def folder_of(run):
+    run.go()
+    return run.folder.path
 
 
 def recipe_of(folder, parallel, steps):
@@ -145,7 +140,7 @@ KINDS = {"replicate": {}, "full": {"kind": "full"}, "hybrid": {"kind": "hybrid",
 def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     write_rows(folder / "rows.parquet", 2000)
-    return saved(run_processes(2, trained, folder, {}, 12, timeout_s=60)[0])
+    return tensors(run_processes(2, trained, folder, {}, 12, timeout_s=60)[0])
 
 
 @pytest.mark.parametrize(
@@ -156,7 +151,7 @@ def test_a_checkpoint_of_one_kind_continues_as_another(uninterrupted, first, sec
     write_rows(tmp_path / "rows.parquet", 2000)
     path = run_processes(4, trained, tmp_path, KINDS[first], 6, timeout_s=60)[0]
     resume = run_processes(world, resumed, path, KINDS[second], 12, timeout_s=60)[0]
-    found = saved(resume)
+    found = tensors(resume)
     assert found.keys() == uninterrupted.keys()
     for name, tensor in uninterrupted.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4, msg=name)

@@ -26,6 +26,10 @@ def batches(rows, size):
     return Batcher(FrameReader(rows), COLUMNS, TABLES, Batching(size=size, shuffle=False))
 
 
+def evaluator_of(model, rows, size=16, training=Training(), slicing=None):  # noqa: B008 - frozen
+    return ClickEvaluator(model, lambda: batches(rows, size), COLUMNS.labels, training, slicing)
+
+
 def all_at_once(model, rows):
     """Predictions, labels, weights of all samples, and the batch."""
     batch = next(iter(batches(rows, rows.num_rows)))
@@ -59,7 +63,7 @@ def expected(logits, labels, weights):
 @given(count=st.integers(2, 200), size=st.integers(1, 300), seed=st.integers(0, 50))
 def test_metrics_are_those_of_scikit_learn(count, size, seed):
     rows, model = make_rows(count, seed), Net(TABLES, seed=seed)
-    scores = ClickEvaluator(model, lambda: batches(rows, size), COLUMNS.labels, Training())()
+    scores = evaluator_of(model, rows, size)()
     logits, labels, weights, _ = all_at_once(model, rows)
     assert list(scores.tasks) == ["click", "buy"]
     for k, values in enumerate(scores.tasks.values()):
@@ -75,9 +79,7 @@ def test_metrics_are_those_of_scikit_learn(count, size, seed):
 @given(count=st.integers(2, 120), size=st.sampled_from((16, 50, 500)), seed=st.integers(0, 50), ids=st.integers(1, 20))
 def test_slices_are_metrics_of_filtered_rows(count, size, seed, ids):
     rows, model = make_rows(count, seed), Net(TABLES, seed=seed)
-    evaluator = ClickEvaluator(
-        model, lambda: batches(rows, size), COLUMNS.labels, Training(), Slicing(("user", "words"), ids)
-    )
+    evaluator = evaluator_of(model, rows, size, slicing=Slicing(("user", "words"), ids))
     numbers = lambda name: None if name is None else int(name)  # noqa: E731
     found = {(row.feature, numbers(row.value), row.task): row.values for row in evaluator().slices}
     logits, labels, weights, batch = all_at_once(model, rows)
@@ -107,7 +109,7 @@ def test_the_model_is_left_as_it_was():
     before = {name: x.clone() for name, x in model.state_dict().items()}
     seen = []
     model.top.register_forward_hook(lambda m, _, out: seen.append((m.training, out.requires_grad)))
-    evaluator = ClickEvaluator(model, lambda: batches(rows, 16), COLUMNS.labels, Training())
+    evaluator = evaluator_of(model, rows)
     for mode in (True, False):
         model.train(mode)
         random = torch.get_rng_state()
@@ -123,15 +125,14 @@ def test_the_model_is_left_as_it_was():
 
 def test_also_where_it_fails():
     rows, model = make_rows(50), Net(TABLES)
-    evaluator = ClickEvaluator(model, lambda: batches(rows, 16), COLUMNS.labels, Training(), Slicing(("color",)))
     with pytest.raises(BatchError, match="'color'; there are user"):
-        evaluator()
+        evaluator_of(model, rows, slicing=Slicing(("color",)))()
     assert model.training
     assert torch.is_grad_enabled()
     with torch.no_grad():
         model.top.bias[1] = math.nan
     with pytest.raises(BatchError, match="sample 0, task 1"):
-        ClickEvaluator(model, lambda: batches(rows, 16), COLUMNS.labels, Training())()
+        evaluator_of(model, rows)()
 
 
 def test_parts_of_a_model_keep_modes_of_their_own():
@@ -146,8 +147,7 @@ def test_parts_of_a_model_keep_modes_of_their_own():
 def test_in_16_bits_it_is_close():
     rows, model = make_rows(400), Net(TABLES)
     found = [
-        ClickEvaluator(model, lambda: batches(rows, 64), COLUMNS.labels, Training(precision=precision))().tasks["click"]
-        for precision in ("fp32", "bf16")
+        evaluator_of(model, rows, 64, Training(precision=precision))().tasks["click"] for precision in ("fp32", "bf16")
     ]
     assert found[0] != found[1]
     assert found[1]["loss"] == pytest.approx(found[0]["loss"], rel=0.02)
@@ -172,6 +172,11 @@ def retrieval_batches(rows, size):
         sparse=(*COLUMNS.sparse, Sparse(column="item", ids="direct")),
     )
     return Batcher(FrameReader(rows), columns, (*TABLES, WORD), Batching(size=size, shuffle=False))
+
+
+def search(model, known, asked, size=7, feature="item", **more):
+    streams = {"known": lambda: retrieval_batches(known, size), "asked": lambda: retrieval_batches(asked, size)}
+    return RetrievalEvaluator(model, feature, **streams, task="click", **more)
 
 
 def with_items(count, seed, most):
@@ -215,14 +220,7 @@ def test_retrieval_is_a_search_by_brute_force(known, asked, size, seed, most):
     train, test = with_items(known, seed, most), with_items(asked, seed + 1, 60)
     if not any(test["click"].to_pylist()):
         return
-    evaluator = RetrievalEvaluator(
-        model,
-        "item",
-        known=lambda: retrieval_batches(train, size),
-        asked=lambda: retrieval_batches(test, size),
-        task="click",
-        ks=ks,
-    )
+    evaluator = search(model, train, test, size, ks=ks)
     found = evaluator().tasks["click"]
     assert set(found) == set(evaluator.metrics)
     for name, want in brute_force(model, train, test, ks).items():
@@ -231,30 +229,15 @@ def test_retrieval_is_a_search_by_brute_force(known, asked, size, seed, most):
 
 
 def test_an_item_of_the_asked_rows_only_can_be_found():
-    model = towers()
     train, test = with_items(30, 0, 5), with_items(1, 0, 5)
     test = test.set_column(test.schema.get_field_index("item"), "item", [[59]])
     test = test.set_column(test.schema.get_field_index("click"), "click", [[1]])
-    evaluator = RetrievalEvaluator(
-        model,
-        "item",
-        known=lambda: retrieval_batches(train, 7),
-        asked=lambda: retrieval_batches(test, 7),
-        task="click",
-        ks=(6,),
-    )
-    found = evaluator().tasks["click"]
+    found = search(towers(), train, test, ks=(6,))().tasks["click"]
     assert (found["count"], found["recall@6"]) == (1.0, 1.0)  # of six items one is it
     assert 1 / 6 <= found["mrr"] <= 1
 
 
 def test_an_item_has_one_id_in_each_row():
-    evaluator = RetrievalEvaluator(
-        towers(),
-        "words",
-        known=lambda: retrieval_batches(with_items(30, 0, 5), 7),
-        asked=lambda: (),
-        task="click",
-    )
+    rows = with_items(30, 0, 5)
     with pytest.raises(BatchError, match=r"'words' has \d ids"):
-        evaluator()
+        search(towers(), rows, rows, feature="words")()

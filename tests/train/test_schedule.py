@@ -1,6 +1,7 @@
 """What happens after which step: evaluations, checkpoints, lines, early stops, the end."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from rowwise.train.progress import BestEvaluation, Progress
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import Evaluation, Log, Saving, Training
-from rowwise.train.trainer import Trainer, TrainingJob
+from rowwise.train.trainer import Trainer
 
 
 class Scripted:
@@ -33,15 +34,7 @@ class Scripted:
 def scripted(folder, how, values=(), **world):
     """A trainer whose evaluations are made up."""
     made = World(how, folder, **world)
-    model = Net(made.tables)
-    job = made.job(model)
-    job = TrainingJob(
-        model=model,
-        objective=job.objective,
-        batches=job.batches,
-        tasks=job.tasks,
-        evaluate=Scripted(how.evaluate.metric, values),
-    )
+    job = replace(made.job(Net(made.tables)), evaluate=Scripted(how.evaluate.metric, values))
     return Trainer(job, how, RunFolder(folder))
 
 

@@ -1,6 +1,7 @@
 """A run on several ranks is the run of one: same weights, lines and decisions; what stops one stops all."""
 
 import re
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -17,7 +18,7 @@ from rowwise.ingest import Batcher, Batching, FrameReader
 from rowwise.train.objective import InBatch
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import DenseAdam, DenseSgd, Log, Saving
-from rowwise.train.trainer import Trainer, TrainingJob
+from rowwise.train.trainer import Trainer
 
 
 def whereabouts(trainer):
@@ -418,6 +419,6 @@ def test_saving_in_the_background_leaves_the_same(tmp_path, background):
 def test_what_compares_samples_of_a_batch_is_not_elastic():
     world = Ranked(fast(train={"determinism": "elastic"}), None)
     job = world.on(solo(), world.net()).job
-    job = TrainingJob(model=job.model, objective=InBatch(job.model, "item", None), batches=job.batches, tasks=job.tasks)
+    job = replace(job, objective=InBatch(job.model, "item", None), evaluate=None)
     with pytest.raises(SpecError, match=r"train.determinism='elastic': .*"):
         Trainer(job, world.settings)
