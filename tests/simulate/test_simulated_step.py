@@ -43,7 +43,8 @@ TABLES = tuple(
     for k in range(6)
 )
 MODEL = SimulatedModel(name="small", workloads=TABLES, layers=LAYERS, side=side_of_layers(LAYERS), batch=4096)
-EMPTY = TableSeconds(**dict.fromkeys(("lookup_W", "update_W", "fetch_W", "store_W"), np.zeros(1)), transfers={})
+OF_RANKS = ("lookup_W", "update_W", "fetch_W", "store_W")
+EMPTY = TableSeconds(**dict.fromkeys(OF_RANKS, np.zeros(1)), transfers={})
 seconds = st.integers(0, 8).map(lambda eighths: eighths / 8)
 PARTS = ("route.counts", "route.ids", "exchange.send", "return.send", "update.sums")
 
@@ -66,13 +67,7 @@ def _works(draw):
     world = draw(st.integers(1, 3))
     by_rank = st.tuples(*[seconds] * world).map(np.array)
     transfers = {name: {"network": draw(seconds), "latency": draw(seconds)} for name in PARTS}
-    tables = TableSeconds(
-        lookup_W=draw(by_rank),
-        update_W=draw(by_rank),
-        fetch_W=draw(by_rank),
-        store_W=draw(by_rank),
-        transfers=transfers,
-    )
+    tables = TableSeconds(**{name: draw(by_rank) for name in OF_RANKS}, transfers=transfers)
     machine = Machine(
         Topology(devices=world), structs.replace(hardware_named("cpu"), flops=draw(st.sampled_from((1e3, 1e6))))
     )
@@ -123,8 +118,7 @@ def test_a_step_by_hand():
     layers = parse_layers("1,1:1,1")
     hardware = structs.replace(hardware_named("cpu"), flops=2.0, device_Bps=1e18)
     transfers = {"route.ids": {"network": 1.0}, "exchange.send": {"network": 5.0}, "return.send": {"network": 7.0}}
-    ones = {name: np.ones(1) for name in ("lookup_W", "update_W")}
-    tables = TableSeconds(**ones, fetch_W=np.zeros(1), store_W=np.zeros(1), transfers=transfers)
+    tables = replace(EMPTY, lookup_W=np.ones(1), update_W=np.ones(1), transfers=transfers)
     work = work_of(Links(Machine(Topology(), hardware)), tables, layers)
     # ids 1, lookup 1, vectors 5 beside the first forward of 1; then 1 forward, 2 backward, gradients 7 beside the last
     # backward of 2, and the update of 1.

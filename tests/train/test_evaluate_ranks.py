@@ -91,11 +91,9 @@ def test_what_one_rank_meets_ends_all_at_once(how):
                     batch.sparse.values_N[0] = 999
                     yield batch
 
-        try:
+        with pytest.raises(RowwiseError) as raised:
             ClickEvaluator(model, batches, COLUMNS.labels, world.settings.train, None, comm)()
-        except Exception as error:
-            return error
-        raise AssertionError("nothing was raised")
+        return raised.value
 
     errors = run_threads(3, rank, TIMEOUT_S)
     assert "waited" not in str(errors)

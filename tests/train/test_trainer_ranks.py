@@ -13,7 +13,7 @@ from trainings import COLUMNS, bits, fast, lines, make_rows, with_cell
 from rowwise import DataError, GradientError, SpecError, Topology, Wire
 from rowwise.comm.solo import solo
 from rowwise.comm.thread import run_threads
-from rowwise.errors import AgreedError, CheckpointError, PeerError, UpdateError
+from rowwise.errors import AgreedError, CheckpointError, PeerError, RowwiseError, UpdateError
 from rowwise.ingest import Batcher, Batching, FrameReader
 from rowwise.train.objective import InBatch
 from rowwise.train.saved import CheckpointFolder
@@ -265,11 +265,9 @@ def failing(world, ranks, prepare=None):
         trainer = world.on(comm, net)
         if prepare is not None:
             prepare(comm, trainer)
-        try:
+        with pytest.raises(RowwiseError) as raised:
             trainer.run()
-        except Exception as error:
-            return error
-        raise AssertionError("nothing was raised")
+        return raised.value
 
     errors = run_threads(ranks, rank, TIMEOUT_S)
     assert "waited" not in str(errors)
