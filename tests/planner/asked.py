@@ -12,8 +12,10 @@ from rowwise.row_optimizers import Adam, RowWiseAdagrad, Sgd
 from rowwise.spec import Table
 
 
-def question(tables, topology, device_bytes, *, access=None, constraints=None, host_bytes=0, **kind) -> PlanRequest:
-    hardware = structs.replace(hardware_named("zionex"), device_bytes=int(device_bytes), host_bytes=int(host_bytes))
+def question(
+    tables, topology, device_bytes, *, access=None, constraints=None, host_bytes=0, machine="zionex", **kind
+) -> PlanRequest:
+    hardware = structs.replace(hardware_named(machine), device_bytes=int(device_bytes), host_bytes=int(host_bytes))
     access = access or [Access()] * len(tables)
     return PlanRequest(
         workloads=tuple(Workload(table=t, access=a) for t, a in zip(tables, access, strict=True)),

@@ -1,6 +1,7 @@
 """Small questions drawn at random, and every placement there is of the smallest."""
 
 import itertools
+import math
 
 import numpy as np
 from hypothesis import strategies as st
@@ -64,17 +65,22 @@ def constraints(draw, workloads, topology):
     return Constraints(pin=pin, together=together)
 
 
+def units_of(problem: PlacementProblem, option: int) -> list[int]:
+    """The units that an option's pieces may go to."""
+    world, last = problem.topology.world, problem.units - 1
+    units = {"rank": range(world), "host": range(world, last), "all": [last]}[problem.kind_of(option).unit_kind]
+    rule = int(problem.rule_I[problem.item_of_O[option]])
+    return [unit for unit in units if rule < 0 or problem.allowed_RU[rule, unit]]
+
+
 def placements(problem: PlacementProblem):
     """All of them."""
-    units_of = {"rank": range(problem.topology.world), "all": range(problem.units - 1, problem.units)}
-    units_of["host"] = range(problem.topology.world, problem.units - 1)
     per_item = []
     for item in range(len(problem.members)):
         ways = []
-        rule = problem.rule_I[item]
-        for option in range(problem.item_begin[item], problem.item_begin[item + 1]):
-            units = [u for u in units_of[problem.kind_of(option).unit_kind] if rule < 0 or problem.allowed_RU[rule, u]]
-            ways += [(option, chosen) for chosen in itertools.product(units, repeat=len(problem.pieces_of(option)))]
+        for option in problem.options_of(item):
+            pieces = len(problem.pieces_of(option))
+            ways += [(option, chosen) for chosen in itertools.product(units_of(problem, option), repeat=pieces)]
         per_item.append(ways)
     for ways in itertools.product(*per_item):
         unit_N = np.full(len(problem.pieces.link_N), NO_UNIT, dtype=np.int32)
@@ -84,15 +90,8 @@ def placements(problem: PlacementProblem):
 
 
 def count_placements(problem: PlacementProblem) -> int:
-    world, total = problem.topology.world, 1
-    for item in range(len(problem.members)):
-        ways = 0
-        for option in range(problem.item_begin[item], problem.item_begin[item + 1]):
-            unit_kind = problem.kind_of(option).unit_kind
-            units = world if unit_kind == "rank" else problem.topology.hosts if unit_kind == "host" else 1
-            ways += units ** len(problem.pieces_of(option))
-        total *= ways
-    return total
+    ways_O = [len(units_of(problem, o)) ** len(problem.pieces_of(o)) for o in range(len(problem.option_kind))]
+    return math.prod(sum(ways_O[o] for o in problem.options_of(item)) for item in range(len(problem.members)))
 
 
 def random_placement(problem: PlacementProblem, rng: np.random.Generator) -> Placement:
@@ -101,13 +100,5 @@ def random_placement(problem: PlacementProblem, rng: np.random.Generator) -> Pla
     for item in range(len(problem.members)):
         option = int(rng.integers(problem.item_begin[item], problem.item_begin[item + 1]))
         choice.append(option)
-        unit_kind = problem.kind_of(option).unit_kind
-        low, high = {
-            "rank": (0, problem.topology.world),
-            "host": (problem.topology.world, problem.units - 1),
-            "all": (problem.units - 1, problem.units),
-        }[unit_kind]
-        rule = problem.rule_I[item]
-        units = [u for u in range(low, high) if rule < 0 or problem.allowed_RU[rule, u]]
-        unit_N[list(problem.pieces_of(option))] = rng.choice(units, len(problem.pieces_of(option)))
+        unit_N[problem.pieces_of(option)] = rng.choice(units_of(problem, option), len(problem.pieces_of(option)))
     return Placement(np.array(choice, dtype=np.int32), unit_N)

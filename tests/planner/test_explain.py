@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from planner.asked import question, stored
+from planner.small_questions import units_of
 
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access
@@ -17,7 +18,6 @@ from rowwise.planner.alternatives import compute_alternatives
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.explain import explain
 from rowwise.planner.explanation import Explanation
-from rowwise.planner.layouts import UNIT_KINDS
 from rowwise.planner.options import make_problem
 from rowwise.planner.pipeline import PlanResult, forecast, make_plan
 from rowwise.planner.problem import NO_UNIT, Placement, PlanRequest
@@ -69,16 +69,6 @@ def moved(planned: PlanResult, option: int, units: np.ndarray) -> Placement:
     return Placement(choice_I, unit_N)
 
 
-def units_of(planned: PlanResult, option: int) -> list[int]:
-    """The units that an option's pieces may go to."""
-    problem = planned.problem
-    world, hosts = problem.topology.world, problem.topology.hosts
-    found = {"rank": range(world), "host": range(world, world + hosts), "all": [world + hosts]}
-    rule = int(problem.rule_I[problem.item_of_O[option]])
-    unit_kind = UNIT_KINDS[problem.unit_kind_O[option]]
-    return [unit for unit in found[unit_kind] if rule < 0 or problem.allowed_RU[rule, unit]]
-
-
 @pytest.mark.slow
 @given(questions())
 @settings(max_examples=40, deadline=None)
@@ -88,7 +78,7 @@ def test_what_another_option_would_cost_is_what_it_costs(asked):
     cost = problem.cost(placement)
     found = compute_alternatives(problem, placement)
     for option in range(len(problem.option_kind)):
-        pieces, units = problem.pieces_of(option), units_of(planned, option)
+        pieces, units = problem.pieces_of(option), units_of(problem, option)
         if option in placement.choice_I:
             assert found.change_O[option] == 0
             assert (found.unit_N[list(pieces)] == placement.unit_N[list(pieces)]).all()

@@ -1,29 +1,20 @@
 """Plans have managed tables in whole buckets of rows, each on one rank and in memory."""
 
 import pytest
+from planner.asked import question
 
-from rowwise import Managed, SpecError, Table, Topology, Wire
-from rowwise.perf.access import Access, Workload
-from rowwise.perf.hardware import Machine, hardware_named
-from rowwise.perf.learned import model_of
+from rowwise import Managed, SpecError, Table, Topology
+from rowwise.perf.access import Access
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.layouts import NAMES, row_wise
 from rowwise.planner.pipeline import make_plan
-from rowwise.planner.problem import PlanRequest
 
 POLICY = Managed()
 
 
-def request(tables, layouts, ranks=3):
-    topology, hardware = Topology(devices=ranks), hardware_named("cpu")
-    return PlanRequest(
-        workloads=tuple(Workload(table=t, access=Access(pooling=20.0)) for t in tables),
-        machine=Machine(topology=topology, hardware=hardware),
-        model=model_of(hardware, topology, Wire()),
-        batch=4096,
-        constraints=Constraints(layouts={"*": layouts}),
-        tiers=frozenset({"device"}),
-    )
+def request(tables, layouts):
+    rules, access = Constraints(layouts={"*": layouts}), [Access(pooling=20.0)] * len(tables)
+    return question(tables, Topology(devices=3), 1e9, access=access, constraints=rules, machine="cpu", buffers=True)
 
 
 def make_table(managed=POLICY):

@@ -8,10 +8,10 @@ from from_benchmarks import planner_tasks
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from planner.asked import question
 
 from rowwise import Adam, Plan, RowWiseAdagrad, Sgd, SpecError, Table, Tile, Topology
-from rowwise.perf import Access, Roofline, Workload, hardware_named
-from rowwise.perf.hardware import Machine
+from rowwise.perf import Access
 from rowwise.planner import layouts
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.current_placement import moved_bytes, placement_of_plan
@@ -82,14 +82,8 @@ def test_what_moves_is_what_a_rank_did_not_have(data):
 def small_question(
     tables: list[Table], topology: Topology, pooling: list[float], device_bytes: float = 1e9
 ) -> PlanRequest:
-    hardware = structs.replace(hardware_named("a100-like"), device_bytes=int(device_bytes))
-    return PlanRequest(
-        workloads=tuple(Workload(table=t, access=Access(pooling=p)) for t, p in zip(tables, pooling, strict=True)),
-        machine=Machine(topology=topology, hardware=hardware),
-        model=Roofline(hardware, topology),
-        batch=64,
-        buffers=False,
-    )
+    access = [Access(pooling=one) for one in pooling]
+    return question(tables, topology, device_bytes, access=access, machine="a100-like", batch=64)
 
 
 @settings(max_examples=30)
@@ -97,12 +91,12 @@ def small_question(
 def test_replanning_is_never_worse_than_keeping_and_says_what_it_moves(data):
     tables, topology = data.draw(tables_of()), data.draw(topologies)
     poolings = st.lists(st.floats(0.1, 5000), min_size=len(tables), max_size=len(tables))
-    question = small_question(tables, topology, data.draw(poolings))
+    asked = small_question(tables, topology, data.draw(poolings))
     if data.draw(st.booleans()):
         old = data.draw(plans_of(tables, topology))
         old = structs.replace(old, tiles=tuple(sorted(structs.replace(tile, tier="device") for tile in old.tiles)))
     else:
-        old = make_plan(question, seconds=0.005).plan
+        old = make_plan(asked, seconds=0.005).plan
     found = replan(small_question(tables, topology, data.draw(poolings)), old, seconds=0.005)
     new = found.planned.plan
     new.validate(tables)
@@ -146,11 +140,11 @@ def test_a_cut_that_nobody_would_make_any_more_is_kept_and_costs_what_it_costs()
     """Splits of tables that hardly count are left out of a problem; where they are in force, they come back."""
     tables = [Table(name=f"t{i}", rows=100, dim=64, optimizer=Sgd()) for i in range(20)]
     small = Table(name="small", rows=100, dim=8, optimizer=Sgd())
-    question = small_question([*tables, small], Topology(devices=3), [1000.0] * 20 + [0.001])
+    asked = small_question([*tables, small], Topology(devices=3), [1000.0] * 20 + [0.001])
     tiles = [tile for i, table in enumerate(tables) for tile in layouts.table_wise(table, i % 3)]
     old = Plan(world=3, tiles=tuple(sorted([*tiles, *layouts.column_wise(small, [2, 0])])))
     only = Constraints(layouts={"small": ("column_wise",)})
-    kept, whole = make_problem(replace(question, constraints=only)), make_problem(question)
+    kept, whole = make_problem(replace(asked, constraints=only)), make_problem(asked)
     assert not any(whole.kind_of(o).parts > 1 for o in range(int(whole.item_begin[20]), int(whole.item_begin[21])))
     standings = [placement_of_plan(problem, old) for problem in (whole, kept)]
     assert standings[1].problem is kept
@@ -191,23 +185,21 @@ def test_what_stays_approximate_says_so():
 def test_pins_are_kept_whatever_was():
     tables = [Table(name=name, rows=100, dim=8, optimizer=Sgd()) for name in "ab"]
     old = Plan(world=2, tiles=tuple(layouts.table_wise(table, 0)[0] for table in tables))
-    question = replace(
-        small_question(tables, Topology(devices=2), [10.0, 10.0]), constraints=Constraints(pin={"a": (1,)})
-    )
-    found = replan(question, old)
+    asked = small_question(tables, Topology(devices=2), [10.0, 10.0])
+    found = replan(replace(asked, constraints=Constraints(pin={"a": (1,)})), old)
     assert found.recut == ("a",)
     assert [tile.rank for tile in found.planned.plan.tiles_of("a")] == [1] * len(found.planned.plan.tiles_of("a"))
 
 
 def test_mistakes_are_told():
     table = Table(name="a", rows=100, dim=8)
-    question = small_question([table], Topology(devices=2), [1.0])
+    asked = small_question([table], Topology(devices=2), [1.0])
     with pytest.raises(SpecError, match="4 ranks, the machine"):
-        replan(question, Plan(world=4, tiles=layouts.table_wise(table, 0)))
+        replan(asked, Plan(world=4, tiles=layouts.table_wise(table, 0)))
     with pytest.raises(SpecError, match="50:100 x columns 0:8"):
-        replan(question, Plan(world=2, tiles=layouts.table_wise(structs.replace(table, rows=50), 0)))
+        replan(asked, Plan(world=2, tiles=layouts.table_wise(structs.replace(table, rows=50), 0)))
     with pytest.raises(SpecError, match="between 0 and 1"):
-        replan(question, Plan(world=2, tiles=layouts.table_wise(table, 0)), most_moved=2)
+        replan(asked, Plan(world=2, tiles=layouts.table_wise(table, 0)), most_moved=2)
 
 
 @pytest.fixture(scope="module")
