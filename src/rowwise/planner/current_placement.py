@@ -185,8 +185,6 @@ class _HomeFinder:
     def __init__(self, problem: PlacementProblem, tiles: Sequence[dict[int, list[Tile]]]) -> None:
         pieces = len(problem.pieces.link_N)
         self._problem = problem
-        self._options = list(zip(problem.item_begin[:-1].tolist(), problem.item_begin[1:].tolist(), strict=True))
-        self._begin = problem.option_begin.tolist()
         self.unit_N: Index = np.zeros(pieces, dtype=np.int32)
         self.home_bytes_N, self.other_bytes_N, self.size_N = np.zeros(pieces), np.zeros(pieces), np.zeros(pieces)
         self.stored_bytes = 0
@@ -198,15 +196,15 @@ class _HomeFinder:
     def _fill(self, item: int, members: Sequence[tuple[TableBytes, list[Tile]]]) -> None:
         problem, allowed_U = self._problem, self._problem.allowed_units(item)
         known: dict[tuple[Layout, int], list[_PieceBytes]] = {}  # a layout has the same rectangles in each tier
-        for option in range(*self._options[item]):
-            kind = problem.kinds[problem.option_kind[option]]
+        for option in problem.options_of(item):
+            kind = problem.kind_of(option)
             key, first = (kind.layout, kind.parts), kind.layout.units(problem.topology).start
             if key not in known:
                 known[key] = [_PieceBytes() for _ in range(kind.parts)]
                 for weight, tiles in members:
                     _add_bytes(known[key], kind, weight, tiles, problem.topology)
             replicas = problem.topology.world if kind.layout.is_replicated else 1
-            for piece, piece_bytes in enumerate(known[key], start=self._begin[option]):
+            for piece, piece_bytes in zip(problem.pieces_of(option), known[key], strict=True):
                 units = [unit for unit in piece_bytes.by_unit if allowed_U[unit]]
                 best = max(units, key=piece_bytes.by_unit.__getitem__, default=-1)
                 self.unit_N[piece] = first + int(allowed_U[first:].argmax()) if best < 0 else best
@@ -220,10 +218,10 @@ class _HomeFinder:
         """The option that moves fewest bytes; of equal ones, the one that stores least."""
 
         def moved(option: int) -> tuple[float, float]:
-            pieces = slice(self._begin[option], self._begin[option + 1])
+            pieces = self._problem.pieces_of(option)
             return float(self.home_bytes_N[pieces].sum()), float(self.other_bytes_N[pieces].sum())
 
-        return min(range(*self._options[item]), key=moved)
+        return min(self._problem.options_of(item), key=moved)
 
 
 @dataclass(slots=True)

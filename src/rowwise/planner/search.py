@@ -17,6 +17,7 @@ the result says so.
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -153,31 +154,28 @@ def _greedy_placements(native: NativeProblem, choice_I: Index, z: float, m: floa
     load_N = problem.phi(problem.pieces.load_NK) - problem.phi.constant
     share_N = np.maximum(load_N / max(z - problem.phi.constant, TINY), problem.pieces.link_N / m)
     share_N = np.maximum(share_N, (problem.pieces.bytes_NM / np.maximum(problem.limit_M, 1)).max(1))
-    by_share = pieces[np.argsort(-share_N[pieces], kind="stable")]
-    scale = [z, m, *np.maximum(problem.limit_M, 1)]
-    unit_N = native.greedy(by_share, scale=scale)
-    if unit_N is not None:
-        yield Placement(choice_I, unit_N)
+    yield from _placed(native, choice_I, share_N, scale=[z, m, *np.maximum(problem.limit_M, 1)])
     # As NeuroShard: balance operators alone, under a limit on links that is relaxed step by step.
-    by_load = pieces[np.argsort(-load_N[pieces], kind="stable")]
     ranks_N = problem.ranks_of_O[problem.option_of_N]
     mean = float((problem.pieces.link_N * ranks_N)[pieces].sum()) / problem.topology.world
     for slack in LINK_SLACKS:
-        unit_N = native.greedy(by_load, link_limit=mean * slack * (1 + 1e-12))
-        if unit_N is not None:
-            yield Placement(choice_I, unit_N)
+        yield from _placed(native, choice_I, load_N, link_limit=mean * slack * (1 + 1e-12))
+
+
+def _placed(native: NativeProblem, choice_I: Index, key_N: Floats, **limits: Any) -> Iterator[Placement]:
+    """The options' pieces in falling order of a key, each where `NativeProblem.greedy` puts it, if all have a place."""
+    pieces = _pieces_of(native.problem, choice_I)
+    unit_N = native.greedy(pieces[np.argsort(-key_N[pieces], kind="stable")], **limits)
+    if unit_N is not None:
+        yield Placement(choice_I, unit_N)
 
 
 def _packed_placements(native: NativeProblem) -> Iterator[Placement]:
     """Whatever it costs, a placement that memory has room for."""
     problem = native.problem
-    choice_I = _filling_options(problem, OptionTotals.of(problem))
-    pieces, limit_M = _pieces_of(problem, choice_I), np.maximum(problem.limit_M, 1)
-    share_N = (problem.pieces.bytes_NM / limit_M).max(1)
-    by_share = pieces[np.argsort(-share_N[pieces], kind="stable")]
-    unit_N = native.greedy(by_share, scale=[np.finfo(float).max, np.finfo(float).max, *limit_M])
-    if unit_N is not None:
-        yield Placement(choice_I, unit_N)
+    choice_I, limit_M = _filling_options(problem, OptionTotals.of(problem)), np.maximum(problem.limit_M, 1)
+    share_N, most = (problem.pieces.bytes_NM / limit_M).max(1), np.finfo(float).max
+    return _placed(native, choice_I, share_N, scale=[most, most, *limit_M])
 
 
 def _filling_options(problem: PlacementProblem, totals: OptionTotals) -> Index:
