@@ -4,7 +4,7 @@ Every layout (table-, row-, column-wise, grid, replicated) is a choice of tiles,
 by hand and executed unchanged. Each cell of a table is on exactly one rank, or the table is replicated on all.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -134,6 +134,14 @@ class Plan(Value, frozen=True, omit_defaults=True):
         ours, others = set(self.approximate), set(other.approximate)
         exact = [f"- approximate {name}" for name in sorted(ours - others)]
         return world + removed + added + exact + [f"+ approximate {name}" for name in sorted(others - ours)]
+
+
+def tiles_by_table(plan: Plan) -> dict[str, list[Tile]]:
+    """Grouped once, as a scan of all tiles for each of thousands of tables would be quadratic."""
+    tiles: dict[str, list[Tile]] = defaultdict(list)
+    for tile in plan.tiles:
+        tiles[tile.table].append(tile)
+    return tiles
 
 
 def column_block(table: Table) -> int:

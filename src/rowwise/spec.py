@@ -177,6 +177,11 @@ def state_width(table: Table) -> int:
     return sum(slot.width for slot in state_slots(table).values())
 
 
+def stored_bytes(table: Table) -> int:
+    """Bytes of all rows with their optimizer state."""
+    return table.rows * (table.row_bytes + 4 * state_width(table))
+
+
 def state_bytes(table: Table) -> int:
     """Bytes of a row's optimizer state, and of a managed row's id, policy and index."""
     ids = 0 if table.managed is None else table.managed.row_bytes

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import Adam, Plan, Pooling, RowType, RowWiseAdagrad, Sgd, SpecError, Table, Tile, Topology
+from rowwise.plan import tiles_by_table
 from rowwise.planner.heuristic import simple_plan
 from rowwise.planner.layouts import table_wise
 
@@ -40,9 +41,7 @@ def stored_bytes(table: Table) -> int:
 
 def shares(plan: Plan, tables: list[Table], ids: dict[str, float]) -> tuple[list[list[float]], float]:
     """Of tables that are not copied: each rank's part of all bytes, and of all that are read; the largest of a tile."""
-    placed = defaultdict(list)
-    for tile in plan.tiles:
-        placed[tile.table].append(tile)
+    placed = tiles_by_table(plan)
     dealt = [table for table in tables if plan.world == 1 or not copied(placed[table.name], table)]
     ranks, tiles = [], []
     for size in (stored_bytes, lambda table: ids[table.name] * table.row_bytes):

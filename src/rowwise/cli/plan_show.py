@@ -8,7 +8,7 @@ from rich.console import Console
 from rowwise.cli.terminal import say
 from rowwise.plan import TIERS, Forecast, Plan
 from rowwise.quantity import format_bytes, format_seconds, pluralise
-from rowwise.spec import state_width
+from rowwise.spec import stored_bytes
 
 if TYPE_CHECKING:
     from rowwise.perf.dense_parallel import DenseSide
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rowwise.planner.problem import PlanRequest
     from rowwise.planner.replan import ReplanResult
 
-FLOAT_bytes = 4
 OPTIMAL_GAP = 5e-5  # a plan with a smaller gap to the lower bound counts as optimal
 MOST_LINES = 200  # printed differences
 
@@ -27,7 +26,7 @@ def show_plan(result: "PlanResult", console: Console) -> None:
     assert forecast is not None, "a plan that was made has a forecast"
     tables = [workload.table for workload in request.workloads]
     rows = sum(table.rows for table in tables)
-    size_bytes = sum(t.rows * (t.row_bytes + FLOAT_bytes * state_width(t)) for t in tables)
+    size_bytes = sum(map(stored_bytes, tables))
     lines = {
         "tables": f"{len(tables):,} of {rows:,} rows, {format_bytes(size_bytes)} with their optimizer state",
         "machine": _describe_machine(request.machine),

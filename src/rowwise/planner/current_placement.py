@@ -7,7 +7,6 @@ most of its bytes where they are.
 Known limit: a piece has one home, the unit with most of its bytes, even if other units have nearly as many.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -16,7 +15,7 @@ import numpy as np
 
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.memory import FLOAT_bytes
-from rowwise.plan import Plan, Tile
+from rowwise.plan import Plan, Tile, tiles_by_table
 from rowwise.planner.infer_layout import Units, infer_kind
 from rowwise.planner.kinds import PlacementKind, tiles_of
 from rowwise.planner.layouts import Layout
@@ -53,13 +52,10 @@ def overlap(a: Range, b: Range) -> Range | None:
 
 def moved_bytes(old: Plan, new: Plan, tables: Sequence[Table]) -> int:
     """Bytes of rows and optimizer state that ranks have to receive, of tables that both plans have."""
-    before: dict[str, list[Tile]] = defaultdict(list)
-    for tile in old.tiles:
-        before[tile.table].append(tile)
-    moved = 0
+    before, after, moved = tiles_by_table(old), tiles_by_table(new), 0
     for table in tables:
         weight = TableBytes.of(table)
-        for tile in new.tiles_of(table.name) if table.name in before else ():
+        for tile in after[table.name] if table.name in before else ():
             here = [was for was in before[table.name] if was.rank == tile.rank]
             both = [(overlap(tile.rows, was.rows), overlap(tile.cols, was.cols)) for was in here]
             moved += weight(tile.rows, tile.cols) - sum(weight(rows, cols) for rows, cols in both if rows and cols)
@@ -117,12 +113,8 @@ def placement_of_plan(problem: PlacementProblem, old: Plan) -> CurrentPlacement:
 
 def _tiles_by_item(problem: PlacementProblem, old: Plan) -> list[dict[int, list[Tile]]]:
     """For each item, the old tiles of its tables that are not new."""
-    numbers = {w.table.name: t for t, w in enumerate(problem.request.workloads)}
-    tiles: dict[int, list[Tile]] = defaultdict(list)
-    for tile in old.tiles:
-        if tile.table in numbers:
-            tiles[numbers[tile.table]].append(tile)
-    return [{t: sorted(tiles[t]) for t in members if t in tiles} for members in problem.members]
+    names, tiles = [w.table.name for w in problem.request.workloads], tiles_by_table(old)
+    return [{t: sorted(tiles[names[t]]) for t in members if names[t] in tiles} for members in problem.members]
 
 
 def _infer_item_kind(

@@ -14,9 +14,8 @@ from rowwise.planner.pipeline import PlanResult, plan_timeline
 from rowwise.planner.problem import NO_UNIT, Pieces, Placement, PlacementProblem
 from rowwise.planner.reasons import ReasonInputs, layout_reason
 from rowwise.records import RankPlacement, StepPlacement, TablePlacement
-from rowwise.spec import state_width
+from rowwise.spec import stored_bytes
 
-FLOAT_bytes = 4
 NONE = 1e-30
 
 
@@ -128,7 +127,7 @@ def _table(case: ReasonInputs, parts: _LoadShares, item: int, index: int) -> Tab
         name=table.name,
         rows=table.rows,
         dim=table.dim,
-        bytes=table.rows * (table.row_bytes + FLOAT_bytes * state_width(table)),
+        bytes=stored_bytes(table),
         ids=workload.access.pooling,
         layout=str(problem.kind_of(option)),
         ranks=tuple(sorted({rank for unit in units for rank in problem.ranks_of(unit)})),

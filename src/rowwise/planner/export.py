@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from rowwise.errors import SpecError
-from rowwise.plan import Plan, Tile
+from rowwise.plan import Plan, Tile, tiles_by_table
 from rowwise.planner.layouts import COLUMN_WISE, REPLICATED, ROW_WISE, TABLE_WISE
 from rowwise.row_optimizers import needs_full_rows
 from rowwise.spec import Pooling, RowType, Table, Topology, Value
@@ -70,13 +70,8 @@ def torchrec_json(plan: Plan, tables: Sequence[Table], topology: Topology | None
             f"a plan for {plan.world} ranks on a topology of {topology.world}", f"a topology of {plan.world}"
         )
     plan.validate(tables)
-    tiles: dict[str, list[Tile]] = defaultdict(list)
-    for tile in plan.tiles:
-        tiles[tile.table].append(tile)
-    exported: dict[str, TorchRecTable] = {}
-    notes: list[str] = []
-    for table in tables:
-        exported[table.name] = _Export(table, tiles[table.name], topology).convert()
+    tiles, notes = tiles_by_table(plan), list[str]()
+    exported = {table.name: _Export(table, tiles[table.name], topology).convert() for table in tables}
     _check_means(tables, exported)
     for table in tables:
         notes += _differences(table, tiles[table.name], exported[table.name], plan)

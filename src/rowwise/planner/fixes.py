@@ -15,7 +15,6 @@ from rowwise import quantity
 from rowwise.plan import TIERS
 from rowwise.planner.constraints import ALL
 from rowwise.planner.layouts import LAYOUTS, NAMES
-from rowwise.planner.options import TableArrays
 from rowwise.planner.problem import PlanRequest
 from rowwise.spec import RowType, Table, Topology
 from rowwise.value import MOST_RANKS
@@ -204,7 +203,5 @@ def _with_constraints(request: PlanRequest, **changes: Any) -> PlanRequest:
 
 def _largest_first(request: PlanRequest, names: Any) -> list[str]:
     """Names of tables, the largest first."""
-    columns = TableArrays.of(request)
-    size_T = columns.rows_T * columns.dim_T
-    size = {w.table.name: float(size_T[t]) for t, w in enumerate(request.workloads)}
+    size = {w.table.name: w.table.rows * w.table.dim for w in request.workloads}
     return sorted((name for name in names if name in size), key=lambda name: -size[name])

@@ -13,9 +13,7 @@ from msgspec import structs
 from rowwise.errors import SpecError
 from rowwise.plan import Plan, Tile
 from rowwise.planner.layouts import replicated, row_wise
-from rowwise.spec import Pooling, Table, Topology, check_tables, state_width
-
-FLOAT_bytes = 4
+from rowwise.spec import Pooling, Table, Topology, check_tables, stored_bytes
 
 
 class UnplacedTile(NamedTuple):
@@ -60,7 +58,7 @@ def simple_plan(
     tiles: list[Tile] = []
     distributed: list[Table] = []
     for table in sorted(tables, key=lambda table: table.name):
-        if _stored_bytes(table) <= replicate_bytes and _replication_is_cheaper(table, batch, wanted[table.name]):
+        if stored_bytes(table) <= replicate_bytes and _replication_is_cheaper(table, batch, wanted[table.name]):
             tiles += replicated(table, range(topology.world))
         else:
             distributed.append(table)
@@ -78,10 +76,6 @@ def _ids_by_table(tables: Sequence[Table], ids: Mapping[str, float]) -> dict[str
     return wanted | dict(ids)
 
 
-def _stored_bytes(table: Table) -> int:
-    return table.rows * (table.row_bytes + FLOAT_bytes * state_width(table))
-
-
 def _replication_is_cheaper(table: Table, batch: int, ids: float) -> bool:
     """Whether the gradient of a replica is fewer bytes than ids and vectors of an exchange."""
     vectors = ids if table.pooling is Pooling.SEQUENCE else len(table.feature_names)
@@ -90,16 +84,16 @@ def _replication_is_cheaper(table: Table, batch: int, ids: float) -> bool:
 
 def _cut_large_tables(tables: Sequence[Table], wanted: Mapping[str, float], world: int) -> list[UnplacedTile]:
     """Whole tables, and row pieces of those that are more than a rank's even share."""
-    stored = [_stored_bytes(table) for table in tables]
+    stored = list(map(stored_bytes, tables))
     read = [wanted[table.name] * table.row_bytes for table in tables]
     all_stored, all_read = sum(stored), math.fsum(read) or 1.0  # 1: no table is ever read
     pieces: list[UnplacedTile] = []
-    for table, stored_bytes, read_bytes in zip(tables, stored, read, strict=True):
-        ranks = max(stored_bytes * world / all_stored, read_bytes * world / all_read)  # even shares that it fills
+    for table, its_bytes, read_bytes in zip(tables, stored, read, strict=True):
+        ranks = max(its_bytes * world / all_stored, read_bytes * world / all_read)  # even shares that it fills
         parts = 1 if ranks <= 1 else min(world, math.ceil(2 * ranks))
         for tile in row_wise(table, range(parts)):
             part = (tile.rows[1] - tile.rows[0]) / table.rows
-            pieces.append(UnplacedTile(part * stored_bytes / all_stored, part * read_bytes / all_read, tile))
+            pieces.append(UnplacedTile(part * its_bytes / all_stored, part * read_bytes / all_read, tile))
     return pieces
 
 

@@ -5,7 +5,6 @@ each rank's own lookup, exchange (which starts when the slowest rank has looked 
 then the slowest rank. It is no sum over pieces, so the search cannot use it. Forecasts use it.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -14,8 +13,8 @@ import numpy as np
 from rowwise.perf.access import Floats
 from rowwise.perf.exchange import Amounts, Exchanges, NarrowWires, WireCost
 from rowwise.perf.hardware import FLOAT_bytes, Hardware
-from rowwise.perf.wires import link_shares
-from rowwise.plan import Plan
+from rowwise.perf.wires import link_shares, wire_bytes
+from rowwise.plan import Plan, tiles_by_table
 from rowwise.planner.problem import PlanRequest
 from rowwise.spec import LINKS, Link, Pooling, Table, Topology, WireType
 
@@ -98,11 +97,8 @@ class _WireColumns(NamedTuple):
 def exchange_amounts(plan: Plan, request: PlanRequest, columns: Callable[[int], float]) -> tuple[Floats, Floats]:
     """Columns that each rank looks up per sample, and ids that it gets in a step; replicated tables have none."""
     known = {w.table.name: w for w in request.workloads}
-    tiles = defaultdict(list)
-    for tile in plan.tiles:
-        tiles[tile.table].append(tile)
     dim_W, ids_W = np.zeros(plan.world), np.zeros(plan.world)
-    for name, parts in tiles.items():
+    for name, parts in tiles_by_table(plan).items():
         table, access = known[name].table, known[name].access
         if len(parts) > 1 and all(_is_whole(table, tile.rows, tile.cols) for tile in parts):
             continue

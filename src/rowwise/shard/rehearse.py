@@ -25,9 +25,9 @@ from rowwise.ops.layout import FeatureDescriptor, TablePiece
 from rowwise.ops.lookup import StagedGradients
 from rowwise.plan import Plan, Tier
 from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.spec import Link, Table, Topology, Wire, state_width
+from rowwise.spec import Link, Table, Topology, Wire, stored_bytes
 
-FLOAT_bytes, KiB = 4, 1024
+KiB = 1024
 # Without it Linux reserves no more addresses than it has memory. Python has a name for it from 3.13 on.
 NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
@@ -124,7 +124,7 @@ def held_bytes(tables: Sequence[Table], plan: Plan, rank: int) -> Counter[Tier]:
     sizes: Counter[Tier] = Counter()
     for tile in plan.tiles_on(rank):
         part = TablePiece.cut(known[tile.table], tile.rows, tile.cols, ()).table
-        sizes[tile.tier] += part.rows * (part.row_bytes + FLOAT_bytes * state_width(part))
+        sizes[tile.tier] += stored_bytes(part)
     return sizes
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from rowwise.plan import Plan, Tile
+from rowwise.plan import Plan, Tile, tiles_by_table
 from rowwise.row_optimizers import needs_full_rows
 from rowwise.spec import Pooling, Table, Topology
 
@@ -178,10 +178,7 @@ class Routes:
 def make_routes(tables: Sequence[Table], plan: Plan, topology: Topology, *, elastic: bool = False) -> Routes:
     """The routes of a plan. `elastic`: row-cut bags take the `per_id` path, as sums must not depend on the plan."""
     plan.validate(tables)
-    # Grouped by table once: scanning all tiles for each of thousands of tables would be quadratic.
-    tiles_T: dict[str, list[Tile]] = {table.name: [] for table in tables}
-    for tile in sorted(plan.tiles):
-        tiles_T[tile.table].append(tile)
+    tiles_T = {name: sorted(tiles) for name, tiles in tiles_by_table(plan).items()}
     replicated = tuple(table for table in tables if _is_replicated(tiles_T[table.name], table, plan.world))
     cut = {t.name: tuple(sorted({0, t.rows}.union(*(tile.rows for tile in tiles_T[t.name])))) for t in tables}
     pieces_W: list[dict[tuple[ExchangePath, bool], list[RankPiece]]] = [{} for _ in range(plan.world)]
