@@ -108,18 +108,25 @@ def test_no_rank_ever_has_all_tables(tmp_path, kind):
     assert rank_bytes(whole, tables_of(model)) == [sum(t.rows * t.row_bytes for t in tables_of(model))]
 
 
+def on_gpus(made):
+    return structs.replace(made, train=structs.replace(made.train, device="cuda"))
+
+
+def with_plan(made, plan, folder):
+    (folder / "plan.json").write_text(plan.to_json())
+    return structs.replace(made, plan=str(folder / "plan.json"))
+
+
 def test_a_plan_for_gpus_fits_the_memory_of_each(tmp_path):
     found = resolve(recipe(tmp_path))
     model = make_model(found, on_meta=True)
     tables = tables_of(model)
-    on_gpus = structs.replace(found.recipe, train=structs.replace(found.recipe.train, device="cuda"))
-    world = Topology(devices=4)
-    plan = choose_plan(on_gpus, model, world, gpu_bytes=1_000_000)
+    gpus, world = on_gpus(found.recipe), Topology(devices=4)
+    plan = choose_plan(gpus, model, world, gpu_bytes=1_000_000)
     assert sum(rank_bytes(plan, tables)) >= sum(table.rows * table.row_bytes for table in tables)
     with pytest.raises(TableMemoryError, match="GPUs, each with 100"):
-        choose_plan(on_gpus, model, world, gpu_bytes=100)
-    (tmp_path / "plan.json").write_text(plan.to_json())
-    given = structs.replace(on_gpus, plan=str(tmp_path / "plan.json"))
+        choose_plan(gpus, model, world, gpu_bytes=100)
+    given = with_plan(gpus, plan, tmp_path)
     assert choose_plan(given, model, world, gpu_bytes=1_000_000).tiles == plan.tiles
     with pytest.raises(TableMemoryError, match="GPU has 100 B"):
         choose_plan(given, model, world, gpu_bytes=100)
@@ -130,17 +137,16 @@ def test_tables_that_gpus_have_no_room_for_are_in_host_memory(tmp_path):
     found = resolve(recipe(tmp_path, tables={"list": large}, train={"batch": 64}, evaluate={"batch": 64}))
     model = make_model(found, on_meta=True)
     tables, world = tables_of(model), Topology(devices=4)
-    on_gpus = structs.replace(found.recipe, train=structs.replace(found.recipe.train, device="cuda"))
+    gpus = on_gpus(found.recipe)
     memory = replace(measure_memory(found, solo()), topology=world)
     room = sum(map(table_bytes, tables)) // 8
-    plan = choose_plan(on_gpus, model, world, memory, gpu_bytes=room)
+    plan = choose_plan(gpus, model, world, memory, gpu_bytes=room)
     plan.validate(tables)
     samples = max(found.recipe.train.batch, found.recipe.evaluate.batch)
     assert any(tile.tier == "host" and tile.cache_rows for tile in plan.tiles)
     assert plan.forecast is None
     assert all(tiles_bytes(plan.tiles_on(rank), tables, samples) <= room for rank in range(4))
-    (tmp_path / "plan.json").write_text(plan.to_json())
-    given = structs.replace(on_gpus, plan=str(tmp_path / "plan.json"))
+    given = with_plan(gpus, plan, tmp_path)
     assert choose_plan(given, model, world, memory, gpu_bytes=room) == plan
     with pytest.raises(TableMemoryError, match=r".* and its GPU"):
         choose_plan(given, model, world, memory, gpu_bytes=room // 2)
@@ -157,7 +163,7 @@ def test_tables_that_gpus_have_no_room_for_are_in_host_memory(tmp_path):
     assert re.match(r"\w+(, \w+)* in .* of host memory; [\d.]+\s% of their rows cached in ", shown)
     little = replace(memory, free_H=(1000,))
     with pytest.raises(TableMemoryError, match="4 GPUs, each"):
-        choose_plan(on_gpus, model, world, little, gpu_bytes=room // 2)
+        choose_plan(gpus, model, world, little, gpu_bytes=room // 2)
 
 
 def test_rows_that_are_all_read_at_once_have_to_fit(tmp_path):
@@ -168,10 +174,10 @@ def test_rows_that_are_all_read_at_once_have_to_fit(tmp_path):
     scored = {"metric": "ndcg@10"}
     found = resolve(recipe(tmp_path, model=kinds, tables=item, columns=columns, train={"batch": 64}, evaluate=scored))
     model = make_model(found, on_meta=True)
-    on_gpus = structs.replace(found.recipe, train=structs.replace(found.recipe.train, device="cuda"))
+    gpus = on_gpus(found.recipe)
     memory, world = replace(measure_memory(found, solo()), topology=Topology(devices=2)), Topology(devices=2)
     with pytest.raises(TableMemoryError, match=r"GPUs, each with 50\.0"):
-        choose_plan(on_gpus, model, world, memory, gpu_bytes=50_000)
+        choose_plan(gpus, model, world, memory, gpu_bytes=50_000)
 
 
 def test_a_run_is_planned_for_its_wire_and_compared_with_no_other(tmp_path):
@@ -179,8 +185,7 @@ def test_a_run_is_planned_for_its_wire_and_compared_with_no_other(tmp_path):
     model = make_model(found, on_meta=True)
     plan = choose_plan(found.recipe, model, Topology(devices=2))
     assert plan.forecast.wire == found.recipe.wire
-    (tmp_path / "plan.json").write_text(plan.to_json())
-    given = structs.replace(found.recipe, plan=str(tmp_path / "plan.json"))
+    given = with_plan(found.recipe, plan, tmp_path)
     assert choose_plan(given, model, Topology(devices=2)) == plan
     # A network that no two ranks are connected by makes no difference; another type on the host does.
     floats = structs.replace(given, wire=Wire(network=Codecs(forward="int8")))

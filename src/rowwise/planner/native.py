@@ -221,6 +221,15 @@ class MethodResult(NamedTuple):
     rank_S: Index
     cost: float | None
 
+    @classmethod
+    def of(cls, problem: PlacementProblem, unit_N: Index | None) -> "MethodResult":
+        """From a unit for each piece; None: the method found nothing."""
+        if unit_N is None:
+            return cls(np.zeros(0, np.int32), np.zeros(0, np.int32), None)
+        pieces = np.flatnonzero(unit_N != NO_UNIT).astype(np.int32)
+        cost, over = NativeProblem(problem).cost(unit_N)
+        return cls(pieces, unit_N[pieces], None if over > 0 else cost)
+
 
 class OrderProblem:
     """A network and a collective as the C structure, for searches of an order of hosts."""

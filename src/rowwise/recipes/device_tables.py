@@ -23,8 +23,8 @@ from rowwise.train.on_device import prepare_device
 USABLE = 0.8  # of a GPU's free memory: batches, vectors and the dense model need the rest
 
 
-def free_of_device(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0]
+def usable_of_device(device: torch.device) -> int:
+    return int(USABLE * torch.cuda.mem_get_info(device)[0])
 
 
 def gpu_of_rank(device: str, comm: Comm, gpus: int) -> int:
@@ -71,7 +71,7 @@ def room_of_gpus(device: str, memory_bytes: int | None, comm: Comm) -> int | Non
     """
     if torch.device(device).type != "cuda" or len(comm.ranks) == 1:
         return None
-    free = int(USABLE * free_of_device(torch.device(device)))
+    free = usable_of_device(torch.device(device))
     mine = free if memory_bytes is None else min(free, memory_bytes)
     return min(int(one) for one in all_gather_uneven(comm, torch.tensor([mine]), "memory"))
 
@@ -87,7 +87,7 @@ def move_to_device(
     where = torch.device(device)
     modules = [module for module in model.modules() if isinstance(module, Embeddings)]
     if where.type == "cuda":
-        room = int(USABLE * free_of_device(where)) if memory_bytes is None else memory_bytes
+        room = usable_of_device(where) if memory_bytes is None else memory_bytes
         total = sum(table_bytes(table) for module in modules for table in module.tables)
         if whole and total > room:
             raise TableMemoryError(

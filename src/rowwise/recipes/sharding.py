@@ -37,7 +37,7 @@ from rowwise.row_optimizers import needs_full_rows
 from rowwise.shard.apply import shard
 from rowwise.shard.embeddings import check_cached
 from rowwise.shard.tiers import DEVICE_TIERS
-from rowwise.spec import Pooling, Table, Topology, Wire
+from rowwise.spec import Pooling, Table, Topology
 from rowwise.store.sizes import LOG_COPIES
 from rowwise.textfile import read_bytes
 from rowwise.train.step import embeddings_of
@@ -171,20 +171,15 @@ def _read_plan(recipe: Recipe, tables: Sequence[Table], topology: Topology) -> P
         plan = Plan.from_json(read_bytes(recipe.plan))
         if plan.world == world:
             plan.validate(tables)
-            return _drop_other_forecast(recipe.wire_types, plan, topology)
+            # A forecast for another wire than the run's is none for the run.
+            wire = None if plan.forecast is None else plan.forecast.wire.in_words(topology)
+            return plan if wire == recipe.wire_types.in_words(topology) else structs.replace(plan, forecast=None)
     except SpecError as error:
         raise SpecError(f"{recipe.plan}: {error}") from None
     raise SpecError(
         f"{recipe.plan} is a plan for {plan.world} ranks, but this run has {world}",
         f"--nproc {plan.world}, another --plan, or --set plan=null to search one",
     )
-
-
-def _drop_other_forecast(wire: Wire, plan: Plan, topology: Topology) -> Plan:
-    """The plan, without a forecast for another wire than the run's."""
-    if plan.forecast is None or plan.forecast.wire.in_words(topology) == wire.in_words(topology):
-        return plan
-    return structs.replace(plan, forecast=None)
 
 
 def usual_hardware(recipe: Recipe) -> Hardware:

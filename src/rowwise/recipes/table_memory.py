@@ -6,7 +6,6 @@ tables on disk, but not batches or the dense model. Hosts whose free memory is u
 
 import shutil
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -21,11 +20,11 @@ from rowwise.comm.interface import Comm
 from rowwise.comm.status import all_gather_uneven
 from rowwise.errors import TableMemoryError
 from rowwise.perf.host_memory import free_bytes, is_in_memory
-from rowwise.plan import Plan, Tile
+from rowwise.plan import Plan, Tile, tiles_by_table
 from rowwise.planner.fixes import with_row_state
 from rowwise.quantity import format_bytes
 from rowwise.recipes.id_maps import stored_tables_of
-from rowwise.recipes.placement import piece_of
+from rowwise.recipes.placement import piece_of, table_bytes
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.retrieval import decoded_bytes
 from rowwise.spec import RowType, Table, Topology, state_bytes
@@ -53,16 +52,26 @@ class TableMemory:
     pictures_bytes: int = 0  # of a rank, for decoded pictures of items; not under a limit, which is for tables
 
     def rows_bytes(self, host: int) -> int:
-        return _bytes_on_host(self, host, lambda table: table.rows * table.row_bytes)
+        return self._in_memory(host, lambda table: table.rows * table.row_bytes)
 
     def state_bytes(self, host: int) -> int:
-        return _bytes_on_host(self, host, lambda table: table.rows * state_bytes(table))
+        return self._in_memory(host, lambda table: table.rows * state_bytes(table))
 
     def cache_bytes(self, host: int) -> int:
         return sum(cache_bytes(piece, tile.cache_rows) for piece, tile in self._on_disk(host))
 
     def disk_bytes(self, host: int) -> int:
         return sum(disk_bytes(piece) for piece, _ in self._on_disk(host))
+
+    def _in_memory(self, host: int, size_of: Callable[[Table], int]) -> int:
+        """The sum of sizes over the tiles of a host; a changed table is cut in the same proportions."""
+        ranks, tiles, total = self.topology.ranks_of(host), tiles_by_table(self.plan), Fraction()
+        for table in self.tables:
+            resident = [tile for tile in tiles[table.name] if tile.tier != "disk"]
+            cells = [(t.rows[1] - t.rows[0]) * (t.cols[1] - t.cols[0]) for t in resident if t.rank in ranks]
+            if cells:
+                total += Fraction(size_of(table) * sum(cells), max(t.rows[1] * t.cols[1] for t in resident))
+        return ceil(total)
 
     def _on_disk(self, host: int) -> Iterator[tuple[Table, Tile]]:
         tables, ranks = {table.name: table for table in self.tables}, self.topology.ranks_of(host)
@@ -164,7 +173,7 @@ def raise_if_short(memory: TableMemory, disk: str = "", disk_remedy: str = "") -
     free = memory.free_H[host]
     if free is None or short_H[host] <= 0:
         return
-    largest = max(memory.tables, key=lambda table: table.rows * (table.row_bytes + state_bytes(table)))
+    largest = max(memory.tables, key=table_bytes)
     where = "here" if memory.topology.hosts == 1 else f"on host {host}"
     copies = ", twice as save.background copies them" if memory.background else ""
     rows, state = format_bytes(memory.rows_bytes(host)), format_bytes(memory.state_bytes(host))
@@ -276,21 +285,3 @@ def _round_down(number: int) -> int:
     """The number with all digits but the first two set to 0."""
     unit = 10 ** max(floor(log10(number)) - 1, 0) if number else 1
     return number // unit * unit
-
-
-def _bytes_on_host(memory: TableMemory, host: int, size_of: Callable[[Table], int]) -> int:
-    """The sum of sizes over the tiles of a host; a changed table is cut in the same proportions."""
-    copies = _copies_on_ranks(memory.plan, memory.topology.ranks_of(host))
-    return ceil(sum(size_of(table) * copies.get(table.name, 0) for table in memory.tables))
-
-
-def _copies_on_ranks(plan: Plan, ranks: range) -> dict[str, Fraction]:
-    """The fraction of each table's cells in memory of some ranks: above 1 for replicas, below 1 for shards."""
-    cells: dict[str, int] = defaultdict(int)
-    size: dict[str, int] = defaultdict(int)
-    for tile in plan.tiles:
-        if tile.tier == "disk":
-            continue
-        cells[tile.table] += (tile.rows[1] - tile.rows[0]) * (tile.cols[1] - tile.cols[0]) * (tile.rank in ranks)
-        size[tile.table] = max(size[tile.table], tile.rows[1] * tile.cols[1])
-    return {name: Fraction(cells[name], size[name]) for name in cells}

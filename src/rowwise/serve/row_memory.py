@@ -5,7 +5,6 @@ shared by the others. Tables that need more have a cache together, one for each 
 are asked for most often are, whatever their table.
 """
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -82,11 +81,13 @@ def divide_memory(tables: Sequence[StoredTable], memory_bytes: int | None) -> Ro
     found = _divide(tables, memory_bytes)
     if found is not None:
         return found
-    sizes = range(memory_bytes, sum(table.size_bytes for table in tables), PAGE_bytes)
-    enough = bisect_left(sizes, True, key=lambda size: _divide(tables, size) is not None)
+    low, high = memory_bytes, sum(table.size_bytes for table in tables)
+    while high - low > max(PAGE_bytes, low // 100):
+        middle = (low + high) // 2
+        low, high = (middle, high) if _divide(tables, middle) is None else (low, middle)
     raise SpecError(
         f"--memory {format_bytes(memory_bytes)} is too small for a cache of the version's rows",
-        f"at least {format_bytes(memory_bytes + enough * PAGE_bytes)}",
+        f"at least {format_bytes(high)}",
     )
 
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from rowwise.perf.access import Floats
 from rowwise.planner.methods.dreamshard import whole_pieces
-from rowwise.planner.methods.result import make_result
 from rowwise.planner.native import MethodResult, NativeProblem
 from rowwise.planner.problem import PlacementProblem
 
@@ -25,7 +24,7 @@ def best_of_random(problem: PlacementProblem, seed: int) -> MethodResult:
         # With random keys that dwarf each other, the least sum is a rank chosen at random among those with room.
         key_N = np.zeros(len(problem.pieces.link_N))
         key_N[pieces] = rng.exponential(size=len(pieces)) ** 3
-        results.append(make_result(problem, NativeProblem(problem).greedy(rng.permutation(pieces), key_N=key_N)))
+        results.append(MethodResult.of(problem, NativeProblem(problem).greedy(rng.permutation(pieces), key_N=key_N)))
     return min(results, key=lambda result: np.inf if result.cost is None else result.cost)
 
 
@@ -39,7 +38,7 @@ def greedy_by(
         key_N = np.zeros(len(problem.pieces.link_N))
         key_N[pieces] = key(problem, pieces)
         order = pieces[np.argsort(-key_N[pieces], kind="stable")]
-        return make_result(problem, NativeProblem(problem).greedy(order, key_N=key_N))
+        return MethodResult.of(problem, NativeProblem(problem).greedy(order, key_N=key_N))
 
     return place
 

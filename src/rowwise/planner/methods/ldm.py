@@ -10,7 +10,6 @@ import heapq
 import numpy as np
 
 from rowwise.planner.methods.dreamshard import whole_pieces
-from rowwise.planner.methods.result import make_result
 from rowwise.planner.native import MethodResult
 from rowwise.planner.problem import NO_UNIT, PlacementProblem
 
@@ -35,4 +34,4 @@ def largest_differencing(problem: PlacementProblem, seed: int) -> MethodResult:
     unit_N = np.full(len(problem.pieces.link_N), NO_UNIT, dtype=np.int32)
     for rank, (_, rank_pieces) in enumerate(heap[0][2]):
         unit_N[rank_pieces] = rank
-    return make_result(problem, unit_N)
+    return MethodResult.of(problem, unit_N)

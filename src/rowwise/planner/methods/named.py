@@ -17,7 +17,6 @@ from rowwise.planner.methods.dreamshard import load_policy, place_by_policy
 from rowwise.planner.methods.greedy import best_of_random, greedy_by, item_bytes, item_dims, item_ids
 from rowwise.planner.methods.ldm import largest_differencing
 from rowwise.planner.methods.neuroshard import DEPTH, beam_search, pieces_by_halvings
-from rowwise.planner.methods.result import make_result
 from rowwise.planner.native import MethodResult
 from rowwise.planner.problem import NO_UNIT, Placement, PlacementProblem
 
@@ -52,7 +51,7 @@ def placement_of(problem: PlacementProblem, result: MethodResult) -> Placement |
 
 
 def _dreamshard(problem: PlacementProblem, seed: int) -> MethodResult:
-    return make_result(problem, place_by_policy(problem, load_policy()))
+    return MethodResult.of(problem, place_by_policy(problem, load_policy()))
 
 
 METHODS: dict[str, Callable[[PlacementProblem, int], MethodResult]] = {
