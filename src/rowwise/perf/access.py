@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
-from rowwise.spec import Table, Value
+from rowwise.spec import Pooling, Table, Value
 from rowwise.store.hit_rate import hit_rate
 from rowwise.store.policy import DEFAULT_POLICY, Policy
 
@@ -59,6 +59,11 @@ class Workload(Value, frozen=True):
 
     table: Table
     access: Access = Access()
+
+    @property
+    def vectors(self) -> float:
+        """Vectors of a sample: one for each feature, or for each id of a sequence."""
+        return self.access.pooling if self.table.pooling is Pooling.SEQUENCE else len(self.table.feature_names)
 
 
 @dataclass(frozen=True)

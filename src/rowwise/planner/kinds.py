@@ -90,9 +90,5 @@ def tiles_of(kind: PlacementKind, table: Table, units: Sequence[int], topology: 
     tiles = kind.layout.tiles(table, topology, [unit - first for unit in units])
     if kind.tier == "device":
         return tiles
-    return tuple(_in_tier(tile, kind) for tile in tiles)
-
-
-def _in_tier(tile: Tile, kind: PlacementKind) -> Tile:
-    cached = math.ceil(kind.cached * (tile.rows[1] - tile.rows[0]))
-    return structs.replace(tile, tier=kind.tier, cache_rows=cached)
+    cached = [math.ceil(kind.cached * (tile.rows[1] - tile.rows[0])) for tile in tiles]
+    return tuple(structs.replace(t, tier=kind.tier, cache_rows=n) for t, n in zip(tiles, cached, strict=True))

@@ -18,7 +18,7 @@ from rowwise.perf.memory import FLOAT_bytes, memory_bytes
 from rowwise.plan import TIERS, Tier, column_block
 from rowwise.planner.kinds import PlacementKind, candidate_kinds
 from rowwise.planner.problem import Index, Pieces, PlacementProblem, PlanRequest
-from rowwise.spec import Pooling, Table, check_names, state_bytes, state_slots
+from rowwise.spec import Table, check_names, state_bytes, state_slots
 from rowwise.store.sizes import LEAST_OVERFLOW
 
 SMALL_SHARE = 0.05  # of a rank's even share of all work; smaller pieces are not cut further
@@ -42,7 +42,6 @@ class TableArrays:
     @classmethod
     def of(cls, request: PlanRequest) -> "TableArrays":
         tables = [w.table for w in request.workloads]
-        pooling = [w.access.pooling for w in request.workloads]
         dim_T, block_T = np.array([t.dim for t in tables]), np.array([column_block(t) for t in tables])
         wide = [sum(slot.width == t.dim for slot in state_slots(t).values()) for t in tables]
         return cls(
@@ -54,7 +53,7 @@ class TableArrays:
             column_bytes_T=np.array([t.row_bytes / t.dim for t in tables]),
             wide_state_T=np.array(wide, dtype=float),
             row_state_T=np.array([_row_floats(t, w) for t, w in zip(tables, wide, strict=True)]),
-            bags_T=np.array([_vectors_per_sample(t, n) for t, n in zip(tables, pooling, strict=True)]),
+            bags_T=np.array([w.vectors for w in request.workloads], dtype=float),
         )
 
     def shards(self, kind: PlacementKind, index_T: Ints, request: PlanRequest) -> Shards:
@@ -84,10 +83,6 @@ class TableArrays:
 def _row_floats(table: Table, wide: int) -> float:
     """Floats of state per row, without the `wide` slots of a float per weight."""
     return (state_bytes(table) - FLOAT_bytes * wide * table.dim) / FLOAT_bytes
-
-
-def _vectors_per_sample(table: Table, pooling: float) -> float:
-    return pooling if table.pooling is Pooling.SEQUENCE else float(len(table.feature_names))
 
 
 @dataclass(frozen=True, slots=True)

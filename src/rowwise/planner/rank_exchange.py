@@ -16,7 +16,7 @@ from rowwise.perf.hardware import FLOAT_bytes, Hardware
 from rowwise.perf.wires import link_shares, wire_bytes
 from rowwise.plan import Plan, tiles_by_table
 from rowwise.planner.problem import PlanRequest
-from rowwise.spec import LINKS, Link, Pooling, Table, Topology, WireType
+from rowwise.spec import LINKS, Link, Table, Topology, WireType
 
 
 class ExchangeSeconds(NamedTuple):
@@ -102,9 +102,8 @@ def exchange_amounts(plan: Plan, request: PlanRequest, columns: Callable[[int], 
         table, access = known[name].table, known[name].access
         if len(parts) > 1 and all(_is_whole(table, tile.rows, tile.cols) for tile in parts):
             continue
-        bags = access.pooling if table.pooling is Pooling.SEQUENCE else len(table.feature_names)
         for tile in parts:
-            dim_W[tile.rank] += bags * columns(tile.cols[1] - tile.cols[0])
+            dim_W[tile.rank] += known[name].vectors * columns(tile.cols[1] - tile.cols[0])
             ids_W[tile.rank] += access.pooling * request.batch * (tile.rows[1] - tile.rows[0]) / table.rows
     return dim_W, ids_W
 

@@ -31,7 +31,7 @@ from rowwise.simulate.traffic import (
     block_bytes,
     outer_flow,
 )
-from rowwise.spec import LINKS, Link, Pooling, Topology, Wire
+from rowwise.spec import LINKS, Link, Topology, Wire
 
 Model = LearnedModel | Roofline
 
@@ -135,13 +135,13 @@ def even_flows(workloads: Sequence[Workload], batch: int, wire: Wire, topology: 
 def _even_block(workloads: Sequence[Workload], wire: Wire, link: Link, backward: bool, world: int) -> float:
     """Bytes of a rank's vectors of a sample."""
     kind = wire.vectors(link, backward=backward)
-    return sum(_vectors_of_sample(w) * block_bytes(kind, [w.table.dim]) for w in workloads) / world
+    return sum(w.vectors * block_bytes(kind, [w.table.dim]) for w in workloads) / world
 
 
 def with_coding(transfers: dict[str, Seconds], request: PlanRequest, links: Links) -> dict[str, Seconds]:
     """With the time in which ranks encode and decode vectors, as a mean over ranks."""
     wire, hardware, topology = _model_of(request).wire, request.machine.hardware, links.topology
-    floats = sum(_vectors_of_sample(w) * w.table.dim for w in request.workloads) * request.batch / topology.world
+    floats = sum(w.vectors * w.table.dim for w in request.workloads) * request.batch / topology.world
     for stage, way in (("exchange.send", "forward"), ("return.send", "backward")):
         if stage in transfers:
             shares = link_shares("all_to_all", topology).items()
@@ -149,11 +149,6 @@ def with_coding(transfers: dict[str, Seconds], request: PlanRequest, links: Link
             if coding_s:
                 transfers[stage] = add_seconds(transfers[stage], {"device": coding_s * floats})
     return transfers
-
-
-def _vectors_of_sample(workload: Workload) -> float:
-    table = workload.table
-    return workload.access.pooling if table.pooling is Pooling.SEQUENCE else len(table.feature_names)
 
 
 def _measured_transfers(exchange: ExchangeSeconds) -> dict[str, Seconds]:
