@@ -110,8 +110,9 @@ class _LoadShares:
         taken = self.problem.pieces_of(int(self.placement.choice_I[item]))
         for number, piece in enumerate(taken):
             ranks = self.problem.ranks_of(int(self.placement.unit_N[piece]))
-            share_W[ranks] += self.slope_WK[ranks] @ pieces.load_NK[number]
-            link_W[ranks] += pieces.link_N[number]
+            unit_ranks = slice(ranks.start, ranks.stop)
+            share_W[unit_ranks] += self.slope_WK[unit_ranks] @ pieces.load_NK[number]
+            link_W[unit_ranks] += pieces.link_N[number]
         return share_W, link_W
 
 
