@@ -624,7 +624,7 @@ OUTSIDE = [-1, 1 << 31, 1 << 62, (1 << 63) - 1, -(1 << 63)]
         (3, 9, "reaches past the arena"),
         (4, 5, "reaches past the arena"),
         (7, len(TYPES), "unknown row type"),
-        (8, 8, "want a multiple of 16, or 0 for all"),
+        (8, 8, "expected a multiple of 16, or 0 for all"),
     ],
     ids=["source", "base", "odd base", "rows", "dim", "type", "group"],
 )

@@ -58,7 +58,7 @@ void check_format(const Format& f) {
   STD_TORCH_CHECK(int64_t(f.type) >= 0 && int64_t(f.type) < num_row_types, "rowwise: unknown row type ",
                   int64_t(f.type));
   STD_TORCH_CHECK(f.group >= 0 && f.group % 16 == 0, "rowwise: a group of ", f.group,
-                  " columns; want a multiple of 16, or 0 for all");
+                  " columns; expected a multiple of 16, or 0 for all");
 }
 
 struct Features {
@@ -263,7 +263,7 @@ void mark(Tensor touched, const Tensor& starts, const Tensor& arena, const Tenso
   const Features fs(features, arena, offsets, bags, -1);
   check_tensor(touched, ScalarType::Byte, "touched");
   check_tensor(starts, ScalarType::Long, "starts");
-  STD_TORCH_CHECK(starts.numel() == fs.count, "rowwise: want where the rows of each feature start");
+  STD_TORCH_CHECK(starts.numel() == fs.count, "rowwise: expected where the rows of each feature start");
   const int64_t* first = starts.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < fs.count; ++i)
     STD_TORCH_CHECK(first[i] >= 0 && first[i] <= touched.numel() - fs[i].rows, "rowwise: rows of feature ", i,
@@ -364,7 +364,7 @@ void fill_uniform(Tensor out, int64_t key, int64_t start, double low, double hig
 void fill_uniform_rows(Tensor out, const Tensor& starts, int64_t key, double low, double high) {
   check_tensor(out, ScalarType::Float, "out");
   check_tensor(starts, ScalarType::Long, "starts");
-  STD_TORCH_CHECK(out.dim() == 2 && starts.numel() == out.size(0), "rowwise: want a start for each row of out");
+  STD_TORCH_CHECK(out.dim() == 2 && starts.numel() == out.size(0), "rowwise: expected a start for each row of out");
   float* o = out.mutable_data_ptr<float>();
   const int64_t* start = starts.const_data_ptr<int64_t>();
   const int64_t dim = out.size(1), rows = out.size(0), piece = 1024;

@@ -146,7 +146,7 @@ std::tuple<Tensor, Tensor, Tensor> pack_ids(const Tensor& values, const Tensor& 
   int64_t at = 0, next = 0;
   for (int64_t w = 0; w < world; ++w) {
     start[w] = at;
-    STD_TORCH_CHECK(m[w].slices >= 0 && m[w].slices <= num_slices - next, "rowwise: messages want more than ",
+    STD_TORCH_CHECK(m[w].slices >= 0 && m[w].slices <= num_slices - next, "rowwise: messages have more than ",
                     num_slices, " slices");
     int64_t total = 0;
     for (int64_t k = next; k < next + m[w].slices; ++k) {
@@ -166,7 +166,7 @@ std::tuple<Tensor, Tensor, Tensor> pack_ids(const Tensor& values, const Tensor& 
     STD_TORCH_CHECK(at <= most_words, "rowwise: too many ids for one tensor");
   }
   start[world] = at;
-  STD_TORCH_CHECK(next == num_slices, "rowwise: messages want ", next, " of ", num_slices, " slices");
+  STD_TORCH_CHECK(next == num_slices, "rowwise: messages have ", next, " of ", num_slices, " slices");
   Tensor out = empty({at}, ScalarType::Int);
   int32_t* const words = out.mutable_data_ptr<int32_t>();
   std::vector<int64_t> rank_of;

@@ -61,7 +61,7 @@ class Expand {
     places_ = places.const_data_ptr<int64_t>();
     batch_ = sources_[0].samples.count;
     for (const Distinct& d : sources_)
-      STD_TORCH_CHECK(d.samples.count == batch_, "rowwise: ", d.samples.count, " samples; want ", batch_);
+      STD_TORCH_CHECK(d.samples.count == batch_, "rowwise: ", d.samples.count, " samples; expected ", batch_);
     for (int64_t f = 0; f < features_; ++f)
       STD_TORCH_CHECK(places_[2 * f] >= 0 && places_[2 * f] < int64_t(n) && places_[2 * f + 1] >= 0 &&
                           places_[2 * f + 1] <= source(f).lengths.count,
@@ -160,7 +160,7 @@ inline void spread(Tensor out, const Tensor& vectors, const std::optional<Tensor
   check_tensor(vectors, ScalarType::Float, "vectors");
   check_tensor(segments, ScalarType::Long, "segments");
   STD_TORCH_CHECK(out.dim() == 2 && vectors.dim() == 2 && segments.dim() == 2 && segments.size(1) == 3,
-                  "rowwise: want matrices, and segments [n, 3]");
+                  "rowwise: expected matrices, and segments [n, 3]");
   const int64_t batch = out.size(0), columns = out.size(1), distinct = vectors.size(0), width = vectors.size(1);
   std::optional<Integers> numbers;
   if (samples) numbers.emplace(*samples, "samples");
