@@ -40,7 +40,6 @@ END_TO_END = frozenset(
         "tests/serve/test_served.py::test_answers_are_the_bits_of_predict",
         "tests/storage/test_read_cache.py::test_several_threads_share_a_folder",
         "tests/test_cli_simulate.py::test_a_run_is_compared_with_its_simulation",
-        "tests/test_language.py::test_no_two_classes_have_one_name",
         "tests/test_slurm.py::test_without_slurm_a_line_names_the_way_out",
         "tests/train/test_pipeline.py::test_any_depth_leaves_what_one_step_after_another_leaves",
         "tests/train/test_resume.py::test_stopped_and_resumed_is_uninterrupted",

@@ -16,6 +16,7 @@ from mkdocs.structure.files import File
 sys.path.insert(0, str(Path(__file__).parent))
 
 import docs_commands
+import docs_modules
 import docs_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +64,12 @@ def glossary() -> str:
     return "\n".join(line for line in section.split("\n## ", 1)[0].splitlines() if line.startswith("|"))
 
 
-GENERATED = {"commands": docs_commands.reference, "recipe": docs_recipe.reference, "glossary": glossary}
+GENERATED = {
+    "commands": docs_commands.reference,
+    "recipe": docs_recipe.reference,
+    "modules": lambda: docs_modules.modules([]),
+    "glossary": glossary,
+}
 
 
 def moved(text: str, source: str, page: str) -> str:
