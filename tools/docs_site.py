@@ -58,17 +58,10 @@ def python_pages() -> dict[str, str]:
     return {PAGE: index} | pages
 
 
-def glossary() -> str:
-    """The table of the architecture."""
-    section = (ROOT / "docs/ARCHITECTURE.md").read_text().split("\n## Glossary\n", 1)[1]
-    return "\n".join(line for line in section.split("\n## ", 1)[0].splitlines() if line.startswith("|"))
-
-
 GENERATED = {
     "commands": docs_commands.reference,
     "recipe": docs_recipe.reference,
     "modules": lambda: docs_modules.modules([]),
-    "glossary": glossary,
 }
 
 
