@@ -27,16 +27,14 @@ from parts.limits import Rows
 from parts.ops_work import FbgemmPeer, Work, ids_for, rows_for
 from parts.report import environment, exactly, finish, geomean, has_peer, options, parsed, save
 
-from rowwise import Adagrad, Adam, Embeddings, Ftrl, Jagged, Lamb, RowType, RowWiseAdagrad, RowWiseAdam, Sgd, Table
+from rowwise import Adagrad, Adam, Embeddings, Jagged, Lamb, RowType, RowWiseAdagrad, Sgd, Table
 
 OPTIMIZERS = {
     "rowwise_adagrad": RowWiseAdagrad(lr=0.01),
     "sgd": Sgd(lr=0.01),
     "adagrad": Adagrad(lr=0.01),
     "adam": Adam(lr=0.01),
-    "rowwise_adam": RowWiseAdam(lr=0.01),
     "lamb": Lamb(lr=0.01),
-    "ftrl": Ftrl(lr=0.01),
 }
 
 

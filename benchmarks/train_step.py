@@ -19,7 +19,6 @@ import os
 import subprocess
 import sys
 import time
-from functools import partial
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -27,7 +26,7 @@ import torch
 from parts.dlrm import BOTTOM, DENSE, FEATURES, TOP, WIDTH
 from parts.limits import PEAK_SIZE, SMOKE_SIZE, Rows, dlrm_flops, limit_of, peak_flops_s, rows_s, share_floor
 from parts.report import at_least, environment, exactly, finish, has_peer, options, parsed
-from parts.train_sides import DENSE_OPTIMIZERS, FULL, SIDES, SMOKE, Side, Size, TorchRec, parts_of, same_start
+from parts.train_sides import DENSE_OPTIMIZERS, FULL, SIDES, SMOKE, Side, Size, parts_of, same_start
 
 from rowwise.ops import linear
 from rowwise.train.recorder import peak_memory_bytes
@@ -54,10 +53,7 @@ def check_losses(losses: dict[str, list[float]]) -> None:
 
 
 def measure_steps(optimizer: str, args: argparse.Namespace, size: Size) -> list[dict]:
-    makers = dict(SIDES)
-    if args.dmp:
-        makers["TorchRec fp32"] = partial(TorchRec, halves=False, dmp=True)
-    sides = {name: make(optimizer, size) for name, make in makers.items() if name in args.sides}
+    sides = {name: SIDES[name](optimizer, size) for name in args.sides}
     same_start(list(sides.values()))
     parts = [parts_of(seed, size) for seed in range(BATCHES)]
     batches = {name: [side.prepare(p) for p in parts] for name, side in sides.items()}
@@ -172,7 +168,6 @@ def main() -> None:
     parser = options("train_step", __doc__)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--only", nargs="+", choices=SECTIONS, help="of the sections; --quick: steps")
-    parser.add_argument("--dmp", action="store_true", help="TorchRec fp32 by way of DistributedModelParallel")
     parser.add_argument("--peak-of", choices=list(SIDES), help="print the peak memory of a process with this side only")
     args = parsed(parser)
     size = SMOKE if args.smoke else FULL

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from rowwise.checkpoint.diff import diff
 from rowwise.checkpoint.named import open_named
-from rowwise.train.settings import Training
 
 KEY = "train.staleness"
 DATASET = "complete-journey"
@@ -36,11 +35,6 @@ class TrainedRun(NamedTuple):
     def auc(self) -> float:
         (task,) = self.result["test"].values()
         return task["auc"]
-
-
-def is_known() -> bool:
-    """Whether recipes have the key."""
-    return KEY.partition(".")[2] in Training.__struct_fields__
 
 
 def get_dataset(home: Path) -> None:

@@ -6,7 +6,6 @@ A sequential run records its timeline, which gives the costs of the stages; `row
 import csv
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,7 +14,6 @@ from parts.pipeline_disk import DiskOrder, DiskSide
 from parts.pipeline_ranks import Group, Order, count_latencies
 from rowwise.comm.simulated_link import SimulatedLink
 
-MODULE = "rowwise.perf.timeline"
 DEPTH = 2
 SECONDS = ("begin_s", "end_s")
 
@@ -31,11 +29,6 @@ class TimelineOrder:
     delayed: bool = False
     accumulate: int = 1
     disk: DiskOrder | None = None
-
-
-def is_there() -> bool:
-    """Whether this version of rowwise predicts steps."""
-    return find_spec(MODULE) is not None
 
 
 def predict_and_measure(comm: Any, asked: TimelineOrder) -> list[dict]:

@@ -4,12 +4,10 @@ Apart, because the comparison should not know how a side works. Every side start
 batches, and gives its dense parameters to the same torch optimizer.
 
 TorchRec's tables are its `FusedEmbeddingBagCollection`: FBGEMM's table-batched operator with row-wise Adagrad inside
-its backward, in one process and without communication. Its `DistributedModelParallel` in a gloo group of one ends in
-the same operator, behind a planner and collectives that move nothing; `--dmp` of `train_step.py` measures it instead.
+its backward, in one process and without communication.
 """
 
 import logging
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -124,7 +122,7 @@ class Ours:
 class TorchRec:
     """TorchRec's DLRM over FBGEMM."""
 
-    def __init__(self, optimizer: str, size: Size = FULL, *, halves: bool, dmp: bool = False) -> None:
+    def __init__(self, optimizer: str, size: Size = FULL, *, halves: bool) -> None:
         quiet()
         from torchrec.models.dlrm import DLRM as TheirDlrm
         from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -135,12 +133,9 @@ class TorchRec:
             EmbeddingBagConfig(name=n, embedding_dim=DIM, num_embeddings=r, feature_names=[n])
             for n, r in zip(NAMES, size.rows, strict=True)
         ]
-        cpu, numbers = torch.device("cpu"), {"lr": LR, "eps": EPS}
-        if dmp:
-            self.model: nn.Module = distributed(tables, TheirAdagrad, numbers)
-        else:
-            bags = FusedEmbeddingBagCollection(tables, TheirAdagrad, numbers, device=cpu)
-            self.model = TheirDlrm(bags, DENSE, list(BOTTOM), list(TOP))
+        numbers = {"lr": LR, "eps": EPS}
+        bags = FusedEmbeddingBagCollection(tables, TheirAdagrad, numbers, device=torch.device("cpu"))
+        self.model: nn.Module = TheirDlrm(bags, DENSE, list(BOTTOM), list(TOP))
         self.halves = halves
         parameters = [p for name, p in self.model.named_parameters() if "sparse_arch" not in name]
         self.optimizer = DENSE_OPTIMIZERS[optimizer](parameters)
@@ -150,7 +145,7 @@ class TorchRec:
 
     def tables(self) -> list[Tensor]:
         found = {name.split(".")[-2]: rows for name, rows in self.model.state_dict().items() if "sparse_arch" in name}
-        return [local(found[name]) for name in NAMES]
+        return [found[name] for name in NAMES]
 
     def prepare(self, parts: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dense_BF, ids, labels_BK = parts
@@ -176,28 +171,6 @@ def sort_pairs(layers: Sequence[nn.Linear]) -> None:
     order = [place[int(j), int(i)] for i, j in torch.triu_indices(27, 27, offset=1).t()]
     weight = next(m.weight for m in layers if m.in_features == WIDTH)
     weight[:, DIM:] = weight[:, DIM:][:, order]
-
-
-def distributed(tables: list[Any], optimizer: type, numbers: dict[str, float]) -> nn.Module:
-    """The same model by way of a group of one."""
-    import torchrec.distributed as sharding
-    from torch import distributed as group
-    from torchrec.models.dlrm import DLRM as TheirDlrm
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection
-    from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-
-    if not group.is_initialized():
-        os.environ.update({"LOCAL_WORLD_SIZE": "1"})
-        group.init_process_group("gloo", store=group.HashStore(), rank=0, world_size=1)
-    bags = EmbeddingBagCollection(tables=tables, device=torch.device("cpu"))
-    apply_optimizer_in_backward(optimizer, bags.parameters(), numbers)
-    model = TheirDlrm(bags, DENSE, list(BOTTOM), list(TOP))
-    return sharding.DistributedModelParallel(model, device=torch.device("cpu"))
-
-
-def local(rows: Any) -> Tensor:
-    """The memory of a table, whether or not it is wrapped as a shard of one."""
-    return rows.local_shards()[0].tensor if hasattr(rows, "local_shards") else rows
 
 
 def quiet() -> None:
