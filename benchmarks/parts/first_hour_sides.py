@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from parts import BENCHMARKS
+from parts.process_tree import family_of, memory_of
 
 LOOK_s, WEIGH_s = 0.01, 0.2  # how often files are looked for, and memory is measured
 PHASES = ("data_s", "route_s", "lookup_s", "exchange_s", "wait_s", "forward_s", "backward_s", "update_s", "other_s")
@@ -114,13 +116,9 @@ def watch(
 def tree_bytes(pid: int) -> int:
     """Memory of a process and its descendants."""
     total = 0
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        total += next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            total += sum(tree_bytes(int(child)) for child in (task / "children").read_text().split())
-    except (OSError, StopIteration):  # it has ended meanwhile
-        pass
+    for folder in family_of(pid):
+        with suppress(OSError):  # it has ended meanwhile
+            total += memory_of(folder)
     return total
 
 

@@ -20,6 +20,7 @@ from pyarrow import parquet as pq
 
 from parts import BENCHMARKS
 from parts.ingest_data import DENSE, FIRST, IDS, LISTS, NAMES, ROWS
+from parts.process_tree import family_of, ticks_of
 
 TRIES = 3  # of starting Ray, which somebody else on the machine may stop
 PACKAGES = {"Polars": "polars", "DuckDB": "duckdb", "Ray Data": "ray"}
@@ -221,18 +222,11 @@ def ray_rate(path: Path, repeats: int) -> float:
 
 def family_cpu_s(root: int) -> float:
     """Of a process and all that descend from it, those that have ended too."""
-    parents, spent_s = {}, {}
-    for place in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            cells = place.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
-            continue
-        pid = int(place.parent.name)
-        parents[pid], spent_s[pid] = int(cells[1]), sum(map(int, cells[11:15])) / os.sysconf("SC_CLK_TCK")
-    family = {root}
-    while grown := {pid for pid, parent in parents.items() if parent in family} - family:
-        family |= grown
-    return sum(spent_s.get(pid, 0.0) for pid in family)
+    ticks = 0
+    for folder in family_of(root):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            ticks += ticks_of(folder, ended=True)
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def serve_ray() -> None:
