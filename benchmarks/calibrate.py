@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from parts import calibrate_dreamshard
 from parts import planner_tasks as tasks
-from parts.report import at_least, at_most, environment, exactly, finish, geomean, options, parsed
+from parts.report import at_least, at_most, exactly, finish, geomean, options, parsed
 
 from rowwise.calibrate.steps import StepMeasurement, StepTimes, measure_plans
 from rowwise.calibrate.train_network import (
@@ -364,7 +364,7 @@ def main() -> None:
             rows += [{"section": section, **row} for row in found]
             floors += [] if args.smoke else judge(found)
     floors = smoke_floors(rows) if args.smoke else floors
-    finish({"benchmark": "calibrate", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish("calibrate", rows, floors, args)
 
 
 if __name__ == "__main__":

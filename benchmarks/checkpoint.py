@@ -20,7 +20,6 @@ import os
 import shutil
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +27,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from parts.report import at_least, at_most, environment, exactly, finish, options, parsed
+from parts.report import at_least, at_most, exactly, finish, options, parsed
+from parts.timer import timed_s
 from torch import nn
 
 from rowwise import Adagrad, Adam, Embeddings, RowWiseAdagrad, Table
@@ -61,9 +61,7 @@ class Net(nn.Module):
 
 def seconds(call: Callable[[], object]) -> float:
     os.sync()  # what was written or removed before is nobody's burden
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
+    return timed_s(call)
 
 
 @contextmanager
@@ -196,14 +194,8 @@ def main() -> None:
     args = parsed(parser)
     torch.set_num_threads(args.threads)
     rows = [r for name in SECTIONS if args.only in (None, name) for r in MEASURES[name](args)]
-    result = {
-        "benchmark": "checkpoint",
-        "environment": environment(),
-        "threads": args.threads,
-        "rows": rows,
-        "floors": smoke_floors(rows) if args.smoke else floors_of(rows),
-    }
-    finish(result, args)
+    floors = smoke_floors(rows) if args.smoke else floors_of(rows)
+    finish("checkpoint", rows, floors, args, threads=args.threads)
 
 
 if __name__ == "__main__":

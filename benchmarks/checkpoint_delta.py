@@ -25,7 +25,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ import torch
 from parts.ops_work import Work, ids_for, rows_for
 from parts.recipe_job import job_of
 from parts.report import at_least, at_most, environment, exactly, finish, options, parsed
+from parts.timer import least_s
 from parts.tiny_data import make_tiny
 from rich.progress import track
 from torch import nn
@@ -206,21 +207,12 @@ def packing_of(args: argparse.Namespace) -> list[dict]:
         rows_ND = torch.randn((64 << 10 if args.smoke else 4 << 20 if args.quick else 64 << 20) // (4 * dim), dim)
         for bits in (8, 4):
             packed = quantise(rows_ND, bits, "rows", range(len(rows_ND)))
-            there = best_of(lambda bits=bits, x=rows_ND: quantise(x, bits, "rows", range(len(x))))
-            back = best_of(lambda bits=bits, x=packed, dim=dim: dequantise(x, dim, bits))
+            there = least_s(lambda bits=bits, x=rows_ND: quantise(x, bits, "rows", range(len(x))), 5)
+            back = least_s(lambda bits=bits, x=packed, dim=dim: dequantise(x, dim, bits), 5)
             gb = rows_ND.numel() * 4 / 1e9
             found.append({"kind": "packing", "dim": dim, "bits": bits, "gb_s": gb / there, "back_gb_s": gb / back})
             print("dim {dim:4}, {bits} bits: {gb_s:5.2f} GB/s, back {back_gb_s:5.2f} GB/s".format(**found[-1]))
     return found
-
-
-def best_of(call: Callable[[], object]) -> float:
-    times = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begin)
-    return min(times)
 
 
 def quality_of(args: argparse.Namespace) -> list[dict]:
@@ -313,10 +305,8 @@ def smoke_floors(rows: Sequence[dict]) -> list[dict]:
 
 
 def main() -> None:
-    parser = options("checkpoint_delta", __doc__)
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="of the sections")
+    parser = options("checkpoint_delta", __doc__, only=SECTIONS, data=True)
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=RECIPES, help="whose quality is measured")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="where the datasets are")
     args = parsed(parser)
     measures = {"bytes": bytes_of, "marking": marking_of, "packing": packing_of, "quality": quality_of}
     with tempfile.TemporaryDirectory() as folder:
@@ -324,7 +314,7 @@ def main() -> None:
         rows = [row for section in args.only for row in measures[section](args)]
     made = {**environment(), "restores": RESTORES}
     floors = smoke_floors(rows) if args.smoke else floors_of(rows)
-    finish({"benchmark": "checkpoint_delta", "environment": made, "rows": rows, "floors": floors}, args)
+    finish("checkpoint_delta", rows, floors, args, environment=made)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ Needs: a C++ compiler
 import time
 
 import torch
-from parts.report import at_least, at_most, environment, finish, options, parsed
+from parts.report import at_least, at_most, finish, options, parsed
 
 from rowwise import (
     DCN,
@@ -88,7 +88,7 @@ def main() -> None:
     floors = [at_most("relative difference of losses, most", max(row["off"] for row in rows), 1e-5)]
     if not args.smoke:
         floors.append(at_least("speed of xDeepFM, without is 1", rows[-1]["ratio"], 1.2))
-    finish({"benchmark": "compiled", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish("compiled", rows, floors, args)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 from parts.compress_quality import FILMS_METHODS, advice, films, half_of_time, quality
 from parts.compress_speed import scale, speed
 from parts.compress_work import permuted
-from parts.report import at_least, at_most, environment, exactly, finish, options, parsed
+from parts.report import at_least, at_most, exactly, finish, options, parsed
 from parts.tiny_data import make_tiny
 
 SECTIONS = ("quality", "half", "films", "advice", "scale", "speed")
@@ -55,7 +55,7 @@ def main() -> None:
         found["quality"] = [row for row in rows["quality"] if row["method"] not in args.method] + found["quality"]
     rows |= found
     floors = smoke_floors(rows) if args.smoke else floors_of(rows)
-    finish({"benchmark": "compress", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish("compress", rows, floors, args)
 
 
 def measured(wanted: set[str], args: argparse.Namespace, folder: Path) -> dict[str, object]:

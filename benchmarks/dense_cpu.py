@@ -23,6 +23,7 @@ import torch
 from parts.dlrm import BOTTOM, DENSE, DIM, FEATURES, TOP, WIDTH, TorchInteraction, torch_mlp
 from parts.limits import PEAK_SIZE, SMOKE_SIZE, Rows, dlrm_flops, limit_of, peak_flops_s, rows_s, share_floor
 from parts.report import at_least, environment, exactly, finish, geomean, options, parsed
+from parts.timer import timed_s
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -80,19 +81,13 @@ def both_ways(function: Callable[..., Tensor], inputs: list[Tensor], parameters:
     return [out.detach(), *torch.autograd.grad(out, wanted, grad.to(out.dtype))]
 
 
-def seconds(function: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
-
-
 def compare(work: Work, ours: Callable[[], object], peer: Callable[[], object], at_most_s: float) -> dict:
     ours(), peer()
     times: dict[str, list[float]] = {"ours": [], "peer": []}
     until = time.perf_counter() + at_most_s
     while len(times["ours"]) < (5 if at_most_s else 1) or (time.perf_counter() < until and len(times["ours"]) < 60):
-        times["ours"].append(seconds(ours))
-        times["peer"].append(seconds(peer))
+        times["ours"].append(timed_s(ours))
+        times["peer"].append(timed_s(peer))
     best = {name: min(values) * 1e3 for name, values in times.items()}
     noise = sorted(times["ours"])[len(times["ours"]) // 2] * 1e3 / best["ours"] - 1
     return {
@@ -220,13 +215,8 @@ def main() -> None:
         print(describe(rows[-1]), flush=True)
     # `assert_equal` raises where the sides do not agree.
     agree = [exactly("cells in which both sides agree", len(rows), 16)]
-    result = {
-        "benchmark": "dense_cpu",
-        "environment": {**environment(), "library": library},
-        "rows": rows,
-        "floors": agree if args.smoke else floors_of(rows, library),
-    }
-    finish(result, args)
+    floors = agree if args.smoke else floors_of(rows, library)
+    finish("dense_cpu", rows, floors, args, environment={**environment(), "library": library})
 
 
 def describe(row: dict) -> str:

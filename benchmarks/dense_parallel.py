@@ -19,7 +19,7 @@ from math import prod
 from pathlib import Path
 
 from parts.dense_parallel_work import measure, measure_torch, units_of
-from parts.report import at_least, at_most, environment, finish, options, parsed
+from parts.report import at_least, at_most, finish, options, parsed
 from rich.progress import track
 
 from rowwise.comm.spawn import run_processes
@@ -126,9 +126,7 @@ def main() -> None:
     print(f"{line}; {built['whole_bytes'] / 1e6:.0f} MB whole, bound {built['bound_bytes'] / 1e6:.0f} MB")
     for row in rows:
         row.pop("losses"), row.pop("torch_losses", None)
-    finish(
-        {"benchmark": "dense_parallel", "environment": environment(), "rows": [*rows, built], "floors": floors}, args
-    )
+    finish("dense_parallel", [*rows, built], floors, args)
 
 
 if __name__ == "__main__":

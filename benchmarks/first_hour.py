@@ -221,13 +221,12 @@ def smoke_floors(rows: list[dict], folder: Path) -> list[dict]:
 
 
 def main() -> None:
-    parser = options("first_hour", __doc__)
+    parser = options("first_hour", __doc__, only=SECTIONS)
     parser.add_argument("--fuxictr-python", help="python of an environment with FuxiCTR")
     parser.add_argument("--recbole-python", help="python of an environment with RecBole")
     parser.add_argument(
         "--data", type=Path, default=Path("data/first-hour"), help="where the CSV files are, or are put"
     )
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--frappe", type=Path, metavar="FILE", help="frappe.validation.libfm, for the set of this name")
     parser.add_argument("--sets", nargs="+", choices=(*SETS, FRAPPE), help="for quality; --quick: the first")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES, help="for quality")
@@ -261,7 +260,7 @@ def main() -> None:
         else:
             by = {section: [row for row in rows if row["section"] == section] for section in SECTIONS}
             floors = speed_floors(by["speed"]) + quality_floors(by["quality"])
-    finish({"benchmark": "first_hour", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish("first_hour", rows, floors, args)
 
 
 if __name__ == "__main__":

@@ -490,7 +490,7 @@ def main() -> None:
         rows += [{"section": name, **row} for row in found]
         print(f"{name}: {time.perf_counter() - begin_s:.1f} s", flush=True)
         save(result, args.save)
-    finish(result | {"floors": floors_of(rows, smoke=args.smoke)}, args)
+    finish("gpu", rows, floors_of(rows, smoke=args.smoke), args, environment=result["environment"])
 
 
 if __name__ == "__main__":

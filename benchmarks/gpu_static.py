@@ -21,7 +21,7 @@ from parts import BENCHMARKS
 from parts.gpu_budget import faults, machine_code_of
 from parts.gpu_compile import TARGETS
 from parts.gpu_variants import variants
-from parts.report import at_most, environment, exactly, finish, options, parsed
+from parts.report import at_most, exactly, finish, options, parsed
 from rich.progress import track
 
 SMOKE_VARIANTS = ("pool 20 ids fp32 dim 128", "apply rowwise_adagrad fp32 dim 128")
@@ -97,13 +97,7 @@ def main() -> None:
     for row in code:
         for fault in row["faults"]:
             print(f"{row['arch']} {fault}")
-    result = {
-        "benchmark": "gpu_static",
-        "environment": environment(),
-        "rows": code + traffic,
-        "floors": floors_of(code, traffic),
-    }
-    finish(result, args)
+    finish("gpu_static", code + traffic, floors_of(code, traffic), args)
 
 
 if __name__ == "__main__":

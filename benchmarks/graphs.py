@@ -21,7 +21,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import argparse
 import statistics
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +29,8 @@ from pathlib import Path
 import torch
 from parts.graph_peers import pyg_ways
 from parts.graph_work import evaluate, power_law, split_ratings, train
-from parts.report import at_least, environment, exactly, finish, options, parsed
+from parts.report import at_least, exactly, finish, options, parsed
+from parts.timer import in_turns
 from parts.tiny_data import make_tiny
 
 from rowwise.ops.graph import Graph, aggregate
@@ -57,12 +57,7 @@ def speed(nodes: int, edges: int, repeats: int) -> list[dict]:
     ways: dict[str, Callable[[], torch.Tensor]] = {SPARSE: partial(torch.mm, sparse, vectors_ND)}
     ways |= {name: partial(aggregate, one, vectors_ND) for name, one in graphs.items()}
     ways |= {READS: partial(read_rows, graph, near_ND), **pyg_ways(graph, sparse, vectors_ND)}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repeats):
-        for name, way in ways.items():
-            begin_s = time.perf_counter()
-            way()
-            seconds[name].append(time.perf_counter() - begin_s)
+    seconds = in_turns(ways, repeats)
     few_N = graph.degrees_T <= quarter
     exact_ND = ways[EXACT]()
     rows = []
@@ -168,17 +163,13 @@ def measure(args: argparse.Namespace) -> list[dict]:
 
 
 def main() -> None:
-    parser = options("graphs", __doc__)
-    sections = ("speed", "quality")
-    parser.add_argument("--only", nargs="+", choices=sections, default=sections, help="of the sections")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="where the datasets are")
-    args = parsed(parser)
+    args = parsed(options("graphs", __doc__, only=("speed", "quality"), data=True))
     with tempfile.TemporaryDirectory() as folder:
         if args.smoke:
             args.data = make_tiny(Path(folder))
         rows = measure(args)
     floors = smoke_floors(rows) if args.smoke else floors_of(rows)
-    finish({"benchmark": "graphs", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish("graphs", rows, floors, args)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from parts.image_work import Scenes, TrainedTowers, logits_of, make_scenes, right_of, train
-from parts.report import at_least, at_most, environment, finish, options, parsed
+from parts.report import at_least, at_most, finish, options, parsed
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
@@ -167,7 +167,7 @@ def main() -> None:
         rows = photographs(tuple(PREFIXES[0.95]), Path(name))
         for seed in range(amounts[3]):
             rows += measure(seed, amounts, Path(name))
-    finish({"benchmark": "images", "environment": environment(), "rows": rows, "floors": floors_of(rows, args)}, args)
+    finish("images", rows, floors_of(rows, args), args)
 
 
 def floors_of(rows: list[dict], args: argparse.Namespace) -> list[dict]:

@@ -33,7 +33,7 @@ import torch
 from parts import ingest_data as data
 from parts import ingest_handoff, ingest_kernels, ingest_memory, ingest_scaling, ingest_store
 from parts import ingest_peers as peers
-from parts.report import at_least, at_most, environment, exactly, finish, options, parsed
+from parts.report import at_least, at_most, exactly, finish, options, parsed
 
 from rowwise import Table
 from rowwise.ingest import Batcher, Batching
@@ -246,9 +246,7 @@ def smoke_floors(rows: list[dict], sections: list[str]) -> Iterator[dict]:
 
 
 def main() -> None:
-    parser = options("ingest", __doc__)
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="of others what is saved stays")
-    args = parsed(parser)
+    args = parsed(options("ingest", __doc__, only=SECTIONS))
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
@@ -267,7 +265,7 @@ def main() -> None:
         floors += [floor for floor in before["floors"] if floor["section"] not in args.only]
     if args.smoke:
         floors = list(smoke_floors(rows, args.only))
-    finish({"benchmark": "ingest", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish("ingest", rows, floors, args)
 
 
 def shown(value: object) -> str:

@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import torch
 from parts.ops_work import Work, ids_for, rows_for
-from parts.report import environment, exactly, finish, geomean, has_peer, options, parsed
+from parts.report import exactly, finish, geomean, has_peer, options, parsed
 
 import rowwise.ops  # noqa: F401 - registers ours
 
@@ -220,7 +220,7 @@ def main() -> None:
         print(describe(rows[-1]), flush=True)
     # `measure` raises where the sides do not agree.
     floors = [exactly("cells in which both sides agree", len(rows), len(wanted))] if args.smoke else floors_of(rows)
-    finish({"benchmark": "jagged", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish("jagged", rows, floors, args)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from parts.report import at_least, at_most, environment, exactly, finish, options, parsed
+from parts.report import at_least, at_most, exactly, finish, options, parsed
 from rich.progress import Progress
 from torch import nn
 
@@ -232,14 +232,7 @@ def main() -> None:
         print("{table:40} {rows:>10,} rows  AUC {auc:.4f}  {step_ms:6.2f} ms a step".format(**row))
     print(f"{distinct:,} distinct ids in {stream.batches * BATCH:,} samples")
     floors = floors_of(rows, distinct, budget, smoke=args.smoke)
-    result = {
-        "benchmark": "managed",
-        "environment": environment(),
-        "distinct": distinct,
-        "rows": rows,
-        "floors": floors,
-    }
-    finish(result, args)
+    finish("managed", rows, floors, args, distinct=distinct)
 
 
 def floors_of(rows: list[dict], distinct: int, budget: int, *, smoke: bool) -> list[dict]:

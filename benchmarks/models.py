@@ -35,7 +35,7 @@ from functools import partial
 from pathlib import Path
 
 from parts.model_work import DATA, DEPTHS, STACKS, Data, Job, step_speed, train, write_stream
-from parts.report import RESULTS, at_least, at_most, environment, exactly, finish, options, parsed
+from parts.report import RESULTS, at_least, at_most, exactly, finish, options, parsed
 from parts.tiny_data import make_tiny
 from rich.progress import Progress
 
@@ -153,9 +153,8 @@ def floors_of(lines: list[dict]) -> list[dict]:
 
 
 def main() -> None:
-    parser = options("models", __doc__)
+    parser = options("models", __doc__, data=True)
     parser.add_argument("--only", default="", choices=["", *(data.name for data in DATA)], help="one dataset")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="where the datasets are")
     args = parsed(parser)
     if args.only and args.save and args.save.is_relative_to(RESULTS):
         parser.error("--only measures one dataset, and the kept results are of all: give --save a FILE elsewhere")
@@ -183,7 +182,7 @@ def main() -> None:
             exactly("runs whose NE is a number above 0", sum(row["ne"] > 0 for row in rows), len(rows)),
         ]
     )
-    finish({"benchmark": "models", "environment": environment(), "lines": lines, "rows": rows, "floors": floors}, args)
+    finish("models", rows, floors, args, lines=lines)
 
 
 if __name__ == "__main__":

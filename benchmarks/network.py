@@ -15,14 +15,13 @@ Needs: Linux with network namespaces, iproute2, and 4 GB of memory
 import importlib
 from pathlib import Path
 
-from parts.report import environment, finish, options, parsed
+from parts.report import finish, options, parsed
 
 PARTS = {"simulate": "simulate_floors", "accuracy": "accuracy_floors", "lab": "lab_floors", "wires": "wire_floors"}
 
 
 def main() -> None:
-    parser = options("network", __doc__)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
+    parser = options("network", __doc__, only=tuple(PARTS))
     parser.add_argument(
         "--runs", type=Path, help="a folder in which accuracy keeps its profile and runs, and lab finds them"
     )
@@ -32,7 +31,7 @@ def main() -> None:
         of_part, measured = getattr(importlib.import_module(f"parts.network_{part}"), PARTS[part])(args)
         floors += of_part
         rows.append({"part": part, **measured})
-    finish({"benchmark": "network", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish("network", rows, floors, args)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 
 from parts.noise_work import WORLDS, World, run
-from parts.report import at_least, at_most, environment, exactly, finish, options, parsed
+from parts.report import at_least, at_most, exactly, finish, options, parsed
 from rich.progress import Progress
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4)
@@ -107,19 +107,18 @@ def floors_of(rows: list[dict]) -> list[dict]:
 
 
 def main() -> None:
-    parser = options("noise", __doc__)
+    parser = options("noise", __doc__, data=True)
     parser.add_argument("--only", nargs="+", choices=WORLDS, help="of the datasets")
     parser.add_argument(
         "--losses", nargs="+", choices=LOSSES, default=list(LOSSES), help="without log loss and smc: no floors"
     )
     parser.add_argument("--shares", nargs="+", type=float, default=SHARES, help="of wrong labels")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="where the datasets are")
     args = parsed(parser)
     args.only = args.only or (["digits"] if args.quick else list(WORLDS))
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(args, Path(folder))
     floors = smoke_floors(rows) if args.smoke else floors_of(rows)
-    finish({"benchmark": "noise", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish("noise", rows, floors, args)
 
 
 def smoke_floors(rows: list[dict]) -> list[dict]:

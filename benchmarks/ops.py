@@ -387,9 +387,8 @@ def smoke_floors(rows: list[dict], sections: list[str]) -> list[dict]:
 
 
 def main() -> None:
-    parser = options("ops", __doc__)
+    parser = options("ops", __doc__, only=SECTIONS)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="the rest stays as saved before")
     parser.add_argument(
         "--fbgemm-1.5-python", dest="old_python", help="python of an environment with fbgemm-gpu-cpu 1.5.0"
     )
@@ -406,7 +405,7 @@ def main() -> None:
         result = {"benchmark": "ops", "environment": made, "rows": measured}
         result["floors"] = smoke_floors(measured, only) if args.smoke else floors_of(measured)
         save(result, args.save)  # after each section: the next may fail
-    finish(result, args)
+    finish("ops", measured, result["floors"], args, environment=made)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ from parts.pipeline_disk import DiskOrder
 from parts.pipeline_ranks import Order
 from parts.pipeline_staleness import StalenessOrder
 from parts.pipeline_timeline import TimelineOrder
-from parts.report import at_least, at_most, environment, exactly, finish, has_peer, options, parsed
+from parts.report import at_least, at_most, exactly, finish, has_peer, options, parsed
 from parts.shard_work import Load, Shape
 from parts.tiers_work import Size
 
@@ -255,8 +255,7 @@ def smoke_floors(rows: list[dict], sections: list[str]) -> list[dict]:
 
 
 def main() -> None:
-    parser = options("pipeline", __doc__)
-    parser.add_argument("--only", nargs="+", choices=tuple(MEASURES), default=list(MEASURES))
+    parser = options("pipeline", __doc__, only=tuple(MEASURES))
     parser.add_argument("--transports", nargs="+", choices=(GLOO, SHARED), help="--quick: shared memory")
     parser.add_argument("--folder", type=Path, help="on the disk to measure (default: that of temporary files)")
     parser.add_argument("--home", type=Path, default=Path(), help="whose folder data has Complete Journey, or gets it")
@@ -264,7 +263,7 @@ def main() -> None:
     args.transports = args.transports or ((SHARED,) if args.quick else (GLOO, SHARED))
     rows = [row for section in args.only for row in MEASURES[section](args)]
     floors = smoke_floors(rows, args.only) if args.smoke else floors_of(rows)
-    finish({"benchmark": "pipeline", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish("pipeline", rows, floors, args)
 
 
 if __name__ == "__main__":

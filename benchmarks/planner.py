@@ -25,7 +25,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 from parts import planner_tasks as tasks
-from parts.report import at_least, at_most, environment, exactly, finish, geomean, has_peer, options, parsed
+from parts.report import at_least, at_most, exactly, finish, geomean, has_peer, options, parsed
 
 from rowwise.perf.access import Workload
 from rowwise.perf.hardware import Machine, hardware_named
@@ -377,14 +377,10 @@ def main() -> None:
         if "torchrec" in chosen:
             has_peer("torchrec", args)  # said before an hour of other suites, not after it
         rows = {suite: RUN[suite](args.quick) for suite in chosen}
-    result = {
-        "benchmark": "planner",
-        "environment": environment(),
-        "rows": [{"suite": suite, **row} for suite, found in rows.items() for row in found],
-        "baselines": {suite: baselines_of(found) for suite, found in rows.items() if found and "others" in found[0]},
-        "floors": smoke_floors(rows) if args.smoke else floors_of(rows),
-    }
-    finish(result, args)
+    baselines = {suite: baselines_of(found) for suite, found in rows.items() if found and "others" in found[0]}
+    floors = smoke_floors(rows) if args.smoke else floors_of(rows)
+    named = [{"suite": suite, **row} for suite, found in rows.items() for row in found]
+    finish("planner", named, floors, args, baselines=baselines)
 
 
 if __name__ == "__main__":

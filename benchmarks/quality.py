@@ -16,7 +16,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from parts.recipe_job import job_of
-from parts.report import environment, exactly, finish, options, parsed
+from parts.report import exactly, finish, options, parsed
 from rich.progress import Progress
 
 from rowwise.recipes.compose import make_evaluator, make_model, make_settings, resolve
@@ -54,7 +54,7 @@ def main() -> None:
     for row in rows:
         print("seed {seed}  {row_type:>19}  NE {ne:.5f}  AUC {auc:.5f}".format(**row))
     floors = smoke_floors(rows) if args.smoke else floors_of(rows)
-    finish({"benchmark": "quality", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish("quality", rows, floors, args)
 
 
 def smoke_floors(rows: list[dict]) -> list[dict]:

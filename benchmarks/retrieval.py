@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from parts.report import at_least, environment, exactly, finish, options, parsed
+from parts.report import at_least, exactly, finish, options, parsed
 from parts.serve_work import OK, serving, usage_of
 from parts.tiny_data import make_tiny
 
@@ -260,16 +260,13 @@ def describe(row: Row) -> str:
 
 
 def main() -> None:
-    parser = options("retrieval", __doc__)
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="of the sections")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="where the datasets are")
-    args = parsed(parser)
+    args = parsed(options("retrieval", __doc__, only=SECTIONS, data=True))
     rows: list[Row] = []
     for row in run_sections(args):
         rows.append(row)
         print(describe(row), flush=True)
     floors = floors_of(rows, smoke=args.smoke)
-    finish({"benchmark": "retrieval", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish("retrieval", rows, floors, args)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 
 import torch
 from parts import BENCHMARKS
-from parts.report import at_least, at_most, environment, exactly, finish, options, parsed
+from parts.report import at_least, at_most, exactly, finish, options, parsed
 from parts.serve_work import (
     DENSE,
     OK,
@@ -202,7 +202,7 @@ def main() -> None:
         if "versions" in row:
             more = f", {row['answered']} of {row['versions']} versions answered"
         print(f"{who}{times} ms {row.get('server_cpu_ms', 0):9.3f} ms a request{more}")
-    finish({"benchmark": "serve", "environment": environment(), "rows": rows, "floors": floors_of(rows, args)}, args)
+    finish("serve", rows, floors_of(rows, args), args)
 
 
 def floors_of(rows: list[dict], args: argparse.Namespace) -> list[dict]:

@@ -12,14 +12,14 @@ Needs: the extra `peers`
 """
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from parts.report import at_least, at_most, environment, finish, geomean, has_peer, options, parsed
+from parts.report import at_least, at_most, finish, geomean, has_peer, options, parsed
+from parts.timer import in_turns
 from torch import Tensor, nn
 
 from rowwise import Embeddings, Jagged, RowType, Table
@@ -89,16 +89,6 @@ def relative_error(found_BS: Tensor, cell: Cell, weights: list[Tensor]) -> float
     return float((found_BS - wanted_BS).square().mean()) / (cell.pooling * step**2 / 12)
 
 
-def seconds(works: list[Callable[[], Tensor]], repeats: int) -> list[float]:
-    times: list[list[float]] = [[] for _ in works]
-    for _ in range(repeats):
-        for taken, work in zip(times, works, strict=True):
-            begin_s = time.perf_counter()
-            work()
-            taken.append(time.perf_counter() - begin_s)
-    return [sorted(taken)[len(taken) // 5] for taken in times]
-
-
 def main() -> None:
     args = parsed(options("serve_lookups", __doc__))
     torch.set_num_threads(1)
@@ -114,7 +104,8 @@ def main() -> None:
             with torch.inference_mode():
                 works = list(sides(cell, ours, theirs, rows))
                 errors += [relative_error(work(), cell, weights) for work in works]
-                times = seconds(works, repeats)
+                taken = in_turns(dict(enumerate(works)), repeats)
+                times = [sorted(seconds)[repeats // 5] for seconds in taken.values()]
             row = {
                 "row_type": str(row_type),
                 "batch": cell.batch,
@@ -136,7 +127,7 @@ def main() -> None:
                 at_least(f"{row_type}: torchrec's time over ours, worst cell", min(row["ratio"] for row in mine), 1.0),
                 at_least(f"{row_type}: the same up to batch {SMALL}, geometric mean", geomean(small), 1.5),
             ]
-    finish({"benchmark": "serve_lookups", "environment": environment(), "rows": found, "floors": floors}, args)
+    finish("serve_lookups", found, floors, args)
 
 
 if __name__ == "__main__":

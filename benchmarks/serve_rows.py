@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from parts.redis_server import RedisServer
-from parts.report import at_least, at_most, environment, exactly, finish, options, parsed
+from parts.report import at_least, at_most, exactly, finish, options, parsed
 from parts.serve_work import TABLES, changing, make_requests, measure, serving, write_versions
 from torch import Tensor
 
@@ -324,7 +324,7 @@ def main() -> None:
         rows += measure_accuracy(Path(name), *accuracy)
     if args.smoke:
         floors = [floor for floor in floors if floor["floor"] == 0]
-    finish({"benchmark": "serve_rows", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish("serve_rows", rows, floors, args)
 
 
 if __name__ == "__main__":

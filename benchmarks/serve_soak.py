@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from parts.report import at_most, environment, exactly, finish, options, parsed
+from parts.report import at_most, exactly, finish, options, parsed
 from parts.serve_work import changing, make_requests, measure, serving, usage_of, write_versions
 
 CLIENTS = 32  # connections
@@ -58,7 +58,7 @@ def main() -> None:
             at_most("growth of memory, second half over first", memory[1] / memory[0] - 1, 0.01),
             at_most("growth of open files, second half over first", files[1] - files[0], 0),
         ]
-    finish({"benchmark": "serve_soak", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish("serve_soak", rows, floors, args)
 
 
 if __name__ == "__main__":

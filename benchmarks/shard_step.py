@@ -233,7 +233,7 @@ def main() -> None:
         again = [kind for section in args.only for kind in KINDS.get(section, (section,))]
         rows += [row for row in json.loads(args.save.read_text())["rows"] if row["kind"] not in again]
     floors = smoke_floors(rows) if args.smoke and not args.only else floors_of(rows)
-    finish({"benchmark": "shard_step", "environment": made, "rows": rows, "floors": floors}, args)
+    finish("shard_step", rows, floors, args, environment=made)
 
 
 if __name__ == "__main__":

@@ -23,16 +23,15 @@ import importlib.util
 import os
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from parts.report import at_least, environment, exactly, finish, options, parsed
+from parts.report import at_least, exactly, finish, options, parsed
 from parts.s3_server import s3_server
+from parts.timer import timed_s
 
 from rowwise.checkpoint.copy import copy_checkpoint
 from rowwise.checkpoint.local_shard import LocalShard
@@ -46,12 +45,6 @@ KEYS = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-eas
 SMALL = 100  # reads of a kilobyte
 FILES = 2  # at once, on both sides
 THREADS = STORE_THREADS * CONCURRENCY  # of plain reads, as many requests as rowwise has
-
-
-def seconds(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
 
 
 def ranges_of(lead: str, files: list[Path]) -> list[tuple[str, int, int, int]]:
@@ -171,16 +164,16 @@ def measure(args: argparse.Namespace) -> list[dict]:
         if importlib.util.find_spec("s3fs"):
             clients["s3fs"] = Fsspec(server.endpoint)
         for k in range(rounds + 1):
-            took = {"rowwise write": seconds(lambda k=k: copy_checkpoint(one, StorageFolder(storage, f"{k}")))}
+            took = {"rowwise write": timed_s(lambda k=k: copy_checkpoint(one, StorageFolder(storage, f"{k}")))}
             there = Checkpoint.open(StorageFolder(storage, f"{k}/step-000000001"))
             out.zero_()
-            took["rowwise read"] = seconds(lambda source=there: source.fill_all([shard]))
+            took["rowwise read"] = timed_s(lambda source=there: source.fill_all([shard]))
             if not torch.equal(out, table):
                 raise AssertionError("what was read is not what was written")
             for client, plain in clients.items():
-                took[f"{client} write"] = seconds(lambda p=plain: p.put(files))
-                took[f"{client} read"] = seconds(lambda p=plain: p.get(files, memoryview(plain_out)))
-                took[f"{client} small"] = seconds(lambda p=plain: p.small(files))
+                took[f"{client} write"] = timed_s(lambda p=plain: p.put(files))
+                took[f"{client} read"] = timed_s(lambda p=plain: p.get(files, memoryview(plain_out)))
+                took[f"{client} small"] = timed_s(lambda p=plain: p.small(files))
             for path in (Path(name) / "bucket").glob(f"{k}%2F*"):
                 path.unlink()
             if k or args.smoke:  # the first round opens connections
@@ -212,8 +205,7 @@ def main() -> None:
     args = parsed(options("storage", __doc__))
     rows = measure(args)
     floors = [exactly("equal tensors", 1, 1)] if args.smoke else floors_of(rows)
-    result = {"benchmark": "storage", "environment": environment(), "rows": rows, "floors": floors}
-    finish(result, args)
+    finish("storage", rows, floors, args)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from parts.report import at_least, at_most, environment, exactly, finish, options, parsed
+from parts.report import at_least, at_most, exactly, finish, options, parsed
 from parts.tiers_policy import measure_policy
 from parts.tiers_resident import measure_resident
 from parts.tiers_sides import OURS, PEERS, ROCKS, THREADS, Steps, run_side
@@ -151,15 +151,14 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict]:
 
 
 def main() -> None:
-    parser = options("tiers", __doc__)
+    parser = options("tiers", __doc__, only=SECTIONS)
     parser.add_argument("--gigabytes", type=float, help="of rows and state on disk; a fifth of it is cached")
     parser.add_argument("--folder", type=Path, help="on the disk to measure (default: that of temporary files)")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     args = parsed(parser)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         rows = measure(args, Path(folder))
     floors = smoke_floors(rows) if args.smoke else floors_of(rows)
-    finish({"benchmark": "tiers", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish("tiers", rows, floors, args)
 
 
 if __name__ == "__main__":

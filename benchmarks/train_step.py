@@ -183,7 +183,7 @@ def main() -> None:
         rows += measure(section, args, size)
     made = {**environment(), "library": linear.current_library()}
     floors = smoke_floors(rows, args) if args.smoke else floors_of(rows)
-    finish({"benchmark": "train_step", "environment": made, "rows": rows, "floors": floors}, args)
+    finish("train_step", rows, floors, args, environment=made)
 
 
 if __name__ == "__main__":

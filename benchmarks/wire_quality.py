@@ -22,7 +22,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from parts.report import at_most, environment, exactly, finish, options, parsed
+from parts.report import at_most, exactly, finish, options, parsed
 from parts.tiny_data import make_tiny
 from parts.wire_training import train
 from rich.progress import Progress
@@ -57,10 +57,7 @@ def floors_of(rows: list[dict]) -> list[dict]:
 
 
 def main() -> None:
-    parser = options("wire_quality", __doc__)
-    parser.add_argument("--only", nargs="+", choices=RECIPES, default=RECIPES, help="of the recipes")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="where the datasets are")
-    args = parsed(parser)
+    args = parsed(options("wire_quality", __doc__, only=RECIPES, data=True))
     with tempfile.TemporaryDirectory() as folder:
         if args.smoke:
             args.data = make_tiny(Path(folder))
@@ -68,7 +65,7 @@ def main() -> None:
     for row in rows:
         print("{recipe:22} seed {seed}  {wire:4}  NE {ne:.5f}  AUC {auc:.5f}  {steps} steps".format(**row))
     floors = smoke_floors(rows) if args.smoke else floors_of(rows)
-    finish({"benchmark": "wire_quality", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish("wire_quality", rows, floors, args)
 
 
 def smoke_floors(rows: list[dict]) -> list[dict]:

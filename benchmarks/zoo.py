@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from parts.report import at_least, at_most, environment, exactly, finish, options, parsed
+from parts.report import at_least, at_most, exactly, finish, options, parsed
 from parts.tiny_data import make_tiny
 from rich.progress import Progress
 
@@ -70,9 +70,8 @@ def floors_of(rows: list[dict]) -> list[dict]:
 
 
 def main() -> None:
-    parser = options("zoo", __doc__)
+    parser = options("zoo", __doc__, data=True)
     parser.add_argument("--only", default="", help="recipes whose name begins so")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="where the datasets are")
     args = parsed(parser)
     if args.smoke:
         with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +80,7 @@ def main() -> None:
             exactly("steps of an epoch of made-up rows", row["steps"], 2),
             exactly("metrics of test rows", int(row["auc"] > 0 and row["ne"] > 0), 1),
         ]
-        finish({"benchmark": "zoo", "environment": environment(), "rows": [row], "floors": floors}, args)
+        finish("zoo", [row], floors, args)
         return
     chosen = [name for name in names() if name.startswith(args.only or ("movielens" if args.quick else ""))]
     rows: list[dict] = []
@@ -93,7 +92,7 @@ def main() -> None:
                 rows.append(train(name, seed, args.data))
                 progress.advance(task)
     print("\n".join(summary(rows)))
-    finish({"benchmark": "zoo", "environment": environment(), "rows": rows, "floors": floors_of(rows)}, args)
+    finish("zoo", rows, floors_of(rows), args)
 
 
 if __name__ == "__main__":

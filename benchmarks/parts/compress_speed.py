@@ -7,6 +7,7 @@ import time
 import numpy as np
 import torch
 
+from parts.timer import least_s
 from rowwise import Embeddings, Jagged, RowWiseAdagrad, Table
 from rowwise.hashing.arrays import entry_map, ranked_map
 from rowwise.hashing.embeddings import MappedEmbeddings
@@ -80,11 +81,11 @@ def speed(ids: int, asked: int) -> list[Row]:
     )
     table = Table(name="t", rows=ids, dim=DIM, optimizer=RowWiseAdagrad(lr=0.1))
     plain = Embeddings([table])
-    rows = [{"map": "none", "step_ms": 1e3 * _least(lambda: _step(plain, plain, batch))}]
+    rows = [{"map": "none", "step_ms": 1e3 * least_s(lambda: _step(plain, plain, batch), TIMES)}]
     for name, one in maps.items():
         module = MappedEmbeddings([table], {"t": one})
-        found_s = _least(lambda module=module: module.mapped["t"].look_up_rows(batch.values_N))
-        step_s = _least(lambda module=module: _step(module, module.stored, batch))
+        found_s = least_s(lambda module=module: module.mapped["t"].look_up_rows(batch.values_N), TIMES)
+        step_s = least_s(lambda module=module: _step(module, module.stored, batch), TIMES)
         rows.append({"map": name, "million_ids_s": asked / found_s / 1e6, "step_ms": 1e3 * step_s})
     for row in rows:
         print("speed:", {key: round(x, 2) if isinstance(x, float) else x for key, x in row.items()}, flush=True)
@@ -94,12 +95,3 @@ def speed(ids: int, asked: int) -> list[Row]:
 def _step(module: torch.nn.Module, tables: Embeddings, batch: Jagged) -> None:
     module(batch).matrix_BS.sum().backward()
     tables.update()
-
-
-def _least(action) -> float:
-    found = []
-    for _ in range(TIMES):
-        begin_s = time.perf_counter()
-        action()
-        found.append(time.perf_counter() - begin_s)
-    return min(found)

@@ -12,7 +12,6 @@ dense layers' optimizer, ids, gradients on their way to rows, and bytes between 
 a share compares between machines as times do not.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 from parts.report import at_least
+from parts.timer import least_s, timed_s
 from rowwise import Embeddings, Jagged
 from rowwise.ops import jagged as ids
 from rowwise.ops import linear
@@ -33,13 +33,7 @@ def peak_flops_s(size: int = PEAK_SIZE) -> float:
     a_NN, b_NN = torch.randn(size, size), torch.randn(size, size)
     ways: tuple[Callable[[], object], ...] = (lambda: a_NN @ b_NN, lambda: linear.linear(a_NN, b_NN))
     with torch.no_grad():
-        return 2 * size**3 / min(timed_s(way) for way in ways for _ in range(PEAK_TIMES))
-
-
-def timed_s(call: Callable[[], object]) -> float:
-    begin_s = time.perf_counter()
-    call()
-    return time.perf_counter() - begin_s
+        return 2 * size**3 / min(least_s(way, PEAK_TIMES) for way in ways)
 
 
 def dlrm_flops(batch: int, bottom: Sequence[int], top: Sequence[int], vectors: int) -> int:

@@ -7,12 +7,12 @@ simulations take.
 import argparse
 from collections.abc import Callable
 from dataclasses import replace
-from time import perf_counter
 
 import numpy as np
 
 from parts.madmax import MODELS, DEVICE_bytes, MadMaxModel, ROW_bytes, rate, table_bytes
 from parts.report import at_least, at_most, exactly
+from parts.timer import least_s
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.dense_layers import parse_layers, side_of_layers
 from rowwise.perf.step_program import TimelineStage
@@ -33,6 +33,7 @@ from rowwise.simulate.step import StepWork, TableSeconds
 from rowwise.simulate.sweep import Case, sweep
 from rowwise.spec import Codecs, RowType, Table, Wire, WireType
 
+TIMES = 3  # of which the best counts
 DIGITS = 0.0005  # of published numbers of three digits, relative to 1
 PUBLISHED = {  # millions of samples a second, as their code prints them
     "DLRM-A": ("DLRM-A", "ddp", 1.214),
@@ -160,11 +161,12 @@ def speed() -> tuple[list[dict], dict]:
         samples=16.0,
     )  # fmt: skip
     stages = work.stages(2)
-    ranks_s = best_of(lambda: steady_step(stages))
+    ranks_s = least_s(lambda: steady_step(stages), TIMES)
     model = as_ours(MODELS["DLRM-F"])
-    even_s = best_of(lambda: simulate(model, SimulatedMachine(machine=machine_named("512x8xzionex"), even=True)))
+    place = SimulatedMachine(machine=machine_named("512x8xzionex"), even=True)
+    even_s = least_s(lambda: simulate(model, place), TIMES)
     case = Case(model, SimulatedMachine(machine=machine_named("16x8xzionex"), even=True))
-    sweep_s = best_of(lambda: sweep(case, VARIED))
+    sweep_s = least_s(lambda: sweep(case, VARIED), TIMES)
     same = sweep(case, VARIED) == sweep(case, VARIED)
     floors = [
         at_most(f"s for {len(stages)} stages on 4,096 ranks that differ", ranks_s, 1.0),
@@ -173,12 +175,3 @@ def speed() -> tuple[list[dict], dict]:
         exactly("a sweep is the same again", same, True),
     ]
     return floors, {"ranks_s": ranks_s, "even_s": even_s, "sweep_s": sweep_s}
-
-
-def best_of(call: object, times: int = 3) -> float:
-    taken = []
-    for _ in range(times):
-        begin_s = perf_counter()
-        call()
-        taken.append(perf_counter() - begin_s)
-    return min(taken)

@@ -31,14 +31,18 @@ def saved(name: str) -> Path:
     return RESULTS / this_processor() / f"{name}.json"
 
 
-def options(name: str, doc: str) -> argparse.ArgumentParser:
-    """What all benchmarks take."""
+def options(name: str, doc: str, *, only: Sequence[str] = (), data: bool = False) -> argparse.ArgumentParser:
+    """What all benchmarks take; of those with sections also which to run, with datasets also where these are."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="a coarser answer, most of them in under a minute")
     size.add_argument("--smoke", action="store_true", help="tiny: does it run, and are its results right? No times")
     where = "write the JSON to FILE; without FILE to benchmarks/results/PROCESSOR, of --quick as NAME.quick.json"
     parser.add_argument("--save", type=Path, metavar="FILE", nargs="?", const=saved(name), help=where)
+    if only:
+        parser.add_argument("--only", nargs="+", choices=only, default=list(only), help="of the sections")
+    if data:
+        parser.add_argument("--data", type=Path, default=Path("data"), help="where the datasets are")
     return parser
 
 
@@ -125,12 +129,13 @@ def save(result: dict, path: Path | None) -> None:
         path.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def finish(result: dict, args: argparse.Namespace) -> None:
+def finish(name: str, rows: object, floors: list[dict], args: argparse.Namespace, **more: object) -> None:
     """Print the floors, save the result, and print it as the last line. A smoke run that misses one fails."""
     run = "smoke" if args.smoke else "quick" if args.quick else "full"
+    result = {"benchmark": name, "environment": environment(), "rows": rows, "floors": floors, **more}
     result |= {"run": run, "took_s": round(time.perf_counter() - STARTED_s, 1)}
-    print_table(result["floors"])
+    print_table(floors)
     save(result, args.save)
     print(json.dumps(result))
-    if args.smoke and not (result["floors"] and all(floor["ok"] for floor in result["floors"])):
+    if args.smoke and not (floors and all(floor["ok"] for floor in floors)):
         sys.exit(1)

@@ -8,7 +8,8 @@ import time
 import torch
 
 from parts.tiers_rowwise import Rowwise
-from parts.tiers_work import Size, gradient_of, ids_by_table, timed_s
+from parts.tiers_work import Size, gradient_of, ids_by_table
+from parts.timer import timed_s
 from rowwise.ops.arena import PinnedBags
 from rowwise.ops.update import concat_staged, next_step
 

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
 
 from parts.dlrm import DENSE
-from parts.tiers_work import EPS, LR, START, STATE, Size, chunks, frequent_rows, ids_of, timed_s
+from parts.tiers_work import EPS, LR, START, STATE, Size, chunks, frequent_rows, ids_of
+from parts.timer import timed_s
 from rowwise import DLRM, Embeddings, Jagged, Plan, RowWiseAdagrad, Table
 from rowwise.comm.solo import solo
 from rowwise.plan import Tile

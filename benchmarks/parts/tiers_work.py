@@ -9,7 +9,7 @@ import mmap
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from parts.ops_work import Work, ids_for, scatter
+from parts.timer import timed_s
 
 SKEW = 1.05  # of Zipf's law, in `ops_work.ids_for`
 START, LR, EPS, STATE = 0.01, 0.05, 1e-8, 0.25  # of all rows; STATE: of row-wise Adagrad
@@ -141,9 +142,3 @@ def _unnamed(folder: Path) -> Iterator[int]:
 
 def chunks(rows: int, size: int) -> Iterator[tuple[int, int]]:
     return ((begin, min(begin + size, rows)) for begin in range(0, rows, size))
-
-
-def timed_s(call: Callable[[], object]) -> float:
-    begin_s = time.perf_counter()
-    call()
-    return time.perf_counter() - begin_s
