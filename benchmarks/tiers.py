@@ -74,7 +74,7 @@ def measure_sides(size: Size, steps: Steps, folder: Path, *, peers: bool) -> lis
 def row_of_step(found: dict, size: Size) -> dict:
     memory_s, disk_s = best_mean(found["memory_train_s"], RUN), best_mean(found["train_s"], RUN)
     row = {name: found[name] for name in ("hits", "misses", "reads", "evictions", "writes", "reads_s", "fill_s")}
-    row |= {name: found[name] for name in ("disk_bytes", "direct", "uring", "peak_bytes")}
+    row |= {name: found[name] for name in ("disk_bytes", "direct", "peak_bytes")}
     limit_s = found["misses"] / found["reads_s"]
     rows_ms = {"rows_ms": best_mean(found["rows_s"], RUN) * 1e3}
     rows_ms |= {"memory_rows_ms": best_mean(found["memory_rows_s"], RUN) * 1e3}

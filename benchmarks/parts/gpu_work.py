@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from parts.ops_work import Work, ids_for
 from rowwise import Table
-from rowwise.ops._triton.operators import OPERATORS
+from rowwise.ops._triton.operators import LAUNCHES
 from rowwise.ops.arena import Arena
 from rowwise.ops.layout import TableGroup, make_group
 from rowwise.ops.update import next_step
@@ -153,12 +153,12 @@ class Tables:
         batch = (x.to(device) for x in (self.values, self.offsets, self.grad))
         return Tables(arena, self.group, self.features, *batch, self.work)
 
-    def lookup(self, operators: dict[str, Callable[..., Tensor]] = OPERATORS) -> Tensor:
+    def lookup(self, operators: dict[str, Callable[..., Tensor]] = LAUNCHES) -> Tensor:
         return operators["pool"](
             self.arena.rows, self.features, self.values, self.offsets, None, self.work.batch, self.group.columns
         )
 
-    def update(self, operators: dict[str, Callable[..., None]] = OPERATORS) -> None:
+    def update(self, operators: dict[str, Callable[..., None]] = LAUNCHES) -> None:
         hyper, keys = next_step(self.arena, self.group)
         operators["update"](
             self.arena.rows, self.arena.state, self.group.tables_TC, hyper, keys, self.features, self.values,

@@ -3,7 +3,9 @@
 rowwise in memory and on disk take turns in one process.
 """
 
+import fcntl
 import json
+import os
 import subprocess
 import sys
 import time
@@ -77,8 +79,7 @@ def measure_rowwise(size: Size, steps: Steps, folder: Path) -> dict:
         | {
             "reads_s": max(reads, random_reads_s(folder, RATE_s, min(RATE_bytes, size.budget_bytes))),
             "disk_bytes": disk.disk.disk_bytes,
-            "direct": disk.disk.is_direct,
-            "uring": disk.disk.uses_uring,
+            "direct": bool(fcntl.fcntl(disk.disk.file, fcntl.F_GETFL) & os.O_DIRECT),
         }
     )
 
