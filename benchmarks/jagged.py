@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import torch
 from parts.ops_work import Work, ids_for, rows_for
-from parts.report import exactly, finish, geomean, has_peer, options, parsed
+from parts.report import at_least, exactly, finish, geomean, has_peer, options, parsed
 
 import rowwise.ops  # noqa: F401 - registers ours
 
@@ -201,10 +201,7 @@ def floors_of(rows: list[dict]) -> list[dict]:
     for op, floor in FLOORS.items():
         ratios = [r["ratio"] for r in rows if r["op"] == op]
         named.append((f"{op}, geometric mean", geomean, ratios, floor))
-    return [
-        {"name": name, "value": round(float(how(values)), 3), "floor": floor, "ok": bool(how(values) >= floor)}
-        for name, how, values, floor in named
-    ]
+    return [at_least(name, how(values), floor) for name, how, values, floor in named]
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ import torch
 from parts import BENCHMARKS
 from parts.limits import Rows
 from parts.ops_work import FbgemmPeer, Work, ids_for, rows_for
-from parts.report import environment, exactly, finish, geomean, has_peer, options, parsed, save
+from parts.report import at_least, environment, exactly, finish, geomean, has_peer, options, parsed, save
 
 from rowwise import Adagrad, Adam, Embeddings, Jagged, Lamb, RowType, RowWiseAdagrad, Sgd, Table
 
@@ -293,16 +293,7 @@ def floors_of(rows: list[dict]) -> list[dict]:
         ("Adam against nn.EmbeddingBag(sparse) + SparseAdam" + mean, ratios("Adam", optimizer="adam"), geomean, 8),
         ("LAMB against nn.EmbeddingBag(sparse) + SparseAdam" + mean, ratios("Adam", optimizer="lamb"), geomean, 8),
     ]
-    return [
-        {
-            "name": name,
-            "value": round(float(how(values)), 3),
-            "floor": round(floor, 3),
-            "ok": bool(how(values) >= floor),
-        }
-        for name, values, how, floor in named
-        if values
-    ]
+    return [at_least(name, how(values), floor) for name, values, how, floor in named if values]
 
 
 def grid(optimizers: tuple[str, ...], row_type: str, args: argparse.Namespace, threads: list[int]) -> list[Work]:

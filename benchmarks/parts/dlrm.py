@@ -24,6 +24,10 @@ class TorchInteraction(nn.Module):
         return torch.cat([dense_BD, dots_BTT[:, self.pairs[0], self.pairs[1]]], dim=1)
 
 
+def linears(module: nn.Module) -> list[nn.Linear]:
+    return [m for m in module.modules() if isinstance(m, nn.Linear)]
+
+
 def torch_mlp(sizes: tuple[int, ...], relu_last: bool) -> nn.Sequential:
     layers: list[nn.Module] = []
     for k, (fan_in, fan_out) in enumerate(pairwise(sizes)):

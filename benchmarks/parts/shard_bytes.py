@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from parts.dlrm import DIM, FEATURES
+from parts.dlrm import DIM, FEATURES, linears
 from parts.report import at_most
 from parts.shard_plans import Case
-from parts.shard_work import Load, Shape, linears, parts_of, whole_model
+from parts.shard_work import Load, Shape, parts_of, whole_model
 from rowwise.spec import RowType, row_bytes
 
 SHAPE = Shape.of(1_000, 20_000)

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from parts.dlrm import linears
 from parts.shard_torchrec import LAYOUTS, TorchRec, join
-from parts.shard_work import NAMES, Load, Shape, Side, linears, parts_of, whole_model
+from parts.shard_work import NAMES, Load, Shape, Side, parts_of, whole_model
 from rowwise.spec import Topology
 
 SHAPE = Shape.of(1_000, 20_000, small=True)._replace(lr=0.1, dense_lr=1e-3)

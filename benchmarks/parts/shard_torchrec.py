@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from parts.dlrm import DENSE, DIM
-from parts.shard_work import EPS, NAMES, Parts, Pieces, Shape, Turn, linears
+from parts.dlrm import DENSE, DIM, linears
+from parts.shard_work import EPS, NAMES, Parts, Pieces, Shape, Turn
 from parts.train_sides import quiet, sort_pairs
 from rowwise import DLRM
 

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from parts.dlrm import DENSE, DIM, FEATURES
 from parts.ops_work import Work, ids_for, rows_for
@@ -93,10 +93,6 @@ def whole_model(shape: Shape) -> DLRM:
     with ONE_AT_A_TIME:  # ranks may be threads, and torch has one generator for all of them
         torch.manual_seed(0)
         return DLRM(Embeddings(tables), DENSE, shape.bottom, shape.top)
-
-
-def linears(module: nn.Module) -> list[nn.Linear]:
-    return [m for m in module.modules() if isinstance(m, nn.Linear)]
 
 
 def parts_of(shape: Shape, load: Load, seed: int, rank: int, world: int) -> Parts:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
 
-from parts.dlrm import BOTTOM, DENSE, DIM, FEATURES, TOP, WIDTH, TorchInteraction, torch_mlp
+from parts.dlrm import BOTTOM, DENSE, DIM, FEATURES, TOP, WIDTH, TorchInteraction, linears, torch_mlp
 from parts.ops_work import Work, ids_for, rows_for
 from rowwise import DLRM, Batch, Embeddings, Jagged, RowWiseAdagrad, Table
 
@@ -68,10 +68,6 @@ def parts_of(seed: int, size: Size = FULL) -> tuple[Tensor, Tensor, Tensor]:
     dense_BF = torch.randn(size.batch, DENSE, generator=generator)
     labels_BK = (dense_BF[:, :1] + torch.randn(size.batch, 1, generator=generator) > 0).float()
     return dense_BF, ids_for(size.rows, Work(DIM, size.batch, 1, "zipf", 1, ""), seed), labels_BK
-
-
-def linears(module: nn.Module) -> list[nn.Linear]:
-    return [m for m in module.modules() if isinstance(m, nn.Linear)]
 
 
 def same_start(sides: Sequence[Side]) -> None:
