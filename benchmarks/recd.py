@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from parts.limits import Rows, limit_of, rows_s, share_floor
-from parts.report import environment, exactly, finish, options, parsed
+from parts.report import exactly, finish, options, parsed
 from torch.profiler import ProfilerActivity, profile
 
 from rowwise import Embeddings, Plan, RowWiseAdagrad, Table
@@ -255,7 +255,7 @@ def main() -> None:
         for row in rows[-2:]:
             print(describe(row), flush=True)
     floors = result_floors(rows) if args.smoke else floors_of(rows)
-    finish({"benchmark": "recd", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish("recd", rows, floors, args)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
-from parts.report import at_least, at_most, environment, exactly, finish, options, parsed
+from parts.report import at_least, at_most, exactly, finish, options, parsed
 from parts.serve_work import OK, Served, beside, changing, make_requests, processes_of, serving, write_versions
 
 from rowwise.serve.package import list_versions, write_traffic
@@ -192,7 +192,7 @@ def main() -> None:
                 3.0,
             ),
         ]
-    finish({"benchmark": "serve_versions", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish("serve_versions", rows, floors, args)
 
 
 if __name__ == "__main__":

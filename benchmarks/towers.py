@@ -13,10 +13,9 @@ import argparse
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 from parts import BENCHMARKS
-from parts.report import RESULTS, environment, finish, options, parsed
+from parts.report import RESULTS, finish, options, parsed
 
 PARTS = ("noise", "images", "graphs")
 WITH_DATA = ("noise", "graphs")
@@ -40,14 +39,11 @@ def run(name: str, args: argparse.Namespace) -> dict:
 
 
 def main() -> None:
-    parser = options("towers", __doc__)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="of the benchmarks")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="where the datasets are")
-    args = parsed(parser)
+    args = parsed(options("towers", __doc__, only=PARTS, data=True))
     results = {name: run(name, args) for name in args.only}
     rows = [{"benchmark": name, **row} for name, result in results.items() for row in result["rows"]]
     floors = [{**f, "name": f"{name}: {f['name']}"} for name, result in results.items() for f in result["floors"]]
-    finish({"benchmark": "towers", "environment": environment(), "rows": rows, "floors": floors}, args)
+    finish("towers", rows, floors, args)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from parts.process_tree import family_of, memory_of, ticks_of
 from rowwise.ingest.datasets.synthetic import SyntheticColumns
 from rowwise.recipes.ensemble import predict_ensemble
 from rowwise.recipes.export import export
@@ -74,6 +73,31 @@ def write_versions(folder: Path, size: tuple) -> tuple[Path, Path]:
     return folder / "models", folder / "new.parquet"
 
 
+class Process(NamedTuple):
+    """A process, or a descendant of it."""
+
+    pid: int
+    generation: int  # 2: a worker of a server, or what loads its versions
+    nice: int
+    processor_s: float
+
+
+def processes_of(pid: int) -> list[Process]:
+    parents, of_pid = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[int(folder.name)] = int(fields[1])
+            seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            of_pid[int(folder.name)] = Process(int(folder.name), 0, int(fields[16]), seconds)
+    found, newest = [], {pid}
+    while newest:
+        generation = found[-1].generation + 1 if found else 0
+        found += [of_pid[one]._replace(generation=generation) for one in newest if one in of_pid]
+        newest = {child for child, parent in parents.items() if parent in newest}
+    return found
+
+
 class Usage(NamedTuple):
     """What a process and its descendants take."""
 
@@ -83,13 +107,14 @@ class Usage(NamedTuple):
 
 
 def usage_of(pid: int) -> Usage:
-    ticks, memory_bytes, descriptors = 0, 0, 0
-    for folder in family_of(pid):
-        with suppress(OSError):  # it has ended meanwhile
-            ticks += ticks_of(folder)
-            memory_bytes += memory_of(folder)
-            descriptors += len(os.listdir(folder / "fd"))
-    return Usage(ticks / os.sysconf("SC_CLK_TCK"), memory_bytes, descriptors)
+    family = processes_of(pid)
+    kilobytes, descriptors = 0, 0
+    for one in family:
+        with suppress(OSError):
+            text = Path(f"/proc/{one.pid}/smaps_rollup").read_text()
+            kilobytes += next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
+            descriptors += len(os.listdir(f"/proc/{one.pid}/fd"))
+    return Usage(sum(one.processor_s for one in family), 1024 * kilobytes, descriptors)
 
 
 def bodies_of(rows: dict, kind: str) -> list[tuple[bytes, list[int]]]:
@@ -199,23 +224,32 @@ def serving(models: Path, requests: dict, *options: str) -> Iterator[Served]:
 
 
 @contextmanager
-def changing(models: Path, every_s: float = 1.0) -> Iterator[list[int]]:
-    """The next version becomes current now and then; yields those that did."""
-    made: list[int] = []
+def beside(go: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run a function in a thread; the event tells it to end, and is set when the block does."""
     ending = threading.Event()
+    thread = threading.Thread(target=go, args=(ending,))
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
 
-    def change() -> None:
-        for number in cycle([*list_versions(models)[1:], 1]):
+
+@contextmanager
+def changing(models: Path, every_s: float = 1.0, versions: Sequence[int] = ()) -> Iterator[list[int]]:
+    """Another version becomes current now and then, all in turn or these; yields those that did."""
+    made: list[int] = []
+
+    def change(ending: threading.Event) -> None:
+        for number in cycle(versions or [*list_versions(models)[1:], 1]):
             write_traffic(models, Traffic(number))
             made.append(number)
             if ending.wait(every_s):
                 return
 
-    thread = threading.Thread(target=change)
-    thread.start()
     try:
-        yield made
+        with beside(change):
+            yield made
     finally:
-        ending.set()
-        thread.join()
         write_traffic(models, Traffic(1))
