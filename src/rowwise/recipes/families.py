@@ -192,9 +192,8 @@ class OwnFamily(Family):
 
     def metrics(self, loss: AnyLoss) -> Iterable[str]:
         yield from super().metrics(loss)
-        yield from getattr(
-            load_class(self.config.module), "metrics", ()
-        )  # imported only where the others are not enough
+        # The user's class is imported only where the others are not enough.
+        yield from getattr(load_class(self.config.module), "metrics", ())
 
     def build(self, parts: ModelParts, how: Building) -> nn.Module:
         name = self.config.module
