@@ -8,14 +8,13 @@ import msgspec
 import pytest
 import yaml
 
-from rowwise.errors import SpecError, one_line
+from rowwise.errors import SpecError, one_line, printable
 from rowwise.plainyaml import MOST_NODES, load_yaml
 from rowwise.textfile import (
     append,
     decode_json,
     file_time,
     parse_whole,
-    printable,
     read_bytes,
     read_text,
     refuse_links,

@@ -21,8 +21,6 @@
 `UnknownIdWarning` counts ids that were mapped to the last row of a table with `unknown='last_row'`.
 """
 
-from rowwise.textfile import printable
-
 
 class RowwiseError(Exception):
     """Base of every error that rowwise raises on purpose.
@@ -120,3 +118,9 @@ def one_line(error: BaseException) -> str | None:
 def escape_newlines(text: str) -> str:
     """A text that may be anything as one printable line."""
     return printable(text).replace("\n", "\\n")
+
+
+def printable(text: str) -> str:
+    r"""A text for a terminal: control characters are escaped, as \x1b; the narrow space of numbers is a plain one."""
+    text = text.replace("\u202f", " ")
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

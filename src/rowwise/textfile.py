@@ -149,9 +149,3 @@ def parse_whole(text: str, *, signed: bool = False) -> int | None:
 def file_time(seconds: float) -> datetime:
     """The time of a file in UTC; file systems have years that dates do not have, for which the nearest one stands."""
     return datetime.fromtimestamp(min(max(seconds, 0.0), LATEST_s), UTC)
-
-
-def printable(text: str) -> str:
-    r"""A text for a terminal: control characters are escaped, as \x1b; the narrow space of numbers is a plain one."""
-    text = text.replace("\u202f", " ")
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

@@ -22,12 +22,11 @@ from typing import Any, Self
 
 import msgspec
 
-from rowwise.errors import CheckpointError, SpecError, StorageError
+from rowwise.errors import CheckpointError, SpecError, StorageError, printable
 from rowwise.inside import fault_of_name
 from rowwise.spec import Bits, Constant, RowType, Table, Value, quantised_bytes, row_bytes
 from rowwise.storage.folder import Folder, read_file
 from rowwise.store.row_stream import InitialValues
-from rowwise.textfile import printable
 
 FORMAT = 2
 NAME = "manifest.json"

@@ -25,14 +25,13 @@ from rowwise.checkpoint.local_shard import LocalShard, ids_dtype
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest, ChunkRows, Span, TensorChunk, TensorEntry, split_rows
 from rowwise.checkpoint.reshard import CopyRegion, copy_regions, stored_spans
 from rowwise.checkpoint.windows import cut_rows
-from rowwise.errors import CheckpointError
+from rowwise.errors import CheckpointError, printable
 from rowwise.ops.arena import initial_rows
 from rowwise.ops.checksum import crc32
 from rowwise.ops.layout import TablePiece
 from rowwise.ops.rowtype import pack, unpack
 from rowwise.spec import Constant, RowType, Table, Value
 from rowwise.storage.folder import Folder, OpenRange, open_range
-from rowwise.textfile import printable
 
 THREADS = 2  # checksums take longer than reading
 STORE_THREADS = 8  # requests to an object store take longer than checksums

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from rowwise.checkpoint.manifest import Span
 from rowwise.checkpoint.pickled import read_pickle
-from rowwise.errors import CheckpointError
+from rowwise.errors import CheckpointError, printable
 from rowwise.inside import has_control
-from rowwise.textfile import open_regular, printable
+from rowwise.textfile import open_regular
 
 KINDS = "a file of torch.save (.pt, .pth), a .safetensors file or a folder of torch.distributed.checkpoint"
 # Errors that torch.load raises for arbitrary bytes.

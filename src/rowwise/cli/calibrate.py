@@ -20,10 +20,9 @@ from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.options import MOST_SEED, Dim
 from rowwise.cli.progress import fraction_bar
 from rowwise.cli.terminal import make_terminal, say
-from rowwise.errors import PeerError, SpecError
+from rowwise.errors import PeerError, SpecError, printable
 from rowwise.inside import fault_of_name
 from rowwise.storage.folder import as_storage, parse_folder
-from rowwise.textfile import printable
 from rowwise.value import MOST_THREADS
 
 if TYPE_CHECKING:

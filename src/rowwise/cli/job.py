@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from rowwise.errors import DataError, SpecError
-from rowwise.textfile import decode_json, parse_whole, printable, read_bytes, read_text, replace_file
+from rowwise.errors import DataError, SpecError, printable
+from rowwise.textfile import decode_json, parse_whole, read_bytes, read_text, replace_file
 from rowwise.value import Value
 
 State = Literal["pending", "running", "completed", "failed", "cancelled", "gone"]

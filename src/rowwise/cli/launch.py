@@ -17,10 +17,9 @@ from rowwise.cli.signals import note_signals
 from rowwise.cli.terminal import make_terminal
 from rowwise.comm.rank_start import RankStart
 from rowwise.comm.spawn import RankProcesses, RanksFailed
-from rowwise.errors import AgreedError, PeerError, RowwiseError, SpecError, one_line
+from rowwise.errors import AgreedError, PeerError, RowwiseError, SpecError, one_line, printable
 from rowwise.scratch import Scratch, remove_stale_folders
 from rowwise.spec import Topology
-from rowwise.textfile import printable
 
 if TYPE_CHECKING:
     from rowwise.comm.interface import Comm

@@ -16,12 +16,12 @@ from rowwise.cli.terminal import make_terminal, print_json, say
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import on_first_rank
-from rowwise.errors import SpecError
+from rowwise.errors import SpecError, printable
 from rowwise.recipes.hosts import NetworkOfRun
 from rowwise.recipes.run_result import finished_step
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import RECIPE, read
-from rowwise.textfile import printable, read_bytes
+from rowwise.textfile import read_bytes
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.trainer import OnStep
 

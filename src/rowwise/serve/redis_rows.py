@@ -30,11 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.arriving import Arriving, is_idle
-from rowwise.errors import SpecError
+from rowwise.errors import SpecError, printable
 from rowwise.serve.later import LaterCalls
 from rowwise.store.policy import Ints, mix64
 from rowwise.store.shared_cache import Bytes
-from rowwise.textfile import printable
 
 TIMEOUT_s = 0.05  # of a node: to connect, send and answer
 MOST_TIMEOUTS = 4  # of slow nodes in one batch, which then asks no other

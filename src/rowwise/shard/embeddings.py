@@ -26,6 +26,7 @@ from rowwise.batch import Jagged, KeyedJagged
 from rowwise.comm.interface import Comm
 from rowwise.embedding import Embeddings, LookedUp, Vectors, break_graph, point_parameters
 from rowwise.errors import PeerError, RowwiseError, SpecError, StateError
+from rowwise.hashing.managed.lookup import Evicted, LocalBuckets, LocalIds
 from rowwise.ops.arena import Arena
 from rowwise.ops.layout import TablePiece
 from rowwise.ops.lookup import StagedGradients
@@ -36,6 +37,7 @@ from rowwise.plan import TIERS, Plan, Tile
 from rowwise.shard.ahead import BatchesAhead
 from rowwise.shard.exchange import BatchLookup, EmbeddingExchange, Phase, ReceiveVectors, no_timing, start_exchange
 from rowwise.shard.full_rows import FullRowUpdate
+from rowwise.shard.id_exchange import IdExchange
 from rowwise.shard.ids import Router
 from rowwise.shard.lookup import LocalLookup
 from rowwise.shard.pack import RoutedBatch
@@ -170,10 +172,19 @@ class ShardedEmbeddings(nn.Module):
     def comm(self) -> Comm:
         return self._comm
 
-    def tiles_of(self, table: str) -> list[Tile]:
-        """The pieces of a table on all ranks."""
-        pieces = [piece for groups in self.routes.groups_W for group in groups for piece in group.pieces]
-        return [piece.tile for piece in pieces if piece.tile.table == table]
+    def make_id_lookup(self, tables: Sequence[LocalBuckets], evicted: Evicted) -> LocalIds | IdExchange:
+        """What finds the rows of ids of managed tables."""
+        if len(self.comm.ranks) == 1:
+            return LocalIds(tables, evicted)
+        return IdExchange(self.comm, tables, [self._bucket_ranks(table.table) for table in tables], evicted)
+
+    def _bucket_ranks(self, table: Table) -> Tensor:
+        """The rank of each bucket of a managed table."""
+        rank_B = torch.zeros(table.buckets, dtype=torch.int64)
+        for groups in self.routes.groups_W:
+            for tile in (piece.tile for group in groups for piece in group.pieces if piece.tile.table == table.name):
+                rank_B[tile.rows[0] // table.row_multiple : tile.rows[1] // table.row_multiple] = tile.rank
+        return rank_B
 
     @property
     def merge_shared(self) -> bool:

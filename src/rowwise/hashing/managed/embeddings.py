@@ -13,18 +13,26 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.batch import Jagged, KeyedJagged
-from rowwise.comm.interface import Comm
 from rowwise.embedding import Embeddings, Vectors, break_graph
 from rowwise.errors import RowwiseError, StateError
-from rowwise.hashing.managed.exchange import IdCounts, IdExchange, TableOwners
+from rowwise.hashing.managed.lookup import Evicted, IdCounts, LocalBuckets, LocalIds
 from rowwise.hashing.managed.piece import ManagedCounters, ManagedPiece
 from rowwise.managed import ID
 from rowwise.ops import check
 from rowwise.ops.arena import Arena
-from rowwise.plan import Tile
 from rowwise.spec import Table, check_tables
 
 PREFIX = "ids."  # of a table's ids in a state dict
+
+
+class IdLookup(Protocol):
+    """Finds the rows of ids, on one rank or several."""
+
+    def find(
+        self, ids_T: Sequence[IdCounts] | None, error: RowwiseError | None = None, *, observe: bool
+    ) -> list[Tensor]:
+        """See `LocalIds.find`."""
+        ...
 
 
 @runtime_checkable
@@ -32,22 +40,19 @@ class ShardedRows(Protocol):
     """What replaces `Embeddings` on several ranks."""
 
     @property
-    def comm(self) -> Comm: ...
-
-    @property
     def arenas(self) -> tuple[Arena, ...]: ...
 
-    def tiles_of(self, table: str) -> Sequence[Tile]:
-        """The tiles of a table on all ranks."""
+    def make_id_lookup(self, tables: Sequence[LocalBuckets], evicted: Evicted) -> IdLookup:
+        """The lookup of ids on all ranks."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Binding:
-    """The exchange for the module inside, which `shard` replaces."""
+    """The lookup of ids for the module inside, which `shard` replaces."""
 
     stored: nn.Module
-    exchange: IdExchange
+    ids: IdLookup
     pieces: Mapping[str, Sequence[ManagedPiece]]
 
 
@@ -115,7 +120,7 @@ class ManagedEmbeddings(nn.Module):
         if learns and self._step is not None:
             return self.stored(self._replace_ids(self._check_batch(sparse), self._step))
         jagged, ids_T, error = self._collect([sparse])
-        rows_T = self._bind().exchange.find(ids_T, error, observe=learns)
+        rows_T = self._bind().ids.find(ids_T, error, observe=learns)
         assert ids_T is not None
         known = [(one.ids_U, rows_U) for one, rows_U in zip(ids_T, rows_T, strict=True)]
         return self.stored(self._replace_ids(jagged[0], known))
@@ -124,7 +129,7 @@ class ManagedEmbeddings(nn.Module):
     def begin_step(self, batches: Sequence[Jagged | KeyedJagged]) -> None:
         """Change the map by the ids of all batches of a step; collective. Forwards until `end_step` only look up."""
         _, ids_T, error = self._collect(batches)
-        rows_T = self._bind().exchange.find(ids_T, error, observe=True)
+        rows_T = self._bind().ids.find(ids_T, error, observe=True)
         self._step = [(one.ids_U, rows_U) for one, rows_U in zip(ids_T or (), rows_T, strict=True)]
 
     def end_step(self) -> None:
@@ -199,9 +204,9 @@ class ManagedEmbeddings(nn.Module):
         for arena in stored.arenas:
             for index in arena.row_ids:
                 pieces[arena.pieces[index].full_table.name].append(ManagedPiece(arena, index))
-        owners = [TableOwners(table=t, pieces=pieces[t.name], rank_B=_owners(t, stored)) for t in self.managed]
-        comm = None if isinstance(stored, Embeddings) or len(stored.comm.ranks) == 1 else stored.comm
-        return _Binding(stored, IdExchange(comm, owners, self._keep_evicted), pieces)
+        tables = [LocalBuckets(table=table, pieces=pieces[table.name]) for table in self.managed]
+        make = LocalIds if isinstance(stored, Embeddings) else stored.make_id_lookup
+        return _Binding(stored, make(tables, self._keep_evicted), pieces)
 
     def _keep_evicted(self, table: str, ids_N: Tensor) -> None:
         if self.keeps_evicted and len(ids_N):
@@ -215,14 +220,6 @@ class ManagedEmbeddings(nn.Module):
         return "\n".join(
             f"{t.name}: any ids in {t.rows} rows of {t.buckets} buckets, {t.managed}" for t in self.managed
         )
-
-
-def _owners(table: Table, stored: Embeddings | ShardedRows) -> Tensor:
-    """The rank of each bucket."""
-    rank_B = torch.zeros(table.buckets, dtype=torch.int64)
-    for tile in () if isinstance(stored, Embeddings) else stored.tiles_of(table.name):
-        rank_B[tile.rows[0] // table.row_multiple : tile.rows[1] // table.row_multiple] = tile.rank
-    return rank_B
 
 
 def _add_ids(module: nn.Module, state_dict: dict[str, Any], prefix: str, _metadata: Any) -> None:

@@ -1,13 +1,12 @@
 """`IdExchange`: asks the ranks that own buckets of managed tables for the rows of ids.
 
 Three all-to-alls: numbers of ids, then distinct ids with their occurrences, then rows. They come before the first
-lookup of a step, apart from the ids that `shard` routes: of a batch cut into virtual shards, an owner would see ids in
-an order that depends on the number of ranks. What comes after it, `shard` included, sees row numbers only. One rank
-asks itself. A rank without a valid batch says so in the first message, and all ranks raise ([Note: Rank status] in
-`comm/status.py`).
+lookup of a step, apart from the ids that `shard` routes: of a batch cut into virtual shards, an owner would see ids
+in an order that depends on the number of ranks. What comes after it, `shard` included, sees row numbers only. A rank
+without a valid batch says so in the first message, and all ranks raise ([Note: Rank status] in `comm/status.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -17,71 +16,28 @@ from torch import Tensor
 from rowwise.comm.interface import Comm
 from rowwise.comm.status import RankStatus, raise_if_any_failed
 from rowwise.errors import BatchError, RowwiseError
-from rowwise.hashing.managed.piece import ManagedPiece, find_buckets
-from rowwise.spec import Table
-
-Evicted = Callable[[str, Tensor], None]  # called with a table's name and the ids that lost their rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableOwners:
-    """A managed table, this rank's pieces of it, and the owner of each bucket."""
-
-    table: Table
-    pieces: Sequence[ManagedPiece]
-    rank_B: Tensor
-
-    def answer(self, ids_N: Tensor, counts_N: Tensor | None, evicted: Evicted) -> Tensor:
-        """The rows of ids that this rank owns, after they were observed if there are counts."""
-        if len(self.pieces) == 1:
-            places = [slice(None)]
-        else:
-            bucket_N = find_buckets(ids_N, self.table.buckets)
-            places = [(bucket_N >= p.buckets.start) & (bucket_N < p.buckets.stop) for p in self.pieces]
-        rows_N = torch.empty_like(ids_N)
-        for piece, place in zip(self.pieces, places, strict=True):
-            own_N = ids_N[place].contiguous()
-            if counts_N is not None:
-                evicted(self.table.name, piece.observe(own_N, counts_N[place].contiguous()))
-            rows_N[place] = piece.find(own_N)
-        return rows_N
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdCounts:
-    """Distinct ids of a table, ascending, and how often each occurs."""
-
-    ids_U: Tensor
-    counts_U: Tensor
+from rowwise.hashing.managed.lookup import Evicted, IdCounts, LocalBuckets
+from rowwise.hashing.managed.piece import find_buckets
 
 
 @final
 class IdExchange:
     """The ranks' questions and answers of all managed tables of a module."""
 
-    def __init__(self, comm: Comm | None, owners: Sequence[TableOwners], evicted: Evicted) -> None:
-        """`comm`: None for one rank."""
-        self._comm, self._owners, self._evicted = comm, owners, evicted
+    def __init__(
+        self, comm: Comm, tables: Sequence[LocalBuckets], owner_TB: Sequence[Tensor], evicted: Evicted
+    ) -> None:
+        """`owner_TB`: the rank of each bucket of each table."""
+        self._comm, self._tables, self._owner_TB, self._evicted = comm, tables, owner_TB, evicted
 
     def find(
         self, ids_T: Sequence[IdCounts] | None, error: RowwiseError | None = None, *, observe: bool
     ) -> list[Tensor]:
         """The rows of the ids of each table; collective. `observe`: the ids change the map. None: there is an error."""
-        if self._comm is None:
-            if error is not None:
-                raise error
-            assert ids_T is not None
-            return [
-                owner.answer(one.ids_U, one.counts_U if observe else None, self._evicted)
-                for owner, one in zip(self._owners, ids_T, strict=True)
-            ]
-        return self._find_on_ranks(self._comm, ids_T, error, observe=observe)
-
-    def _find_on_ranks(
-        self, comm: Comm, ids_T: Sequence[IdCounts] | None, error: RowwiseError | None, *, observe: bool
-    ) -> list[Tensor]:
-        world, tables = len(comm.ranks), len(self._owners)
-        sends = [_Send.of(owner, one, world) for owner, one in zip(self._owners, ids_T or (), strict=ids_T is not None)]
+        comm, world, tables = self._comm, len(self._comm.ranks), len(self._tables)
+        sends = [
+            _Send.of(rank_B, ids, world) for rank_B, ids in zip(self._owner_TB, ids_T or (), strict=ids_T is not None)
+        ]
         status = RankStatus(count=int(observe), failed=int(ids_T is None))
         sizes_WT = torch.tensor([send.sizes_W for send in sends], dtype=torch.int64).view(-1, world).T
         header_WC = torch.full((world, 1 + tables), status.pack(), dtype=torch.int64)
@@ -100,8 +56,8 @@ class IdExchange:
         asked = iter(words_N.split([n for header in headers_W for n in header[1:] for _ in range(words)]))
         parts = [[[next(asked) for _ in range(words)] for _ in range(tables)] for _ in range(world)]
         rows_TW = [
-            self._answer(owner, [parts[w][t] for w in range(world)], observe=observe)
-            for t, owner in enumerate(self._owners)
+            self._answer(table, [parts[w][t] for w in range(world)], observe=observe)
+            for t, table in enumerate(self._tables)
         ]
         answers = torch.cat([rows_TW[t][w] for w in range(world) for t in range(tables)])
         back_W = [sum(header[1:]) for header in header_WC.tolist()]
@@ -110,11 +66,11 @@ class IdExchange:
         rows_WT = [[next(rows) for _ in range(tables)] for _ in range(world)]
         return [send.restore([rows_WT[w][t] for w in range(world)]) for t, send in enumerate(sends)]
 
-    def _answer(self, owner: TableOwners, parts_W: Sequence[Sequence[Tensor]], *, observe: bool) -> Sequence[Tensor]:
+    def _answer(self, table: LocalBuckets, parts_W: Sequence[Sequence[Tensor]], *, observe: bool) -> Sequence[Tensor]:
         """The rows of the ids that each rank asked for."""
         ids_N = torch.cat([part[0] for part in parts_W])
         counts_N = torch.cat([part[1] for part in parts_W]) if observe else None
-        rows_N = owner.answer(ids_N, counts_N, self._evicted)
+        rows_N = table.answer(ids_N, counts_N, self._evicted)
         return rows_N.split([len(part[0]) for part in parts_W])
 
 
@@ -127,11 +83,11 @@ class _Send:
     counts_W: Sequence[Tensor]
 
     @classmethod
-    def of(cls, owner: TableOwners, one: IdCounts, world: int) -> "_Send":
-        rank_U = owner.rank_B[find_buckets(one.ids_U, owner.table.buckets)]
+    def of(cls, rank_B: Tensor, ids: IdCounts, world: int) -> "_Send":
+        rank_U = rank_B[find_buckets(ids.ids_U, len(rank_B))]
         order_U, sizes_W = rank_U.argsort(stable=True), rank_U.bincount(minlength=world).tolist()
         return cls(
-            order_U=order_U, ids_W=one.ids_U[order_U].split(sizes_W), counts_W=one.counts_U[order_U].split(sizes_W)
+            order_U=order_U, ids_W=ids.ids_U[order_U].split(sizes_W), counts_W=ids.counts_U[order_U].split(sizes_W)
         )
 
     @property
