@@ -33,12 +33,12 @@ from parts.report import at_least, exactly, finish, options, parsed
 from parts.s3_server import s3_server
 from parts.timer import timed_s
 
+from rowwise.base.storage.cloud import CONCURRENCY, CloudStorage, PART_bytes, RANGE_bytes
+from rowwise.base.storage.folder import StorageFolder
 from rowwise.checkpoint.copy import copy_checkpoint
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.read import STORE_THREADS, Checkpoint
 from rowwise.checkpoint.write import write
-from rowwise.storage.cloud import CONCURRENCY, CloudStorage, PART_bytes, RANGE_bytes
-from rowwise.storage.folder import StorageFolder
 
 AT_LEAST = 0.80  # of what the client reaches with plain objects
 KEYS = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}

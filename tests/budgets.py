@@ -38,7 +38,7 @@ END_TO_END = frozenset(
         "tests/recipes/test_tune.py::test_a_setting_that_cannot_be_trained_is_a_failed_trial_with_its_reason",
         "tests/serve/test_retrieved_items.py::test_a_version_whose_items_are_damaged_is_refused",
         "tests/serve/test_served.py::test_answers_are_the_bits_of_predict",
-        "tests/storage/test_read_cache.py::test_several_threads_share_a_folder",
+        "tests/base/storage/test_read_cache.py::test_several_threads_share_a_folder",
         "tests/test_cli_simulate.py::test_a_run_is_compared_with_its_simulation",
         "tests/test_slurm.py::test_without_slurm_a_line_names_the_way_out",
         "tests/train/test_pipeline.py::test_any_depth_leaves_what_one_step_after_another_leaves",

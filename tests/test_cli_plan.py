@@ -15,11 +15,11 @@ from small import recipe, write_rows
 from test_cli import loaded_by
 
 from rowwise import Mlp, Plan, Tile
+from rowwise.base.quantity import format_bytes
 from rowwise.cli.plan import PUBLISHED_METHODS, write_atomically
 from rowwise.planner.inputs import read_tables
 from rowwise.planner.machines import machine_named, parse_size
 from rowwise.planner.methods.named import METHODS
-from rowwise.quantity import format_bytes
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.plan import plan_inputs
 from rowwise.recipes.sharding import tables_of

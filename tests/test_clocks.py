@@ -35,10 +35,10 @@ USES = {
     "report/watched.py": "bounded by a monotonic clock",
     "scratch.py": "a folder that is taken away before its process has locked it is made again",
     "serve/record.py": "in a name, and equal or not",
-    "storage/cloud.py": "handed on",
-    "storage/interface.py": "handed on",
-    "storage/local.py": "handed on",
-    "storage/read_cache.py": "which of its files are removed first",
+    "base/storage/cloud.py": "handed on",
+    "base/storage/interface.py": "handed on",
+    "base/storage/local.py": "handed on",
+    "base/storage/read_cache.py": "which of its files are removed first",
     "train/run_folder.py": "shown",
     "train/trackers.py": "shown",
 }
@@ -73,10 +73,12 @@ def test_a_shifted_clock_shifts_wall_times_alone(hours, tmp_path):
     assert 0.2 <= waited_s < 30
 
 
-REMOVES = "from rowwise.scratch import remove_stale_folders\nprint(flush=True)\nwhile True:\n    remove_stale_folders()"
+REMOVES = (
+    "from rowwise.base.scratch import remove_stale_folders\nprint(flush=True)\nwhile True:\n    remove_stale_folders()"
+)
 MAKES = """
 import os, sys, time
-from rowwise.scratch import LOCK, Scratch
+from rowwise.base.scratch import LOCK, Scratch
 
 seen = []
 

@@ -26,7 +26,7 @@ from rowwise import (
     Topology,
     Uniform,
 )
-from rowwise.inside import fault_of_name
+from rowwise.base.inside import fault_of_name
 from rowwise.row_optimizers import OPTIMIZERS
 from rowwise.spec import Codecs, Wire, check_tables, row_bytes
 

@@ -13,9 +13,9 @@ from rich.console import Console
 from small import sections, write_rows
 from test_cli import rowwise_cli
 
+from rowwise.base.textfile import decode_json
 from rowwise.cli.console import show_result
 from rowwise.recipes.run_result import RunResult
-from rowwise.textfile import decode_json
 from rowwise.train.feeding import DataWait
 
 ADVICE = "of the time for rows: set data.workers"

@@ -10,7 +10,7 @@ KEPT = {
     "rowwise.batch.Jagged.to_keyed": "public: TorchRec's KeyedJaggedTensor out",
     "rowwise.serve.client.ScoringClient.score_table": "public: rows of a table, which travel as Arrow",
     "rowwise.notebook.Report._repr_html_": "notebooks call it",
-    "rowwise.storage.gate._Bounded.makefile": "http.client calls it",
+    "rowwise.base.storage.gate._Bounded.makefile": "http.client calls it",
     "rowwise.hashing.native.isa": "tests run kernels on each instruction set",
     "rowwise.hashing.native.limit_isa": "likewise",
     "rowwise.ingest.native.isa": "likewise",

@@ -13,8 +13,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from parts.madmax import MODELS  # noqa: E402 - of the benchmarks
 from parts.network_simulate import as_ours  # noqa: E402
 
+from rowwise.base.quantity import format_bytes  # noqa: E402
 from rowwise.planner.machines import machine_named  # noqa: E402
-from rowwise.quantity import format_bytes  # noqa: E402
 from rowwise.report.charts import Chart, ChartLine, draw_chart  # noqa: E402
 from rowwise.simulate.simulation import SimulatedMachine, simulate  # noqa: E402
 

@@ -40,7 +40,7 @@ import numpy as np
 import rowwise.ops
 from rowwise.hashing import native as hashing
 from rowwise.ingest import native as ingest
-from rowwise.library import find_library
+from rowwise.base.library import find_library
 from rowwise.ops.native import LIBRARY
 from rowwise.store import simulate as caches
 

@@ -2,7 +2,7 @@
 
 import platform
 
-from rowwise.processor import AMD, CPUINFO, INTEL, family_of, parse_cpuinfo
+from rowwise.base.processor import AMD, CPUINFO, INTEL, family_of, parse_cpuinfo
 
 MAKERS = {AMD: "amd", INTEL: "intel"}
 AVX2 = {"avx2", "fma", "bmi2", "f16c"}  # what the kernels want of it

@@ -5,7 +5,7 @@ Names are loaded when first used, so that what needs no tensors (plans, `--help`
 
 from typing import TYPE_CHECKING
 
-from rowwise.lazy import export_lazily
+from rowwise.base.lazy import export_lazily
 
 if TYPE_CHECKING:
     from rowwise.batch import Batch as Batch

@@ -25,6 +25,7 @@ import typer
 from numpy.typing import NDArray
 from pyarrow import parquet as pq
 
+from rowwise.base.textfile import decode_json, read_bytes, read_text
 from rowwise.cli.console import show_warning
 from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.launch import launch
@@ -44,7 +45,6 @@ from rowwise.recipes.run_result import RunResult
 from rowwise.recipes.starter import recipe_name, write_starter
 from rowwise.recipes.text import read
 from rowwise.recipes.trained import load_predictor
-from rowwise.textfile import decode_json, read_bytes, read_text
 from rowwise.train.run_folder import FRAME, RunFolder
 
 FRAMES = "frames"  # in the folder of all runs: the rows of frames, by their digests

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, NamedTuple, get_args
 
 import msgspec
 
-from rowwise.value import Value
+from rowwise.base.value import Value
 
 SMALLEST = 2.0**-126  # smallest normal float32, in which kernels compute
 LARGEST = 3e38

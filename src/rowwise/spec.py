@@ -14,13 +14,13 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from rowwise.base.inside import fault_of_name, has_control
+from rowwise.base.value import MOST_DIM, MOST_RANKS, check_most
+from rowwise.base.value import Value as Value
 from rowwise.errors import SpecError
 from rowwise.idmaps import AnyIdMap
-from rowwise.inside import fault_of_name, has_control
 from rowwise.managed import MOST_ROWS, Managed, bucket_count, round_rows
 from rowwise.row_optimizers import RowOptimizer, RowWiseAdagrad, Slot, hyperparameter_fault
-from rowwise.value import MOST_DIM, MOST_RANKS, check_most
-from rowwise.value import Value as Value
 
 
 class Pooling(enum.StrEnum):

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import CheckpointError
+from rowwise.base.inside import fault_of_name
 from rowwise.checkpoint import files
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import FileSizes, write
-from rowwise.inside import fault_of_name
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int64, torch.float64, torch.bool)
 

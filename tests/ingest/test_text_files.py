@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
 from rowwise import DataError
+from rowwise.base.storage.read_cache import CacheFolder
 from rowwise.ingest import CsvReader, Dialect, ParquetReader
 from rowwise.ingest.datasets.files import open_files, read_settled
 from rowwise.ingest.dialect import find_encoding, find_heading, find_layout
 from rowwise.ingest.lines import parse_lines
 from rowwise.ingest.plain_copy import plain_copy
 from rowwise.ingest.union import widest
-from rowwise.storage.read_cache import CacheFolder
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ from msgspec import structs
 from pyarrow import parquet as pq
 from storage.stores import FAULTS, MemoryStorage, connect, server_of_urls
 
+from rowwise.base.storage.folder import StorageFolder
 from rowwise.errors import DataError, SpecError, StorageError
 from rowwise.ingest.frames import FrameReader
 from rowwise.ingest.parquet import ParquetReader
@@ -30,7 +31,6 @@ from rowwise.ingest.warehouse.journal import ConversionRequest, Journal, SourceS
 from rowwise.ingest.warehouse.layout import WarehouseLayout
 from rowwise.ingest.warehouse.popularity import log_use, popularity
 from rowwise.ingest.warehouse.source import split_by_key
-from rowwise.storage.folder import StorageFolder
 
 
 def rows_of(place, columns=None):

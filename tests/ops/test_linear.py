@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from rowwise import NativeError, SpecError
+from rowwise.base.processor import Processor, read_processor
 from rowwise.ops import linear as module
 from rowwise.ops import reference
 from rowwise.ops.linear import current_library, has_onednn, library_for, linear
-from rowwise.processor import Processor, read_processor
 
 needs_onednn = pytest.mark.skipif(not has_onednn(), reason="this torch was built without oneDNN")
 

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from rowwise import Topology, Wire
+from rowwise.base.quantity import SPACE
 from rowwise.perf.collective import all_to_all_s, ring_s, two_level_s
 from rowwise.perf.hardware import hardware_named
 from rowwise.perf.links import Network, NetworkHost, PairLink, uniform_network
 from rowwise.perf.sums import SumCosts
 from rowwise.perf.wire_choice import SLACK, SUMS, VECTORS, WireChoice, choose_wire, fastest_sums
-from rowwise.quantity import SPACE
 from rowwise.spec import LINKS, Codecs, FarType, WireType
 
 RACKS = Topology(hosts=4, devices=2, groups=(2, 2))

@@ -56,7 +56,7 @@ def test_files(tmp_path, monkeypatch):
 def test_files_of_a_store(tmp_path, monkeypatch):
     with s3_server(tmp_path / "s3") as server:
         place = connect(server.endpoint)
-        monkeypatch.setattr("rowwise.storage.folder._open_bucket", lambda url, patience: place)
+        monkeypatch.setattr("rowwise.base.storage.folder._open_bucket", lambda url, patience: place)
         zionex = hardware_named("zionex").to_json().encode()
         place.write("day=3/mine.json", lambda: [zionex], len(zionex))
         place.create("a.json", b'{"topology": {"hosts": 2, "devices": 8}, "hardware": "zionex"}')

@@ -12,10 +12,10 @@ from mirrored_work import COPIES, MIRROR, PRELOADED, SAVE, SETTINGS, STEPS, copy
 from small import lines, same, saved, trained
 from storage.stores import FAULTS, connect, s3_server
 
+from rowwise.base.storage.folder import StorageFolder
 from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.named import checkpoints_of, step_in
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.storage.folder import StorageFolder
 
 KILLS = 50
 LONGEST_s = {train: 0.4, copy: 0.1}  # from the begin of work to a kill

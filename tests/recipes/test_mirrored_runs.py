@@ -113,7 +113,7 @@ def test_a_fetch_that_was_killed_goes_on(tmp_path, monkeypatch, mirror):
     run, _ = trained(tmp_path, save={**OFTEN, "mirror": str(mirror)})
     for killed_at in range(3, 12, 4):  # at a write of a file
         left = iter(range(killed_at))
-        monkeypatch.setattr("rowwise.storage.local.os.fsync", lambda _, left=left: next(left))
+        monkeypatch.setattr("rowwise.base.storage.local.os.fsync", lambda _, left=left: next(left))
         with pytest.raises(StopIteration):
             fetch_run(str(mirror), tmp_path / "elsewhere")
         monkeypatch.undo()
@@ -243,7 +243,7 @@ def test_a_killed_run_whose_machine_is_lost_ends_with_the_same_bits(nproc, tmp_p
 
 @pytest.mark.slow
 def test_a_store_that_is_gone_neither_stops_nor_loses_a_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("rowwise.storage.cloud.Patience.__new__.__defaults__", (0.5, 0.05))
+    monkeypatch.setattr("rowwise.base.storage.cloud.Patience.__new__.__defaults__", (0.5, 0.05))
     with s3_server(tmp_path / "s3") as server:
         for name, value in command(server)[1].items():
             if name.startswith("AWS_"):

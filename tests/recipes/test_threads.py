@@ -3,7 +3,7 @@
 import pytest
 
 from rowwise import Table
-from rowwise.processor import Processor
+from rowwise.base.processor import Processor
 from rowwise.recipes.model_configs import (
     AutoIntConfig,
     DcnConfig,

@@ -13,13 +13,13 @@ import yaml
 from small import recipe, sections
 
 from rowwise import SpecError
+from rowwise.base.records import StudyOutcome, TrialRecord
 from rowwise.recipes.find import find, names
 from rowwise.recipes.model_configs import RetrievalConfig
 from rowwise.recipes.text import parse, read
 from rowwise.recipes.tune import tune
 from rowwise.recipes.tune.space import changes_of, own_values, search_space, stored
 from rowwise.recipes.tune.study import records
-from rowwise.records import StudyOutcome, TrialRecord
 from rowwise.report.tuning import draw_study
 
 RATES = {"train.optimizer.lr": {"low": 0.001, "high": 0.1, "log": True}, "model.top": {"choices": [[4], [8], [16]]}}

@@ -5,7 +5,7 @@ import re
 import msgspec
 import pytest
 
-from rowwise.records import ProfileQuality
+from rowwise.base.records import ProfileQuality
 from rowwise.report.calibration import draw_calibration
 
 QUALITY = {

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rowwise.base.records import CompressionAdvice, KeptTable, ModelScore, SizePoint, TableAdvice
 from rowwise.recipes.compress.explain import explain_advice
-from rowwise.records import CompressionAdvice, KeptTable, ModelScore, SizePoint, TableAdvice
 from rowwise.report.compression import draw_compression
 
 LOSSES = st.floats(-0.1, 2)

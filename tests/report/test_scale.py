@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise.quantity import DASH, format_count, format_duration, format_metric, format_percent, format_size
+from rowwise.base.quantity import DASH, format_count, format_duration, format_metric, format_percent, format_size
 from rowwise.report.metric import find_metric
 from rowwise.report.read import flatten
 from rowwise.report.scale import bin_means, thin_points, tick_labels, ticks, ticks_inside, widen_range

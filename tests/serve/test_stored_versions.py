@@ -15,13 +15,13 @@ from serving import Clients, files_of, server
 from small import trained
 from storage.stores import FAULTS, MemoryStorage, connect, s3_server
 
+from rowwise.base.storage.folder import StorageFolder
 from rowwise.errors import CheckpointError, SpecError, StorageError
 from rowwise.recipes.export import export
 from rowwise.serve.follow_store import StoreFollower
 from rowwise.serve.package import list_versions, version_folder
 from rowwise.serve.traffic import Canary, Traffic
 from rowwise.serve.version_store import StoredFile, VersionStore
-from rowwise.storage.folder import StorageFolder
 
 
 class FailingStorage(MemoryStorage):

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rowwise.base.quantity import round_digits
 from rowwise.calibrate.kernels import low_quantile
 from rowwise.ops import rowtype
 from rowwise.ops.threads import torch_threads
 from rowwise.perf.hardware import CodecRates, Coding
-from rowwise.quantity import round_digits
 from rowwise.spec import RowType
 
 ROWS, DIM = 16_384, 64

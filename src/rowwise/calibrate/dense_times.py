@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rowwise.base.quantity import round_digits
 from rowwise.calibrate.kernels import low_quantile
 from rowwise.comm.interface import Comm
 from rowwise.comm.spawn import run_processes
 from rowwise.models.mlp import Linear
 from rowwise.perf.linear_times import Grid, LinearTimes, SumTimes
-from rowwise.quantity import round_digits
 from rowwise.spec import Topology
 
 FLOAT_bytes = 4

@@ -12,6 +12,8 @@ from functools import partial
 import numpy as np
 from msgspec import structs
 
+from rowwise.base.quantity import round_digits
+from rowwise.base.records import ModelError, ProfileQuality
 from rowwise.calibrate.dense_times import DenseTimes
 from rowwise.calibrate.disk import DiskRates, ROW_bytes
 from rowwise.calibrate.drift import estimate_slowness
@@ -30,8 +32,6 @@ from rowwise.perf.hardware import Coding, Hardware, Kernels, hardware_named
 from rowwise.perf.learned import STAGES
 from rowwise.perf.network import SetNetwork
 from rowwise.perf.roofline import Roofline
-from rowwise.quantity import round_digits
-from rowwise.records import ModelError, ProfileQuality
 from rowwise.spec import Topology, Value
 
 FEWEST_SETS = 60  # sets that learning needs

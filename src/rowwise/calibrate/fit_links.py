@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import structs
 
+from rowwise.base.quantity import round_digits
 from rowwise.calibrate.samples import LinkSample
 from rowwise.perf.access import Floats
 from rowwise.perf.hardware import Hardware, LinkRates
 from rowwise.perf.roofline import COLLECTIVES, FLOAT_bytes
 from rowwise.planner.layouts import layout_named
-from rowwise.quantity import round_digits
 
 FEWEST = 10  # exchanges that fitting needs
 NEGLIGIBLE_s = 1e-15  # least price of a byte

@@ -7,11 +7,11 @@ error.
 import numpy as np
 from msgspec import structs
 
+from rowwise.base.quantity import round_digits
 from rowwise.calibrate.set_arrays import MeasuredSets
 from rowwise.perf.access import Floats
 from rowwise.perf.hardware import Hardware
 from rowwise.perf.roofline import Roofline
-from rowwise.quantity import round_digits
 from rowwise.spec import Topology
 
 FITTED = ("device_Bps", "cache_Bps", "launch_s", "forward_issue_s", "backward_issue_s")

@@ -17,12 +17,12 @@ from typing import final
 
 import msgspec
 
+from rowwise.base.textfile import decode_json, open_regular, read_bytes, refuse_links, write_new
 from rowwise.calibrate.draw import SetLimits
 from rowwise.calibrate.samples import Sample, SetSample, decode_sample, read_samples, truncate_partial_line
 from rowwise.errors import SpecError
 from rowwise.perf.access import Workload
 from rowwise.spec import Value
-from rowwise.textfile import decode_json, open_regular, read_bytes, refuse_links, write_new
 
 SPEC_FILE, LINKS_FILE = "order.json", "links.jsonl"
 

@@ -9,12 +9,12 @@ from time import perf_counter
 
 import numpy as np
 
+from rowwise.base.quantity import format_duration
 from rowwise.calibrate.fit import DRIFT_SHAPE, HELD_OUT, SHAPES, count_steps
 from rowwise.calibrate.folder import MeasurementFolder, MeasurementSpec, Tally
 from rowwise.calibrate.measure import SETS_FRACTION
 from rowwise.calibrate.train_network import NetworkShape, Sets, train_network
 from rowwise.perf.learned import STAGES
-from rowwise.quantity import format_duration
 
 SETS_A_SECOND = 5.0  # of each rank of a fast machine
 PROBED_STEPS, MOST_PROBED = 20, 1200  # steps and sets of a measured training; more are drawn as batches, too

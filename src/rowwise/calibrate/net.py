@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from msgspec import structs
 
+from rowwise.base.quantity import round_digits
+from rowwise.base.textfile import read_text
 from rowwise.comm.probe import ProbeSample, ProbeSamples
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
 from rowwise.perf.links import Network, NetworkHost, NetworkProbe
-from rowwise.quantity import round_digits
-from rowwise.textfile import read_text
 
 LOW_QUANTILE, HIGH_QUANTILE = 0.1, 0.75  # of pings: above are queues and other processes; of uplinks
 LEAST_STEP = 1.25  # between the slowdowns inside groups and across them

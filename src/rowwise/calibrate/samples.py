@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from rowwise.base.textfile import append, decode_json, open_regular, read_bytes
 from rowwise.errors import SpecError
 from rowwise.perf.access import Workload
 from rowwise.spec import Value
-from rowwise.textfile import append, decode_json, open_regular, read_bytes
 
 
 class SetSample(Value, frozen=True, kw_only=True, tag="set"):

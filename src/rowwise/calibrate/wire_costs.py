@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
+from rowwise.base.quantity import round_digits
 from rowwise.calibrate.ids import draw_batch
 from rowwise.calibrate.links import PhaseClock, exchange_step
 from rowwise.comm.interface import Comm
@@ -20,7 +21,6 @@ from rowwise.perf.access import Access, Workload
 from rowwise.perf.exchange import Amounts, Exchanges, NarrowWires, WireCost
 from rowwise.plan import Plan
 from rowwise.planner.layouts import table_wise
-from rowwise.quantity import round_digits
 from rowwise.row_optimizers import Sgd
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.spec import Codecs, Table, Topology, Wire, WireType

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rowwise.base.storage.folder import Folder
 from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.named import NONE_YET, checkpoints_of, step_in
 from rowwise.checkpoint.read import Checkpoint, DamagedChunk
 from rowwise.checkpoint.windows import ProgressCounter, Tell
 from rowwise.errors import CheckpointError
 from rowwise.spec import Value
-from rowwise.storage.folder import Folder
 
 FindDamage = Callable[[Folder], Sequence[DamagedChunk]]
 

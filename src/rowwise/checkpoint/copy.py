@@ -20,6 +20,8 @@ import msgspec
 import torch
 from msgspec import structs
 
+from rowwise.base.storage.folder import Folder, StorageFolder, as_storage, open_range
+from rowwise.base.storage.interface import ObjectExistsError
 from rowwise.checkpoint.files import reading_file
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest
 from rowwise.checkpoint.named import is_checkpoint
@@ -27,8 +29,6 @@ from rowwise.checkpoint.read import Checkpoint, read_into
 from rowwise.checkpoint.windows import ProgressCounter, Tell
 from rowwise.errors import CheckpointError
 from rowwise.ops.checksum import crc32
-from rowwise.storage.folder import Folder, StorageFolder, as_storage, open_range
-from rowwise.storage.interface import ObjectExistsError
 
 FILES = 2  # copied at once; each in several requests
 PIECE_bytes = 4 << 20

@@ -22,10 +22,10 @@ from typing import Any, Self
 
 import msgspec
 
+from rowwise.base.inside import fault_of_name
+from rowwise.base.storage.folder import Folder, read_file
 from rowwise.errors import CheckpointError, SpecError, StorageError, printable
-from rowwise.inside import fault_of_name
 from rowwise.spec import Bits, Constant, RowType, Table, Value, quantised_bytes, row_bytes
-from rowwise.storage.folder import Folder, read_file
 from rowwise.store.row_stream import InitialValues
 
 FORMAT = 2

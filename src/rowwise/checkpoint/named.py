@@ -4,15 +4,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from rowwise.base.inside import number_in
+from rowwise.base.storage.folder import Folder, StorageFolder
+from rowwise.base.storage.interface import MissingObjectError
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest, TensorEntry
 from rowwise.checkpoint.read import Checkpoint, nearest_name
 from rowwise.checkpoint.write import PART
 from rowwise.errors import CheckpointError
-from rowwise.inside import number_in
 from rowwise.managed import ID
 from rowwise.spec import RowType, Table, Value
-from rowwise.storage.folder import Folder, StorageFolder
-from rowwise.storage.interface import MissingObjectError
 
 FAILED = "failed"
 NONE_YET = "a run that has saved one, at its end or every save.every steps"

@@ -19,6 +19,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
+from rowwise.base.storage.folder import Folder, OpenRange, open_range
 from rowwise.checkpoint.delta import decode_rows
 from rowwise.checkpoint.files import CODES, BUFFER_bytes, ByteRange, FileHeader, as_bytes, reading_file
 from rowwise.checkpoint.local_shard import LocalShard, ids_dtype
@@ -31,7 +32,6 @@ from rowwise.ops.checksum import crc32
 from rowwise.ops.layout import TablePiece
 from rowwise.ops.rowtype import pack, unpack
 from rowwise.spec import Constant, RowType, Table, Value
-from rowwise.storage.folder import Folder, OpenRange, open_range
 
 THREADS = 2  # checksums take longer than reading
 STORE_THREADS = 8  # requests to an object store take longer than checksums

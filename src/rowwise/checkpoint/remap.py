@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from rowwise.base.textfile import open_regular
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
 from rowwise.checkpoint.named import tables_of
@@ -33,7 +34,6 @@ from rowwise.models.wide import ENDING
 from rowwise.ops.idmap import map_ids
 from rowwise.ops.rowtype import pack, unpack
 from rowwise.spec import Table, Value
-from rowwise.textfile import open_regular
 
 COUNTS = "counts/"  # prefix of tensors in the probe file of `rowwise compress`
 MAPPED = re.compile(rf"model/(?P<path>.+\.)?maps\.(?P<table>[^.]+)\.{IDENTITY}")

@@ -22,6 +22,8 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
+from rowwise.base.storage.local import PART as PART
+from rowwise.base.textfile import sync
 from rowwise.checkpoint.assign import assign_rows
 from rowwise.checkpoint.delta import encode, encoded_outline
 from rowwise.checkpoint.files import write_bytes, write_file
@@ -41,8 +43,6 @@ from rowwise.comm.solo import solo
 from rowwise.comm.status import all_gather_text, gather_object
 from rowwise.errors import CheckpointError
 from rowwise.spec import Value
-from rowwise.storage.local import PART as PART
-from rowwise.textfile import sync
 
 THREADS = 2  # one waits for the disk, or computes a checksum, while the other writes
 T = TypeVar("T")

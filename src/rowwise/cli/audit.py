@@ -11,7 +11,7 @@ from rowwise.cli.terminal import print_json, print_line
 from rowwise.errors import DataError
 
 if TYPE_CHECKING:
-    from rowwise.records import ColumnSkew
+    from rowwise.base.records import ColumnSkew
 
 
 def audit(

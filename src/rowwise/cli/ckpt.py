@@ -5,24 +5,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rowwise.base.quantity import format_bytes
+from rowwise.base.storage.folder import parse_folder
+from rowwise.base.textfile import read_bytes
 from rowwise.cli.ckpt_show import show_checkpoints, show_differences, show_match, show_tensors, show_verdict
 from rowwise.cli.options import AsJson
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_terminal, print_json, print_line
 from rowwise.cli.text_options import parse_pairs
 from rowwise.errors import SpecError
-from rowwise.quantity import format_bytes
 from rowwise.spec import RowType
-from rowwise.storage.folder import parse_folder
-from rowwise.textfile import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rowwise.base.storage.folder import Folder
     from rowwise.checkpoint.read import DamagedChunk
     from rowwise.plan import Plan
     from rowwise.spec import Table
-    from rowwise.storage.folder import Folder
 
 RunOrCheckpoint = Annotated[
     str, typer.Argument(metavar="RUN|CKPT", help="The folder or URL of a run or of a checkpoint.")

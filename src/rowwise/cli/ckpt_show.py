@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from rowwise.base.quantity import format_bytes
 from rowwise.cli.terminal import make_table, make_terminal, print_line
-from rowwise.quantity import format_bytes
 
 if TYPE_CHECKING:
+    from rowwise.base.storage.folder import Folder
     from rowwise.checkpoint.check import CheckResult
     from rowwise.checkpoint.diff import Difference, Differences
     from rowwise.checkpoint.foreign import ImportMatch
     from rowwise.checkpoint.listing import ListedCheckpoint, ListedTensor
-    from rowwise.storage.folder import Folder
 
 LONGEST = 50  # characters of a printed value
 MOST_VALUES = 12  # printed differences of the state of a run

@@ -21,9 +21,9 @@ from rowwise.cli.terminal import make_terminal, say
 from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
+    from rowwise.base.records import CompressionAdvice
     from rowwise.recipes.compress.progress import Tell
     from rowwise.recipes.compress.selection import CompressionGoal
-    from rowwise.records import CompressionAdvice
 
 MOST_RATIO, MOST_MINUTES = 1e6, 1e5
 
@@ -146,7 +146,7 @@ def _show(advice: "CompressionAdvice", console: Console, *, explain: bool) -> No
     from rich.markup import escape
     from rich.table import Table
 
-    from rowwise.quantity import format_size
+    from rowwise.base.quantity import format_size
     from rowwise.recipes.compress.explain import explain_advice as lines_of
     from rowwise.recipes.compress.explain import method_name
 

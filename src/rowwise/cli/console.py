@@ -14,9 +14,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from rowwise.base.quantity import format_bytes, format_duration
 from rowwise.cli.signals import BOTH, note_signals
 from rowwise.cli.terminal import make_table, say
-from rowwise.quantity import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from rowwise.recipes.outlook import Outlook

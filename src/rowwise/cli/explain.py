@@ -13,7 +13,7 @@ from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line, refuse_nan
 
 if TYPE_CHECKING:
-    from rowwise.records import ModelExplanation
+    from rowwise.base.records import ModelExplanation
 
 MOST_FEATURES, MOST_IDS, MOST_SLICES = 20, 8, 5
 CHANCE = 3.0  # standard deviations of a slice that are worth a line

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rowwise.base.quantity import format_bytes
+from rowwise.base.textfile import parse_whole
 from rowwise.cli.code import warn_of_run_code
 from rowwise.cli.console import show_warning
 from rowwise.cli.options import AsJson, RunArgument, Which
@@ -14,9 +16,7 @@ from rowwise.cli.progress import splits_bar
 from rowwise.cli.stored import open_store
 from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line
 from rowwise.errors import CheckpointError, SpecError
-from rowwise.quantity import format_bytes
 from rowwise.spec import RowType
-from rowwise.textfile import parse_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -341,7 +341,7 @@ def _at_random(load: "Load", rate: float, requests: int) -> "Load":
 
 
 def _show(report: dict[str, Any], qps: float, p99: float) -> None:
-    from rowwise.quantity import format_bytes
+    from rowwise.base.quantity import format_bytes
 
     terminal = make_terminal()
     if report["checks"]:

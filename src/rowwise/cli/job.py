@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 import msgspec
 
+from rowwise.base.textfile import decode_json, parse_whole, read_bytes, read_text, replace_file
+from rowwise.base.value import Value
 from rowwise.errors import DataError, SpecError, printable
-from rowwise.textfile import decode_json, parse_whole, read_bytes, read_text, replace_file
-from rowwise.value import Value
 
 State = Literal["pending", "running", "completed", "failed", "cancelled", "gone"]
 RECORDS = ".local/state/rowwise/jobs"  # in the home folder
@@ -106,7 +106,7 @@ def check_number(settings: Mapping[str, str], key: str, least: int = 1) -> None:
 def _read_settings(path: Path) -> dict[str, str]:
     import yaml
 
-    from rowwise.plainyaml import load_yaml
+    from rowwise.base.plainyaml import load_yaml
 
     try:
         read = load_yaml(read_text(path))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, final
 
 import typer
 
+from rowwise.base.scratch import Scratch, remove_stale_folders
 from rowwise.cli.environment import CommandEnvironment, Torchrun
 from rowwise.cli.run_request import RUN, MemoryNotes, NoteStore, RunRequest
 from rowwise.cli.signals import note_signals
@@ -18,7 +19,6 @@ from rowwise.cli.terminal import make_terminal
 from rowwise.comm.rank_start import RankStart
 from rowwise.comm.spawn import RankProcesses, RanksFailed
 from rowwise.errors import AgreedError, PeerError, RowwiseError, SpecError, one_line, printable
-from rowwise.scratch import Scratch, remove_stale_folders
 from rowwise.spec import Topology
 
 if TYPE_CHECKING:

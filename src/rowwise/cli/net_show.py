@@ -4,10 +4,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from rowwise.base.quantity import format_bytes, format_seconds
 from rowwise.cli.terminal import say
 from rowwise.perf.links import LinkArrays, Network, age_notes
 from rowwise.planner.order import LEAST_GAIN, HostOrdering
-from rowwise.quantity import format_bytes, format_seconds
 from rowwise.report.markup import Html, join, note, section, tag, text, text_table
 from rowwise.report.page import draw_page
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from rowwise.base.quantity import format_bytes, format_seconds, pluralise
 from rowwise.cli.terminal import say
 from rowwise.plan import TIERS, Forecast, Plan
-from rowwise.quantity import format_bytes, format_seconds, pluralise
 from rowwise.spec import stored_bytes
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rowwise.base.textfile import read_bytes
 from rowwise.cli.console import LiveLine, show_result, show_start, stop_on_signals
 from rowwise.cli.run_request import RUN, NoteStore, RunRequest
 from rowwise.cli.terminal import make_terminal, print_json, say
@@ -21,7 +22,6 @@ from rowwise.recipes.hosts import NetworkOfRun
 from rowwise.recipes.run_result import finished_step
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import RECIPE, read
-from rowwise.textfile import read_bytes
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.trainer import OnStep
 

@@ -116,7 +116,7 @@ def serve(  # noqa: PLR0913 - one for each option
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise SpecError(f"{', '.join(missing)} is not installed", hint="pip install 'rowwise[serve]'")
-    from rowwise.scratch import Scratch
+    from rowwise.base.scratch import Scratch
     from rowwise.serve.host import HostTask, ServerHost, bind
 
     limits = make_limits(limit or (), rows_at_once=rows_at_once, timeout_s=timeout / 1000)
@@ -327,7 +327,7 @@ def _recording(folder: Path, share: str) -> "Recording":
 
 def _explain(memory: "RowMemory | None", on_device: dict[str, int | None] | None) -> None:
     """Print the tables: which have all rows in memory, or on a device, and which a cache."""
-    from rowwise.quantity import format_bytes, format_rows
+    from rowwise.base.quantity import format_bytes, format_rows
 
     assert memory is not None
     places = ("in memory",) if on_device is None else ("in memory", "on the device")

@@ -20,9 +20,9 @@ from rowwise.cli.terminal import make_terminal, print_json, say
 from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
+    from rowwise.base.records import Simulation, Sweep
     from rowwise.perf.hardware import Machine
     from rowwise.perf.links import Network
-    from rowwise.records import Simulation, Sweep
     from rowwise.simulate.simulation import SimulatedMachine, SimulatedModel
 
 DENSE = "512,256,64:512,256,1"
@@ -229,7 +229,7 @@ def _read_model(
 
 
 def _describe_misfit(found: "Simulation") -> str:
-    from rowwise.quantity import format_bytes
+    from rowwise.base.quantity import format_bytes
     from rowwise.simulate.simulation import describe_memory
 
     lacks = f"a rank lacks {format_bytes(found.lacking_bytes)}"

@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from rowwise.base.quantity import format_bytes, format_seconds, round_digits, si_prefix
 from rowwise.cli.terminal import make_table, say
-from rowwise.quantity import format_bytes, format_seconds, round_digits, si_prefix
 
 if TYPE_CHECKING:
+    from rowwise.base.records import Simulation, Sweep, SweptRow
     from rowwise.recipes.simulated_run import CheckedRun
-    from rowwise.records import Simulation, Sweep, SweptRow
 
 HELPFUL = 0.005  # share of a step that a line is printed for
 MOST_ROWS = 60

@@ -5,9 +5,9 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rowwise.base.storage.cloud import Patience
+from rowwise.base.storage.folder import parse_folder
 from rowwise.errors import SpecError
-from rowwise.storage.cloud import Patience
-from rowwise.storage.folder import parse_folder
 
 if TYPE_CHECKING:
     from rowwise.serve.version_store import VersionStore
@@ -28,7 +28,7 @@ def open_store(path: str, cache: Path | None, patience_s: float | None = None) -
             raise SpecError(f"--cache {cache} with {path}, which is no URL: versions in a folder are not copied")
         yield None
         return
-    from rowwise.scratch import Scratch
+    from rowwise.base.scratch import Scratch
     from rowwise.serve.version_store import VersionStore
 
     with Scratch() if cache is None else nullcontext() as scratch:

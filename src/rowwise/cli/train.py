@@ -229,7 +229,7 @@ def resume(  # noqa: PLR0913 - one for each option
 
 def _is_mirrored(run: str) -> bool:
     """Whether this names the mirror of a run."""
-    from rowwise.storage.folder import URL
+    from rowwise.base.storage.folder import URL
 
     if URL.fullmatch(run):
         return True

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rowwise.base.quantity import format_metric
 from rowwise.cli.options import AsJson, Changes, RecipeName
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line, refuse_nan
-from rowwise.quantity import format_metric
 
 if TYPE_CHECKING:
-    from rowwise.records import StudyOutcome
+    from rowwise.base.records import StudyOutcome
 
 
 def tune(  # noqa: PLR0913 - one for each option

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rowwise.base.storage.folder import parse_folder
 from rowwise.cli.terminal import escape_json, make_table, make_terminal, refuse_nan, say
 from rowwise.errors import RowwiseError, SpecError
-from rowwise.storage.folder import parse_folder
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from rowwise.base.storage.folder import Folder
     from rowwise.report.watched import RunStatus
-    from rowwise.storage.folder import Folder
 
 LEAST_S, HOST = 0.1, "127.0.0.1"
 PACKAGES = ("starlette", "uvicorn", "prometheus_client")

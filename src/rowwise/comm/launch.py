@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from msgspec import structs
 
+from rowwise.base.value import Value
 from rowwise.comm.delayed import delay
 from rowwise.comm.group import TransportComm
 from rowwise.comm.interface import Comm
@@ -24,7 +25,6 @@ from rowwise.comm.shared import HAS_SHARED_MEMORY, SharedMemoryTransport
 from rowwise.comm.torch import Rendezvous, TorchTransport
 from rowwise.errors import AgreedError, PeerError, RowwiseError, SpecError
 from rowwise.spec import Topology
-from rowwise.value import Value
 
 FAILED = "failed: "
 

@@ -28,10 +28,10 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, Self, TypeVar, final
 
+from rowwise.base.scratch import Scratch
 from rowwise.comm.rank_start import RankStart
 from rowwise.comm.simulated_link import SimulatedLink
 from rowwise.errors import PeerError, one_line
-from rowwise.scratch import Scratch
 from rowwise.spec import Topology
 
 T = TypeVar("T")

@@ -25,10 +25,10 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from rowwise.base.value import Value
 from rowwise.errors import SpecError
 from rowwise.hashing import native
 from rowwise.hashing.native import CELL, Cells, ClusterBuffers, ClusterSettings, Doubles, Floats, Ints, Labels, Points
-from rowwise.value import Value
 
 MOST_DIMS = 64
 MOST_POINTS = (1 << 31) - 1

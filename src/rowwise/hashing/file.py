@@ -12,12 +12,12 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from rowwise.base.textfile import open_regular
+from rowwise.base.value import Value
 from rowwise.errors import SpecError
 from rowwise.hashing.check import find_fault
 from rowwise.hashing.idmap import FoldAssignment, IdMap, MapShape
 from rowwise.spec import Table
-from rowwise.textfile import open_regular
-from rowwise.value import Value
 
 FORMAT = 1
 HEADER, WORDS = "rowwise_id_map", "words"

@@ -56,7 +56,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.value import Value
+from rowwise.base.value import Value
 
 Words = NDArray[np.int64]  # 64-bit words with packed contents
 Kind = Literal["hash", "quotient", "remainder", "every", "ranked", "listed", "rest"]

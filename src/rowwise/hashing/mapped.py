@@ -10,12 +10,12 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from rowwise.base.value import Value
 from rowwise.errors import StateError
 from rowwise.hashing.idmap import FoldAssignment, IdMap, MapShape
 from rowwise.hashing.open import stored_tables
 from rowwise.ops.idmap import map_ids
 from rowwise.spec import Pooling, Table
-from rowwise.value import Value
 
 EVERY_ID = ("hash", "quotient", "remainder", "every", "rest")  # kinds of sections that leave no id without a row
 IDENTITY = "identity"

@@ -5,7 +5,7 @@ Names are loaded when first used: looking into files needs no torch.
 
 from typing import TYPE_CHECKING
 
-from rowwise.lazy import export_lazily
+from rowwise.base.lazy import export_lazily
 
 if TYPE_CHECKING:
     from rowwise.ingest.batch_shard import BatchShard as BatchShard

@@ -19,6 +19,8 @@ import pyarrow as pa
 from msgspec import structs
 from pyarrow import types
 
+from rowwise.base.storage.read_cache import CacheFolder
+from rowwise.base.textfile import open_regular
 from rowwise.errors import DataError
 from rowwise.ingest.dialect import (
     Dialect,
@@ -37,8 +39,6 @@ from rowwise.ingest.plain_copy import open_unpacked, packing_of, plain_copy
 from rowwise.ingest.reader import Split, check_columns, find_files
 from rowwise.ingest.union import widest
 from rowwise.ingest.warehouse import hive
-from rowwise.storage.read_cache import CacheFolder
-from rowwise.textfile import open_regular
 
 KINDS = (".csv", ".tsv", ".txt")
 PACKED = ("", ".gz", ".zst", ".bz2", ".xz", ".zip")

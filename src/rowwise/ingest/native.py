@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from rowwise.base.library import Signatures, bind_library
 from rowwise.errors import DataError, NativeError, SpecError
 from rowwise.ingest.block import Floats, Ints
-from rowwise.library import Signatures, bind_library
 
 LIBRARY = "librowwise_ingest.so"
 ALL = (1 << 63) - 1

@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import parquet as pq
 
+from rowwise.base.storage.read_cache import CacheFolder
 from rowwise.errors import DataError
 from rowwise.ingest.reader import Split, check_columns
 from rowwise.ingest.union import FlatColumn, can_cast, flat_columns, unite
@@ -28,7 +29,6 @@ from rowwise.ingest.warehouse.ranges import GAP_BYTES, ReadCounters
 from rowwise.ingest.warehouse.statistics import RowGroup, groups_of
 from rowwise.ingest.warehouse.storage import FINISH, UNFINISHED, FileStore, is_url
 from rowwise.ingest.where import ColumnBounds, RowFilter
-from rowwise.storage.read_cache import CacheFolder
 
 ENDINGS = (".parquet", ".pq")
 FOOTER_THREADS = 8  # they mostly wait for a disk or a network

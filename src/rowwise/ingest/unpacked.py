@@ -19,11 +19,11 @@ from pyarrow import compute as pc
 from pyarrow import parquet as pq
 from pyarrow import types
 
+from rowwise.base.textfile import open_regular, read_bytes
 from rowwise.ingest.arrow_sizes import decompressed_bytes
 from rowwise.ingest.block import Ints
 from rowwise.ingest.page_sizes import unpacked_size
 from rowwise.ingest.warehouse.footer import check_chunks, check_footer
-from rowwise.textfile import open_regular, read_bytes
 
 MOST_UNPACKED_bytes = 256 << 20  # of a file
 MOST_TIMES = 64  # that a larger Parquet file may take, for each of its bytes

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 import torch
 from torch import Tensor
 
+from rowwise.base.quantity import format_bytes
 from rowwise.errors import StateError, TableMemoryError
 from rowwise.ops.reference import cache as reference
 from rowwise.ops.reference.cache import HITS, MISSES, NONE, CachedTable, CacheMemory, CacheMoves, HostTable
-from rowwise.quantity import format_bytes
 from rowwise.store.policy import WAYS
 from rowwise.store.row_store import (
     ArenaSlots,

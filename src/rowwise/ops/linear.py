@@ -1,7 +1,7 @@
 """`linear`: F.linear on a CPU with the faster of torch's two GEMM libraries for this processor.
 
 torch multiplies float32 matrices with the library it was built with (MKL on x86). On most AMD processors that is slower
-than oneDNN, which is in the same torch; on others the two are equal. `rowwise.processor` has the table of processors.
+than oneDNN, which is in the same torch; on others the two are equal. `base/processor.py` has the table of processors.
 Within `float8_products`, layers multiply in 8 bits. All other cases (16 bits, other devices, empty batches) call
 F.linear.
 
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rowwise.base.processor import GemmLibrary, Processor, gemm_library_of, read_processor
 from rowwise.errors import NativeError, SpecError
 from rowwise.ops.float8 import fits_float8, float8_linear
-from rowwise.processor import GemmLibrary, Processor, gemm_library_of, read_processor
 
 BLOCK_ROWS = 16  # rows of a product in a multiple of these have the same bits; see [Note: Blocks of rows]
 ALIGNED_COLUMNS = 8  # of a product in 16 bits on a GPU

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rowwise.base.library import BUILD, find_library
 from rowwise.errors import NativeError
-from rowwise.library import BUILD, find_library
 from rowwise.ops.operators import OPERATORS, gpu_operators
 from rowwise.row_optimizers import OPTIMIZERS
 from rowwise.spec import ROW_TYPES

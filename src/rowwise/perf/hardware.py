@@ -12,12 +12,12 @@ from typing import Literal, get_args
 import msgspec
 from msgspec import structs
 
+from rowwise.base.value import check_most, parse_json
 from rowwise.errors import SpecError
 from rowwise.perf.exchange import Exchanges
 from rowwise.perf.linear_times import LinearTimes, SumTimes
 from rowwise.perf.network import SetNetwork
 from rowwise.spec import LINKS, Link, Topology, Value, WireType
-from rowwise.value import check_most, parse_json
 
 MOST_BYTES = 1 << 60
 LONGEST_s = 1e6

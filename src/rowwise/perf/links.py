@@ -22,13 +22,13 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
+from rowwise.base.textfile import decode_json, read_bytes
+from rowwise.base.value import MOST_RANKS, Value
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
 from rowwise.perf.cost import Ints
 from rowwise.perf.hardware import Hardware
 from rowwise.spec import Topology
-from rowwise.textfile import decode_json, read_bytes
-from rowwise.value import MOST_RANKS, Value
 
 OLD_days = 7
 Matrix = tuple[tuple[float | None, ...], ...]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from rowwise.quantity import format_duration
+from rowwise.base.quantity import format_duration
 from rowwise.spec import Codecs, Topology, Wire, WireType
 
 LEAST_GAIN = 1.005

@@ -5,10 +5,10 @@ Users write them by hand, so names and contradictions are checked here, before a
 
 from collections.abc import Mapping, Sequence
 
+from rowwise.base.value import parse_json
 from rowwise.errors import SpecError
 from rowwise.planner.layouts import NAMES
 from rowwise.spec import Topology, Value
-from rowwise.value import parse_json
 
 ALL = "*"
 

@@ -4,7 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from rowwise import quantity
+from rowwise.base import quantity
+from rowwise.base.records import RankPlacement, StepPlacement, TablePlacement
 from rowwise.perf.access import Curves, Floats
 from rowwise.plan import TIERS
 from rowwise.planner.alternatives import compute_alternatives
@@ -13,7 +14,6 @@ from rowwise.planner.options import TableArrays, price_pieces
 from rowwise.planner.pipeline import PlanResult, plan_timeline
 from rowwise.planner.problem import NO_UNIT, Pieces, Placement, PlacementProblem
 from rowwise.planner.reasons import ReasonInputs, layout_reason
-from rowwise.records import RankPlacement, StepPlacement, TablePlacement
 from rowwise.spec import stored_bytes
 
 NONE = 1e-30

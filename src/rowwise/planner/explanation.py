@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rowwise import quantity
+from rowwise.base import quantity
+from rowwise.base.records import ExplainedPlan, RankPlacement, StepPlacement, TablePlacement
+from rowwise.base.value import parse_json
 from rowwise.plan import TIERS
-from rowwise.records import ExplainedPlan, RankPlacement, StepPlacement, TablePlacement
 from rowwise.spec import Value
-from rowwise.value import parse_json
 
 MANY_RANKS = 32  # more ranks are not listed one by one
 BUSIEST, LEAST = 8, 2

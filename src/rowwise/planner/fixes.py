@@ -11,13 +11,13 @@ from typing import Any
 
 from msgspec import structs
 
-from rowwise import quantity
+from rowwise.base import quantity
+from rowwise.base.value import MOST_RANKS
 from rowwise.plan import TIERS
 from rowwise.planner.constraints import ALL
 from rowwise.planner.layouts import LAYOUTS, NAMES
 from rowwise.planner.problem import PlanRequest
 from rowwise.spec import RowType, Table, Topology
-from rowwise.value import MOST_RANKS
 
 MOST_NAMED = 12  # tables whose constraints are lifted one by one
 GROWTH = 1.15  # factor on devices, each time that they were not enough

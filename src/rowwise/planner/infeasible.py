@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rowwise import quantity
+from rowwise.base import quantity
 from rowwise.errors import SpecError
 from rowwise.plan import TIERS
 from rowwise.planner.bound import OptionTotals, threshold_bound

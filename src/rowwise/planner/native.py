@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.library import Signatures, bind_library
+from rowwise.base.library import Signatures, bind_library
 from rowwise.perf.access import Floats
 from rowwise.perf.cost import Hinges, Ints
 from rowwise.perf.links import LinkArrays

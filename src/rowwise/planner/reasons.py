@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rowwise import quantity
+from rowwise.base import quantity
 from rowwise.perf.access import Floats
 from rowwise.planner.alternatives import Alternatives
 from rowwise.planner.bound import OptionTotals

@@ -6,7 +6,7 @@ the parts of a run, `runs` starts and resumes it, `trained` evaluates it and pre
 
 from typing import TYPE_CHECKING
 
-from rowwise.lazy import export_lazily
+from rowwise.base.lazy import export_lazily
 
 if TYPE_CHECKING:
     from rowwise.recipes.find import load as load

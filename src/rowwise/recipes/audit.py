@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 from pyarrow import types
 
+from rowwise.base.records import AuditedFile, ColumnMeans, ColumnSkew
 from rowwise.errors import DataError
 from rowwise.ingest.kinds import is_list
 from rowwise.ingest.unpacked import read_parquet
 from rowwise.recipes.served import CLOSE, open_version
-from rowwise.records import AuditedFile, ColumnMeans, ColumnSkew
 from rowwise.serve.forward import arrays_of
 from rowwise.serve.package import LOGIT, ColumnStats
 from rowwise.serve.record import AMONG, EXACT, ITEMS, REQUEST, SCORES, VERSION, WITHOUT, K

@@ -12,6 +12,8 @@ import torch
 from msgspec import structs
 from torch import nn
 
+from rowwise.base.processor import read_processor
+from rowwise.base.storage.folder import StorageFolder, parse_folder
 from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
 from rowwise.ingest.columns import Columns
@@ -22,7 +24,6 @@ from rowwise.ingest.transform import load as load_transforms
 from rowwise.models.graph_tower import Pairs
 from rowwise.models.second_copy import add_second_copy, second_tables
 from rowwise.plan import Forecast
-from rowwise.processor import read_processor
 from rowwise.recipes.code import split_name
 from rowwise.recipes.column_tables import add_column_tables, replace_vocabularies
 from rowwise.recipes.families import Asked, Building, Family, OwnFamily, SequenceFamily
@@ -35,7 +36,6 @@ from rowwise.recipes.recipe import PROBE, Recipe, Tables
 from rowwise.recipes.resolved import ModelParts, OpenBatches, QuarantineFolder, ResolvedRecipe, no_quarantine, tasks_of
 from rowwise.recipes.retrieval import GraphFamily, TowerFamily
 from rowwise.recipes.rows import RowSelection, open_data, use_absolute_paths
-from rowwise.storage.folder import StorageFolder, parse_folder
 from rowwise.train.evaluate import Evaluator
 from rowwise.train.loss_settings import AmountLoss, AnyLoss, Poisson, wanted_values
 from rowwise.train.objective import Objective

@@ -7,13 +7,13 @@ import torch
 from msgspec import structs
 from torch import nn
 
+from rowwise.base.quantity import format_bytes
 from rowwise.checkpoint.tables import full_name, table_modules
 from rowwise.comm.interface import Comm
 from rowwise.comm.status import all_gather_text, all_gather_uneven, raising_on_all_ranks
 from rowwise.embedding import Embeddings
 from rowwise.errors import SpecError, TableMemoryError
 from rowwise.plan import Plan
-from rowwise.quantity import format_bytes
 from rowwise.recipes.placement import choose_of_modules, describe_pieces, table_bytes
 from rowwise.row_optimizers import Sgd
 from rowwise.serve.row_tiers import DeviceRows

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from rowwise.base.scratch import Scratch
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.tables import full_name, table_modules
@@ -23,7 +24,6 @@ from rowwise.recipes.recipe import Tables
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.retrieval import RetrievalModel
 from rowwise.recipes.trained import load_trained
-from rowwise.scratch import Scratch
 from rowwise.spec import Pooling, RowType
 
 

@@ -4,10 +4,10 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
+from rowwise.base.textfile import read_bytes
 from rowwise.errors import SpecError
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.text import read
-from rowwise.textfile import read_bytes
 
 LIBRARY = Path(__file__).parent / "library"
 ENDINGS = (".yaml", ".yml")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from rowwise.base.textfile import decode_json, read_bytes, read_text
 from rowwise.calibrate.net import make_network
 from rowwise.comm.launch import HostOrder, Meeting
 from rowwise.comm.probe import probe
@@ -16,7 +17,6 @@ from rowwise.planner.order import Sum, find_order
 from rowwise.recipes.recipe import PROBE
 from rowwise.recipes.text import RECIPE, parse
 from rowwise.spec import Value
-from rowwise.textfile import decode_json, read_bytes, read_text
 from rowwise.train.dense import BUCKET_BYTES
 
 PROBE_s = 10.0  # longest probe before a run

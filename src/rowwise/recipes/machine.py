@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import rowwise
-from rowwise.processor import family_of, missing_features, read_processor
+from rowwise.base.processor import family_of, missing_features, read_processor
 
 UNKNOWN = "unknown"
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -73,7 +73,7 @@ class NativeLibrary:
     @classmethod
     def read(cls) -> "NativeLibrary":
         """Load the operators; raises NativeError when they are missing, and ImportError when torch does not load."""
-        from rowwise.library import find_library
+        from rowwise.base.library import find_library
         from rowwise.ops.native import LIBRARY, isa
         from rowwise.ops.operators import describe_gpu_operators
 

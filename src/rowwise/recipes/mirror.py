@@ -18,20 +18,20 @@ from typing import final
 
 import msgspec
 
+from rowwise.base.inside import fault_of_name
+from rowwise.base.quantity import format_bytes
+from rowwise.base.storage.folder import Folder, StorageFolder, as_storage, parse_folder, read_file, read_pieces
+from rowwise.base.storage.interface import ObjectExistsError
+from rowwise.base.storage.local import LocalStorage
+from rowwise.base.textfile import MOST_BYTES, decode_json
 from rowwise.checkpoint.copy import OtherCheckpointError, copy_checkpoint, remove_copy
 from rowwise.checkpoint.listing import best_step
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest
 from rowwise.checkpoint.named import STEP, checkpoints_of, step_in
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.errors import CheckpointError, DataError, RowwiseError, SpecError, StorageError, one_line
-from rowwise.inside import fault_of_name
-from rowwise.quantity import format_bytes
 from rowwise.recipes.text import RECIPE, parse
 from rowwise.spec import Value
-from rowwise.storage.folder import Folder, StorageFolder, as_storage, parse_folder, read_file, read_pieces
-from rowwise.storage.interface import ObjectExistsError
-from rowwise.storage.local import LocalStorage
-from rowwise.textfile import MOST_BYTES, decode_json
 from rowwise.train.run_folder import UNBEGUN, RunFolder, now
 from rowwise.train.saved import CheckpointFolder
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
+from rowwise.base.storage.folder import Folder, StorageFolder, parse_folder
 from rowwise.checkpoint.named import open_named
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.solo import solo
@@ -32,7 +33,6 @@ from rowwise.recipes.text import RECIPE
 from rowwise.recipes.unused_keys import find_notes
 from rowwise.recipes.wires import decide_wire
 from rowwise.spec import Topology, Value, state_bytes
-from rowwise.storage.folder import Folder, StorageFolder, parse_folder
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.step import dense_parameters
 

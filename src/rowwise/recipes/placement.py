@@ -13,11 +13,11 @@ from math import ceil
 import numpy as np
 from msgspec import structs
 
+from rowwise.base.quantity import format_bytes, format_percent
 from rowwise.errors import TableMemoryError
 from rowwise.ops.layout import TablePiece
 from rowwise.perf.access import Access, Curves, Workload
 from rowwise.plan import Plan, Tile
-from rowwise.quantity import format_bytes, format_percent
 from rowwise.spec import Table, state_bytes, state_width
 from rowwise.store.policy import WAYS, sets_of
 from rowwise.store.sizes import FLOAT_bytes, cache_bytes, disk_bytes

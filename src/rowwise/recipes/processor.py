@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from rowwise.processor import BF16, Processor, family_of, missing_features
+from rowwise.base.processor import BF16, Processor, family_of, missing_features
 from rowwise.recipes.model_configs import Model
 from rowwise.recipes.operations import multiplications
 from rowwise.spec import Table

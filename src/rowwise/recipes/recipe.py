@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from rowwise.base.value import check_layers, check_most
 from rowwise.errors import SpecError
 from rowwise.idmaps import AnyIdMap
 from rowwise.ingest.columns import Columns
@@ -24,7 +25,6 @@ from rowwise.row_optimizers import RowOptimizer
 from rowwise.spec import Init, Pooling, RowType, Table, Value, Wire
 from rowwise.train.loss_settings import AmountLoss, CoTeaching, Smc
 from rowwise.train.settings import DenseParallel, Evaluation, Log, Saving, Training
-from rowwise.value import check_layers, check_most
 
 MOST_ROWS = 1 << 34  # of synthetic data
 LEAST_CACHE_bytes = 1_000_000

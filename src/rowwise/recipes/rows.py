@@ -14,6 +14,7 @@ import pyarrow as pa
 from msgspec import structs
 from pyarrow import compute as pc
 
+from rowwise.base.storage.read_cache import CacheFolder
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.batcher import table_rows_for_ids
 from rowwise.ingest.block import Ints
@@ -32,7 +33,6 @@ from rowwise.ingest.transform import LoadedTransforms, serving, to_json
 from rowwise.ingest.where import Comparison, RowFilter, TextTimeComparison, parse
 from rowwise.recipes.recipe import Data, DataCache, TimeShare
 from rowwise.spec import Table
-from rowwise.storage.read_cache import CacheFolder
 
 WHOLE, NO_FILTER = Share(), RowFilter()
 SYNTHETIC = (1_000_000, 100_000)  # default numbers of training and test rows

@@ -10,6 +10,7 @@ import msgspec
 import torch
 from torch import nn
 
+from rowwise.base.textfile import read_bytes
 from rowwise.comm.interface import Comm
 from rowwise.comm.status import all_gather_uneven
 from rowwise.ingest.transform import sources, to_json
@@ -26,7 +27,6 @@ from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.text import RECIPE, write
 from rowwise.recipes.unused_keys import find_notes
-from rowwise.textfile import read_bytes
 from rowwise.train.run_folder import RunFolder, now
 from rowwise.train.snapshot import WarmStartMatch
 

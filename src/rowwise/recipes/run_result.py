@@ -6,11 +6,11 @@ from typing import Any, Literal
 import msgspec
 import torch
 
+from rowwise.base.textfile import decode_json, read_bytes
 from rowwise.comm.interface import Comm
 from rowwise.comm.status import all_gather_uneven
 from rowwise.ingest.quarantine import ROWS, count_quarantined, read_quarantined
 from rowwise.spec import Value
-from rowwise.textfile import decode_json, read_bytes
 from rowwise.train.feeding import DataWait
 from rowwise.train.progress import BestEvaluation
 from rowwise.train.recorder import peak_memory_bytes

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from torch import nn
 
+from rowwise.base.storage.folder import parse_folder
+from rowwise.base.textfile import read_bytes
 from rowwise.comm.interface import Comm
 from rowwise.comm.status import on_first_rank
 from rowwise.errors import SpecError
@@ -26,8 +28,6 @@ from rowwise.recipes.sharding import choose_plan, shard_tables, tables_of
 from rowwise.recipes.table_memory import Purpose, find_memory_notes, measure_memory, raise_if_short
 from rowwise.recipes.trained import resolve_saved
 from rowwise.recipes.wires import decide_wire
-from rowwise.storage.folder import parse_folder
-from rowwise.textfile import read_bytes
 from rowwise.train.dense_parallel import ShardedConstruction, shard_dense, shards_of
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.snapshot import WarmStartMatch, warm_start

@@ -19,6 +19,9 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
+from rowwise.base.inside import fault_of_name
+from rowwise.base.textfile import decode_json, read_bytes
+from rowwise.base.value import MOST_BATCH
 from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.tables import table_modules
@@ -28,7 +31,6 @@ from rowwise.ingest.bound import BoundPreparation
 from rowwise.ingest.dialect import Dialect
 from rowwise.ingest.transform import AnyKind, LoadedTransforms, UserFunction, load
 from rowwise.ingest.unpacked import check_types
-from rowwise.inside import fault_of_name
 from rowwise.models.inference import RowBlocks, autocast, pack
 from rowwise.ops.host_rows import host_rows
 from rowwise.recipes.bounded_build import build_checked
@@ -72,10 +74,8 @@ from rowwise.serve.shared_rows import (
 from rowwise.serve.sides import SideTable, read_sides
 from rowwise.serve.version import Identity, ServedVersion
 from rowwise.spec import Value, check_tables
-from rowwise.textfile import decode_json, read_bytes
 from rowwise.train.settings import Precision
 from rowwise.train.snapshot import restore_model
-from rowwise.value import MOST_BATCH
 
 CLOSE = 1e-5  # most that a golden logit may differ on another processor
 FORMAT = 1

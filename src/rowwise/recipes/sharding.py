@@ -11,6 +11,8 @@ import numpy as np
 from msgspec import structs
 from torch import nn
 
+from rowwise.base.quantity import format_bytes
+from rowwise.base.textfile import read_bytes
 from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError, TableMemoryError
 from rowwise.perf.access import Access, Workload
@@ -25,7 +27,6 @@ from rowwise.planner.machines import machine_named
 from rowwise.planner.options import make_problem
 from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
-from rowwise.quantity import format_bytes
 from rowwise.recipes.dense_side import dense_side_of
 from rowwise.recipes.device_tables import move_sharded
 from rowwise.recipes.model_configs import SequenceModel
@@ -39,7 +40,6 @@ from rowwise.shard.embeddings import check_cached
 from rowwise.shard.tiers import DEVICE_TIERS
 from rowwise.spec import Pooling, Table, Topology
 from rowwise.store.sizes import LOG_COPIES
-from rowwise.textfile import read_bytes
 from rowwise.train.step import embeddings_of
 
 SEARCH_s = 0.05  # short, because the run waits for it

@@ -7,22 +7,22 @@ from typing import Annotated, Any
 
 import msgspec
 
+from rowwise.base.quantity import is_finite
+from rowwise.base.records import Simulation
+from rowwise.base.textfile import decode_json, read_bytes, read_text
+from rowwise.base.value import MOST_RANKS
 from rowwise.errors import SpecError
 from rowwise.perf.hardware import Hardware, Machine
 from rowwise.perf.links import Network, read_network
 from rowwise.plan import Plan
-from rowwise.quantity import is_finite
 from rowwise.recipes.hosts import ENVIRONMENT, NETWORK, OrderedHosts
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.sharding import load_hardware
 from rowwise.recipes.simulated import simulated_model
 from rowwise.recipes.text import RECIPE, decode, parse
-from rowwise.records import Simulation
 from rowwise.report.read import StageLine, read_run
 from rowwise.simulate.simulation import SimulatedMachine, simulate
 from rowwise.spec import Topology, Value
-from rowwise.textfile import decode_json, read_bytes, read_text
-from rowwise.value import MOST_RANKS
 
 A_RUN = "a run of `rowwise train` with a hardware profile: --hardware, or `hardware` in its recipe"
 SHARED = {"gather": "forward"}  # stages of a simulation whose time a run charges to another phase

@@ -15,6 +15,7 @@ from types import MappingProxyType
 import pyarrow as pa
 from msgspec import structs
 
+from rowwise.base.quantity import round_digits
 from rowwise.errors import DataError
 from rowwise.ingest import transform
 from rowwise.ingest.columns import Dense
@@ -27,7 +28,6 @@ from rowwise.ingest.labels import LABELS, LabelValues, parse_label, unlabelled
 from rowwise.ingest.reader import Reader, Split
 from rowwise.ingest.roles import AS_TOLD
 from rowwise.ingest.vocabulary import write_vocabularies
-from rowwise.quantity import round_digits
 from rowwise.recipes.column_tables import replace_vocabularies
 from rowwise.recipes.derived import LARGE_ROWS, Derived, derive, left_out
 from rowwise.recipes.model_configs import DcnConfig, DlrmConfig, kind_of

@@ -18,11 +18,11 @@ from time import process_time
 
 from msgspec import structs
 
+from rowwise.base.quantity import round_digits
 from rowwise.errors import PeerError
 from rowwise.ingest.batch_shard import BatchShard
 from rowwise.ingest.service.local import cores
 from rowwise.perf.hardware import Hardware, MakingTimes, StageOverhead
-from rowwise.quantity import round_digits
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.find import load
 from rowwise.recipes.resolved import ResolvedRecipe, make_batcher

@@ -16,13 +16,13 @@ from typing import Literal, NamedTuple
 import torch
 from msgspec import structs
 
+from rowwise.base.quantity import format_bytes
 from rowwise.comm.interface import Comm
 from rowwise.comm.status import all_gather_uneven
 from rowwise.errors import TableMemoryError
 from rowwise.perf.host_memory import free_bytes, is_in_memory
 from rowwise.plan import Plan, Tile, tiles_by_table
 from rowwise.planner.fixes import with_row_state
-from rowwise.quantity import format_bytes
 from rowwise.recipes.id_maps import stored_tables_of
 from rowwise.recipes.placement import piece_of, table_bytes
 from rowwise.recipes.resolved import ResolvedRecipe

@@ -17,10 +17,10 @@ import yaml
 from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
+from rowwise.base.plainyaml import MOST_BYTES, NotPlainError, PlainLoader, load_yaml
+from rowwise.base.textfile import parse_whole, read_text
 from rowwise.errors import SpecError
-from rowwise.plainyaml import MOST_BYTES, NotPlainError, PlainLoader, load_yaml
 from rowwise.recipes.recipe import Recipe
-from rowwise.textfile import parse_whole, read_text
 
 RECIPE = "recipe.yaml"  # in the folder of a run
 RESOLVED = "# Every key of a recipe with the value of this run; the recipe reference says what each means."

@@ -8,6 +8,7 @@ import torch
 from msgspec import structs
 from torch import nn
 
+from rowwise.base.textfile import read_bytes, read_text
 from rowwise.comm.solo import solo
 from rowwise.errors import DataError, SpecError
 from rowwise.plan import Plan
@@ -23,7 +24,6 @@ from rowwise.recipes.run_files import DISK, PLAN, label_notes
 from rowwise.recipes.sharding import choose_plan, shard_tables
 from rowwise.recipes.table_memory import measure_memory, raise_if_short
 from rowwise.recipes.text import RECIPE, apply_changes, decode, parse
-from rowwise.textfile import read_bytes, read_text
 from rowwise.train.evaluate import Scores, Values
 from rowwise.train.metrics import Metrics
 from rowwise.train.run_folder import RunFolder

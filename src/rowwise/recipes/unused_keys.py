@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rowwise.base.storage.cloud import SCHEMES
 from rowwise.ingest.datasets.catalog import STORED
 from rowwise.ingest.kinds import is_list
 from rowwise.ingest.service.local import Workers
@@ -19,7 +20,6 @@ from rowwise.recipes.recipe import TimeShare
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.sharding import load_hardware
 from rowwise.spec import Topology, Value
-from rowwise.storage.cloud import SCHEMES
 
 
 class UnusedRule(NamedTuple):

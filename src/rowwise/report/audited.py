@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from rowwise.quantity import DASH, format_percent
-from rowwise.records import AuditedFile, ColumnSkew
+from rowwise.base.quantity import DASH, format_percent
+from rowwise.base.records import AuditedFile, ColumnSkew
 from rowwise.report.markup import Html, note, section, tag, text, text_table, tiles
 from rowwise.report.page import draw_page
 

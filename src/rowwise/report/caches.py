@@ -5,7 +5,7 @@ Their rows are on disk, or in the memory of the host of a GPU that caches them.
 
 from collections.abc import Sequence
 
-from rowwise.quantity import format_count, format_percent, format_size, is_finite
+from rowwise.base.quantity import format_count, format_percent, format_size, is_finite
 from rowwise.report.charts import ChartLine, draw_amount, draw_series
 from rowwise.report.markup import Html, data_table, div, lead, named_cell, note, row, section, text
 from rowwise.report.read import CacheLine, RecordedRun

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from rowwise.quantity import format_duration, format_metric, format_short, is_finite
+from rowwise.base.quantity import format_duration, format_metric, format_short, is_finite
 from rowwise.report.markup import Html, coordinate, figure, join, span, tag, text
 from rowwise.report.plot import TOP, Plot, draw_axes, draw_label, draw_line, draw_picture, make_plot, make_rank_plot
 from rowwise.report.scale import Point, Scale, bin_means, positive, thin_points

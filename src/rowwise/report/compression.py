@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from rowwise.quantity import format_count, format_metric, format_percent, format_size
-from rowwise.records import CompressionAdvice, SizePoint, TableAdvice
+from rowwise.base.quantity import format_count, format_metric, format_percent, format_size
+from rowwise.base.records import CompressionAdvice, SizePoint, TableAdvice
 from rowwise.report.charts import COLOURS as ALL_COLOURS
 from rowwise.report.charts import draw_rule
 from rowwise.report.markup import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rowwise import textfile
+from rowwise.base import textfile
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """The section with curves of metrics over samples: a set of charts for each task, a chart for each metric."""
 
-from rowwise.quantity import format_count, format_metric, is_finite
+from rowwise.base.quantity import format_count, format_metric, is_finite
 from rowwise.report.charts import Chart, ChartLevel, ChartLine, ChartMark, draw_chart
 from rowwise.report.markup import Html, div, figure, join, note, section, span, tag, text
 from rowwise.report.metric import find_metric, metric_position

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from rowwise.quantity import format_count, format_metric, format_percent
-from rowwise.records import Dependence, Drift, IdEffect, Importance, ModelExplanation
+from rowwise.base.quantity import format_count, format_metric, format_percent
+from rowwise.base.records import Dependence, Drift, IdEffect, Importance, ModelExplanation
 from rowwise.report.charts import Chart, ChartLine, draw_chart, draw_deviation_bar, draw_strip
 from rowwise.report.markup import Html, cells, data_table, div, lead, legend, note, row, section, tag, text
 from rowwise.report.read import RecordedRun

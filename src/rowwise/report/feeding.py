@@ -1,6 +1,6 @@
 """The section on data: time that a run waited for rows, number of workers, and the console's advice."""
 
-from rowwise.quantity import format_percent, is_finite, pluralise
+from rowwise.base.quantity import format_percent, is_finite, pluralise
 from rowwise.report.charts import FEW, Chart, ChartLine, draw_chart, draw_series
 from rowwise.report.markup import Html, figure, lead, legend_entry, span
 from rowwise.report.read import RecordedRun

@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rowwise.quantity import DASH, format_duration, is_finite
+from rowwise.base.quantity import DASH, format_duration, is_finite
+from rowwise.base.textfile import parse_whole
 from rowwise.report.charts import draw_amount, draw_rank_bars
 from rowwise.report.markup import Html, data_table, div, figure, legend, named_cell, note, row, section, span, text
 from rowwise.report.read import RecordedRun, StageLine
-from rowwise.textfile import parse_whole
 
 TITLE = "Predicted and measured time of a step"
 STAGES = {  # stages of a forecast and their measured phases; the last phase has the prediction

@@ -2,7 +2,7 @@
 
 import math
 
-from rowwise.quantity import format_count, format_duration, format_metric, format_size, is_finite, pluralise
+from rowwise.base.quantity import format_count, format_duration, format_metric, format_size, is_finite, pluralise
 from rowwise.report.markup import Html, div, join, span, tag, text, tiles
 from rowwise.report.metric import find_metric, metric_position
 from rowwise.report.read import Curve, RecordedRun

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rowwise.base.textfile import replace_file
 from rowwise.errors import DataError
 from rowwise.report.caches import draw_caches
 from rowwise.report.curves import draw_curves
@@ -18,7 +19,6 @@ from rowwise.report.speed import draw_speed
 from rowwise.report.tables import draw_tables
 from rowwise.report.timeline import draw_timeline
 from rowwise.report.towers import draw_towers
-from rowwise.textfile import replace_file
 
 HERE = Path(__file__).parent
 

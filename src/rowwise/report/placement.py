@@ -5,9 +5,10 @@ from statistics import fmean
 
 import msgspec
 
+from rowwise.base.quantity import DASH, format_count, format_duration, format_percent, format_ranks, format_size
+from rowwise.base.records import ExplainedPlan, RankPlacement, TablePlacement
+from rowwise.base.textfile import decode_json
 from rowwise.errors import DataError
-from rowwise.quantity import DASH, format_count, format_duration, format_percent, format_ranks, format_size
-from rowwise.records import ExplainedPlan, RankPlacement, TablePlacement
 from rowwise.report.charts import draw_amount, draw_rank_bars, draw_strip_picture
 from rowwise.report.markup import (
     Html,
@@ -26,7 +27,6 @@ from rowwise.report.markup import (
     tiles,
 )
 from rowwise.report.read import PLAN
-from rowwise.textfile import decode_json
 
 TIERS = ("device", "host", "disk")
 MANY_RANKS = 32

@@ -1,6 +1,6 @@
 """The page of a plan: its explanation as a single HTML file without script."""
 
-from rowwise.records import ExplainedPlan
+from rowwise.base.records import ExplainedPlan
 from rowwise.report.markup import header, section
 from rowwise.report.page import draw_page
 from rowwise.report.placement import describe_plan, draw_ranks, draw_summary, draw_tables

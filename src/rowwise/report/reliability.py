@@ -1,6 +1,6 @@
 """The section that compares predicted with observed rates on the test rows."""
 
-from rowwise.quantity import format_count, format_percent, is_finite
+from rowwise.base.quantity import format_count, format_percent, is_finite
 from rowwise.report.charts import Chart, ChartLine, draw_chart
 from rowwise.report.markup import Html, div, figure, note, section, span
 from rowwise.report.read import RecordedRates, RecordedRun

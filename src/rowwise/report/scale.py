@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rowwise.quantity import SPACE, is_finite, si_prefix
+from rowwise.base.quantity import SPACE, is_finite, si_prefix
 
 Point = tuple[float, float]
 

@@ -2,10 +2,10 @@
 
 import re
 
-from rowwise.quantity import format_size
+from rowwise.base.quantity import format_size
+from rowwise.base.textfile import parse_whole
 from rowwise.report.markup import Html, join, note, section, span, tag, text
 from rowwise.report.read import RecordedRun
-from rowwise.textfile import parse_whole
 
 KEY = re.compile(r"^(\s*(?:- )*)([^\s:#'\"-][^:#]*:)(?=\s|$)(.*)$")
 

@@ -1,7 +1,7 @@
 """The page of a simulation or a sweep, as a single HTML file without script."""
 
-from rowwise.quantity import format_bytes, format_count, format_duration, format_percent
-from rowwise.records import Simulation, Sweep, SweptRow
+from rowwise.base.quantity import format_bytes, format_count, format_duration, format_percent
+from rowwise.base.records import Simulation, Sweep, SweptRow
 from rowwise.report.markup import Html, header, note, section, text_table, tiles
 from rowwise.report.page import draw_page
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rowwise.quantity import format_count, format_metric, format_percent, is_finite
+from rowwise.base.quantity import format_count, format_metric, format_percent, is_finite
 from rowwise.report.charts import draw_deviation_bar
 from rowwise.report.markup import Html, cells, data_table, div, lead, note, section, tag, text
 from rowwise.report.read import RecordedRun, RecordedSlice

@@ -1,7 +1,7 @@
 """The section with the time of steps by phase, throughput, memory, gradient norm and learning rate."""
 
-from rowwise import quantity
-from rowwise.quantity import is_finite
+from rowwise.base import quantity
+from rowwise.base.quantity import is_finite
 from rowwise.report.charts import COLOURS, ChartBand, ChartLine, draw_series, draw_stack, draw_strip
 from rowwise.report.feeding import feeding_figures, wait_note
 from rowwise.report.markup import Html, div, figure, legend_entry, note, section, span

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rowwise.quantity import format_count, format_percent, format_size
+from rowwise.base.quantity import format_count, format_percent, format_size
 from rowwise.report.charts import draw_amount
 from rowwise.report.markup import Html, data_table, lead, legend, named_cell, note, row, section, text
 from rowwise.report.read import RecordedRun, RecordedTable

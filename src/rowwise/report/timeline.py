@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rowwise.base.quantity import format_duration, format_percent, is_finite
+from rowwise.base.textfile import parse_whole
 from rowwise.perf.overlap import exposed_intervals, find_overlaps
 from rowwise.perf.step_program import RESOURCES, ScheduledStage, training_stages
 from rowwise.perf.timeline_costs import IDLE, complete_steps, costs_by_step, recorded_costs
-from rowwise.quantity import format_duration, format_percent, is_finite
 from rowwise.report.markup import (
     Html,
     data_table,
@@ -31,7 +32,6 @@ from rowwise.report.markup import (
 from rowwise.report.plot import draw_label, draw_line, draw_picture
 from rowwise.report.read import RecordedRun, StageLine
 from rowwise.report.scale import Scale, tick_labels, ticks_inside
-from rowwise.textfile import parse_whole
 
 TITLE = "Timeline"
 STEPS, RANKS = 10, 8  # that are drawn

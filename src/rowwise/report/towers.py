@@ -1,6 +1,6 @@
 """The section on a graph of users and items, or on pictures of items: what they are, and what they cost."""
 
-from rowwise.quantity import format_bytes, format_count, format_percent
+from rowwise.base.quantity import format_bytes, format_count, format_percent
 from rowwise.report.markup import Html, note, section, text_table, tiles
 from rowwise.report.read import RecordedGraph, RecordedPictures, RecordedRun
 

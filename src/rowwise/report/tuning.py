@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rowwise.quantity import format_duration, format_metric
-from rowwise.records import StudyOutcome, TrialRecord
+from rowwise.base.quantity import format_duration, format_metric
+from rowwise.base.records import StudyOutcome, TrialRecord
 from rowwise.report.charts import Chart, ChartLine, ChartMark, draw_chart, draw_strip
 from rowwise.report.markup import Html, cells, data_table, div, note, row, section, tag, text, text_table
 from rowwise.report.page import draw_page, write_page

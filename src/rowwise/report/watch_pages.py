@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from rowwise.quantity import format_bytes, format_duration
+from rowwise.base.quantity import format_bytes, format_duration
+from rowwise.base.storage.folder import Folder
 from rowwise.report.markup import Html, tag, text
 from rowwise.report.page import draw_page, draw_report
 from rowwise.report.read import read_run
 from rowwise.report.watched import RunStatus
-from rowwise.storage.folder import Folder
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

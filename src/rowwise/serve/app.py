@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from rowwise.base.textfile import MOST_DIGITS, parse_whole
 from rowwise.errors import DataError, RowwiseError, one_line
 from rowwise.serve.answer import prediction_columns, prediction_names
 from rowwise.serve.batches import BAD_REQUEST, UNAVAILABLE, Rejection
@@ -34,7 +35,6 @@ from rowwise.serve.retrieval import Retriever
 from rowwise.serve.retrieval_service import RetrievalService
 from rowwise.serve.service import Predictions, ScoringService
 from rowwise.serve.version import ServedVersion
-from rowwise.textfile import MOST_DIGITS, parse_whole
 
 OK, NOT_FOUND, TOO_LARGE = 200, 404, 413
 AGAIN_s = 1.0  # after which a request may come again that found no room

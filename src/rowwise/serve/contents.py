@@ -17,13 +17,13 @@ from typing import Annotated
 import msgspec
 import pyarrow as pa
 
+from rowwise.base.inside import has_control
+from rowwise.base.quantity import format_bytes
+from rowwise.base.scratch import Scratch
+from rowwise.base.storage.folder import Folder
+from rowwise.base.textfile import decode_json, open_regular, read_bytes, refuse_links, write_new
 from rowwise.errors import CheckpointError, SpecError
-from rowwise.inside import has_control
-from rowwise.quantity import format_bytes
-from rowwise.scratch import Scratch
 from rowwise.spec import Value
-from rowwise.storage.folder import Folder
-from rowwise.textfile import decode_json, open_regular, read_bytes, refuse_links, write_new
 
 LIST = "files.json"
 PIECE_bytes = 1 << 20  # read at once

@@ -19,6 +19,8 @@ import torch
 from pyarrow import parquet as pq
 from torch import Tensor
 
+from rowwise.base.textfile import decode_json, read_bytes
+from rowwise.base.value import MOST_DIM, MOST_STEPS
 from rowwise.checkpoint.read import DamagedChunk
 from rowwise.errors import CheckpointError
 from rowwise.ingest.unpacked import read_parquet
@@ -28,8 +30,6 @@ from rowwise.serve.item_index import ItemIndex
 from rowwise.serve.item_scan import ItemFilter, ItemScan, NearItems
 from rowwise.serve.sides import SideTable
 from rowwise.spec import Value
-from rowwise.textfile import decode_json, read_bytes
-from rowwise.value import MOST_DIM, MOST_STEPS
 
 RETRIEVAL, FACTS, ITEMS, VECTORS, INDEX = (
     "retrieval", "retrieval.json", "items.parquet", "items.vectors", "items.faiss",

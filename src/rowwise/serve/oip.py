@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
+from rowwise.base.textfile import parse_whole
 from rowwise.errors import DataError
 from rowwise.ingest.kinds import is_list, is_text
 from rowwise.serve.json_body import WHERE, BodyLimits, check_count, decode_body, kinds_of
 from rowwise.serve.request import RequestReader, RequestRows
-from rowwise.textfile import parse_whole
 
 VALUES, OFFSETS = "__values", "__offsets"
 LENGTH = struct.Struct("<I")  # before each text of a binary tensor

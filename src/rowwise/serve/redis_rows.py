@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.arriving import Arriving, is_idle
+from rowwise.base.arriving import Arriving, is_idle
 from rowwise.errors import SpecError, printable
 from rowwise.serve.later import LaterCalls
 from rowwise.store.policy import Ints, mix64

@@ -16,6 +16,8 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
+from rowwise.base.quantity import format_bytes
+from rowwise.base.storage.folder import Folder
 from rowwise.checkpoint.manifest import CheckpointFile, CheckpointManifest, TensorChunk, TensorEntry
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.tables import full_name, table_modules
@@ -24,9 +26,7 @@ from rowwise.errors import CheckpointError
 from rowwise.ops import rowtype
 from rowwise.ops.arena import Arena
 from rowwise.ops.newer import NewerRows, NewerRowsOfTable
-from rowwise.quantity import format_bytes
 from rowwise.spec import Table
-from rowwise.storage.folder import Folder
 
 ROOM_SHARE, LEAST_ROOM = 4, 1024  # a table has room for so many newer rows: a quarter of its own, and some
 

@@ -26,11 +26,15 @@ from typing import BinaryIO, Self, final
 import msgspec
 from msgspec import structs
 
+from rowwise.base.inside import fault_of_name
+from rowwise.base.quantity import format_bytes
+from rowwise.base.storage.folder import StorageFolder, read_file, read_pieces
+from rowwise.base.storage.interface import ObjectExistsError, Piece
+from rowwise.base.storage.local import LocalStorage
+from rowwise.base.textfile import MOST_BYTES, decode_json, open_regular, read_bytes, write_new
 from rowwise.checkpoint.atomic import atomic_output
 from rowwise.checkpoint.named import VERSIONS
 from rowwise.errors import CheckpointError, SpecError, StorageError
-from rowwise.inside import fault_of_name
-from rowwise.quantity import format_bytes
 from rowwise.serve.contents import LIST, StoredFile, digest_of, hash_files, read_files
 from rowwise.serve.package import (
     CURRENT,
@@ -42,10 +46,6 @@ from rowwise.serve.package import (
 )
 from rowwise.serve.traffic import Traffic
 from rowwise.spec import Value
-from rowwise.storage.folder import StorageFolder, read_file, read_pieces
-from rowwise.storage.interface import ObjectExistsError, Piece
-from rowwise.storage.local import LocalStorage
-from rowwise.textfile import MOST_BYTES, decode_json, open_regular, read_bytes, write_new
 
 FILES, OWNER = "files", "store.json"  # in the store; in the folder: whose copies these are
 LISTS = "lists"  # in the folder: the list of each version that is there

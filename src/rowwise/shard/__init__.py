@@ -9,7 +9,7 @@ samples, R rows, D columns of a table, S pooled columns, C fields of a descripto
 
 from typing import TYPE_CHECKING
 
-from rowwise.lazy import export_lazily
+from rowwise.base.lazy import export_lazily
 
 if TYPE_CHECKING:
     from rowwise.shard.apply import shard as shard

@@ -5,6 +5,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from msgspec import structs
 
+from rowwise.base.quantity import format_bytes
+from rowwise.base.records import Help, ResourceUse, SimulatedStage, Simulation, TierUse
+from rowwise.base.textfile import parse_whole
 from rowwise.errors import SpecError
 from rowwise.perf.access import Workload
 from rowwise.perf.dense_layers import DenseLayers
@@ -19,13 +22,10 @@ from rowwise.planner.infeasible import InfeasibleError
 from rowwise.planner.options import make_problem
 from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
-from rowwise.quantity import format_bytes
-from rowwise.records import Help, ResourceUse, SimulatedStage, Simulation, TierUse
 from rowwise.simulate.links import CAUSES, Links
 from rowwise.simulate.loads import EvenPieces, MissingMemory, TableLoads, even_loads, planned_loads
 from rowwise.simulate.step import StepWork
 from rowwise.spec import FLOATS, Topology, Wire
-from rowwise.textfile import parse_whole
 
 SEARCH_s = 0.02
 FASTER = 2.0  # how much faster each resource is made in turn

@@ -10,6 +10,8 @@ from functools import partial
 
 from msgspec import structs
 
+from rowwise.base.records import Sweep, SweptRow
+from rowwise.base.textfile import parse_whole
 from rowwise.errors import SpecError
 from rowwise.perf.hardware import Machine
 from rowwise.perf.links import Network
@@ -18,7 +20,6 @@ from rowwise.planner.infeasible import InfeasibleError
 from rowwise.planner.machines import machine_named, parse_size
 from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
-from rowwise.records import Sweep, SweptRow
 from rowwise.simulate.loads import EvenPieces
 from rowwise.simulate.simulation import (
     SEARCH_s,
@@ -31,7 +32,6 @@ from rowwise.simulate.simulation import (
     simulate,
 )
 from rowwise.spec import Codecs, Topology, Wire, WireType
-from rowwise.textfile import parse_whole
 
 MOST_COMBINATIONS = 10_000
 BASELINE = "full"  # how dense layers are stored where everything is sharded

@@ -22,8 +22,8 @@ from typing import Any, NoReturn, final
 import torch
 from torch import Tensor
 
+from rowwise.base.quantity import format_bytes
 from rowwise.errors import StateError, StoreError
-from rowwise.quantity import format_bytes
 from rowwise.store import native
 from rowwise.store.native import NativeTable, Segment, Status
 from rowwise.store.policy import DEFAULT_POLICY, WAYS, Policy

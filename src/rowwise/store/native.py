@@ -8,7 +8,7 @@ import functools
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_void_p
 from typing import Any
 
-from rowwise.library import Signatures, bind_library
+from rowwise.base.library import Signatures, bind_library
 
 LIBRARY = "librowwise_tier.so"
 OK, BAD_ID, TOO_SMALL, DAMAGED, IO, LOG_FULL, MEMORY, FORKED = range(8)

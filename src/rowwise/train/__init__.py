@@ -6,7 +6,7 @@ used: recipes are read without torch.
 
 from typing import TYPE_CHECKING
 
-from rowwise.lazy import export_lazily
+from rowwise.base.lazy import export_lazily
 
 if TYPE_CHECKING:
     from rowwise.train.evaluate import ClickEvaluator as ClickEvaluator

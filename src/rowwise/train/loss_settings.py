@@ -2,11 +2,11 @@
 
 import math
 
+from rowwise.base.value import MOST_STEPS, check_most
 from rowwise.errors import SpecError
 from rowwise.ingest.labels import LabelValues
 from rowwise.models.link import AmountLink
 from rowwise.spec import Value
-from rowwise.value import MOST_STEPS, check_most
 
 
 class LogLoss(Value, frozen=True, tag="log_loss", tag_field="kind"):

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, final
 
 import torch
 
+from rowwise.base.storage.folder import Folder
 from rowwise.checkpoint.background import BackgroundWriter
 from rowwise.checkpoint.delta import changed_rows, clear_changes, matches_base, round_shards, stored_bytes
 from rowwise.checkpoint.listing import best_step
@@ -25,7 +26,6 @@ from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import broadcast_object
 from rowwise.errors import CheckpointError
-from rowwise.storage.folder import Folder
 
 
 class CheckpointReduction(NamedTuple):

@@ -8,11 +8,11 @@ import math
 import re
 from typing import Literal
 
+from rowwise.base.value import MOST_BATCH, MOST_STEPS, MOST_THREADS, check_most
 from rowwise.errors import SpecError
 from rowwise.row_optimizers import Schedule
 from rowwise.spec import Value
 from rowwise.train.loss_settings import AnyLoss, LogLoss
-from rowwise.value import MOST_BATCH, MOST_STEPS, MOST_THREADS, check_most
 
 MOST_AHEAD = 4096  # batches or splits prepared ahead
 MOST_DEPTH = 16  # steps in flight

@@ -27,6 +27,7 @@ from msgspec import structs
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rowwise.base.inside import number_in
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import Span, TensorEntry
 from rowwise.checkpoint.read import Checkpoint, reading_data
@@ -40,7 +41,6 @@ from rowwise.checkpoint.tables import (
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError
-from rowwise.inside import number_in
 from rowwise.shard.embeddings import AnyEmbeddings
 from rowwise.spec import Value
 from rowwise.train.dense_parallel import is_dtensor, local_rows, reshard

@@ -5,7 +5,7 @@ import functools
 from ctypes import POINTER, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
-from rowwise.library import Signatures, bind_library
+from rowwise.base.library import Signatures, bind_library
 
 LIBRARY = "librowwise_managed.so"
 OK = 0

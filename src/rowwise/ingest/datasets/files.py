@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from msgspec import structs
 
+from rowwise.base.textfile import open_regular
 from rowwise.errors import DataError
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.datasets.dataset import Dataset
@@ -18,7 +19,6 @@ from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.reader import Reader, find_files
 from rowwise.ingest.warehouse.storage import is_url
 from rowwise.spec import Table
-from rowwise.textfile import open_regular
 
 DELIMITED = ENDINGS  # how names of files end that are not Parquet
 ONE_BYTE = ("utf-8", "cp1252", "latin-1")  # of these encodings, no text has a byte that is zero

@@ -22,6 +22,7 @@ from typing import Any, Self, final
 
 import numpy as np
 
+from rowwise.base.textfile import parse_whole
 from rowwise.errors import PeerError, SpecError
 from rowwise.ingest.block import Bytes, allocate
 from rowwise.ingest.prepare import PreparationTask
@@ -48,7 +49,6 @@ from rowwise.ingest.service.coordinator import (
 )
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.service.worker import prepare_split
-from rowwise.textfile import parse_whole
 
 TICK_S = 0.1
 CONNECT_TIMEOUT_S = 5.0

@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self, final, get_args
 
+from rowwise.base.scratch import Scratch
+from rowwise.base.value import check_most
 from rowwise.errors import PeerError, SpecError
 from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.service.client import HostTransport, ServiceClient
 from rowwise.ingest.service.coordinator import ServiceConfig
 from rowwise.ingest.service.memory import make_memory
 from rowwise.ingest.service.messages import BeginService, Connection
-from rowwise.scratch import Scratch
 from rowwise.spec import Value
-from rowwise.value import check_most
 
 HOST = "rowwise.ingest.service.host"
 MAX_RESTARTS = 1000

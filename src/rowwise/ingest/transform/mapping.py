@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
+from rowwise.base.textfile import read_text
 from rowwise.errors import DataError
 from rowwise.ingest import native
 from rowwise.ingest.bags import decoded, hash_ids, int64, to_offsets
@@ -22,7 +23,6 @@ from rowwise.ingest.kinds import IDS, holds_whole
 from rowwise.ingest.native import RowMapping
 from rowwise.ingest.transform.arrays import IdLists, Mask, lists, to_id_lists
 from rowwise.ingest.transform.transform import Arrays, Kinds, RowPosition, Run, ToIds, is_words
-from rowwise.textfile import read_text
 
 MOST_BYTES = 1 << 30  # of a list of ids
 MOST_DIGITS = 19  # of a whole number of 64 bits

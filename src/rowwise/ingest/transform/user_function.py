@@ -16,12 +16,12 @@ from typing import Any, final
 import msgspec
 import pyarrow as pa
 
+from rowwise.base.textfile import read_text
 from rowwise.errors import DataError, RowwiseError
 from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.kinds import ANYTHING
 from rowwise.ingest.transform.arrays import plain_kind
 from rowwise.ingest.transform.transform import Arrays, Kinds, RowPosition, Run, Transform
-from rowwise.textfile import read_text
 
 
 class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="kind"):

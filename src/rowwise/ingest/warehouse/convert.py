@@ -14,6 +14,8 @@ from typing import final
 import pyarrow as pa
 from pyarrow import types
 
+from rowwise.base.scratch import Scratch
+from rowwise.base.storage.folder import StorageFolder, parse_folder
 from rowwise.errors import DataError
 from rowwise.ingest.kinds import holds_whole
 from rowwise.ingest.reader import Reader, check_columns
@@ -28,9 +30,7 @@ from rowwise.ingest.warehouse.layout import VERSION, FlattenedColumns, Warehouse
 from rowwise.ingest.warehouse.parts import RowQueue, WarehouseWriter
 from rowwise.ingest.warehouse.source import ConversionSource, Progress, UnitRows, rows_from
 from rowwise.ingest.warehouse.spill import Spill, SpillRange, check_session
-from rowwise.scratch import Scratch
 from rowwise.spec import Value
-from rowwise.storage.folder import StorageFolder, parse_folder
 
 
 class ConversionSummary(Value, frozen=True):

@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
-from rowwise.textfile import parse_whole
+from rowwise.base.textfile import parse_whole
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 UNQUOTED = " !$&'()*+,;@[]"  # characters that `quote` would escape, but file names may have

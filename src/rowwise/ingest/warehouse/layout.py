@@ -11,11 +11,11 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import types
 
+from rowwise.base.inside import fault_of_name
+from rowwise.base.textfile import parse_whole
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.reader import check_columns
-from rowwise.inside import fault_of_name
 from rowwise.spec import Value
-from rowwise.textfile import parse_whole
 
 VERSION = 1
 LEAST_MEMORY = 450_000_000

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
+from rowwise.base.textfile import decode_json, read_bytes
 from rowwise.ingest.warehouse.journal import FOLDER
 from rowwise.ingest.warehouse.storage import is_url
 from rowwise.spec import Value
-from rowwise.textfile import decode_json, read_bytes
 
 DAY_S = 86_400
 PLACE = Path(FOLDER) / "popularity"

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 from pyarrow import types
 
+from rowwise.base.textfile import decode_json, read_bytes
 from rowwise.errors import DataError
 from rowwise.ingest.bags import combine_chunks, decoded, hash_ids
 from rowwise.ingest.kinds import decoded_kind
@@ -27,7 +28,6 @@ from rowwise.ingest.warehouse.hive import Cell
 from rowwise.ingest.warehouse.layout import BASE_MEMORY, WarehouseLayout, table_bytes
 from rowwise.ingest.warehouse.source import UnitRows
 from rowwise.spec import Value
-from rowwise.textfile import decode_json, read_bytes
 
 BUCKET_BITS = 12
 HASH = "\x00hash"  # name of an extra column: the session's hash

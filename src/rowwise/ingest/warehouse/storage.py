@@ -16,13 +16,13 @@ from typing import Any, Protocol, final
 import pyarrow as pa
 from pyarrow import fs
 
+from rowwise.base.storage.cloud import SCHEMES
+from rowwise.base.storage.folder import StorageFolder, parse_folder
+from rowwise.base.storage.interface import MissingObjectError, Storage
+from rowwise.base.storage.read_cache import CacheFolder, ReadCache, read_cache
 from rowwise.errors import DataError
 from rowwise.ingest.reader import GLOB, find_files
 from rowwise.ingest.warehouse.footer import SeekableFile
-from rowwise.storage.cloud import SCHEMES
-from rowwise.storage.folder import StorageFolder, parse_folder
-from rowwise.storage.interface import MissingObjectError, Storage
-from rowwise.storage.read_cache import CacheFolder, ReadCache, read_cache
 
 UNFINISHED = "_rowwise/journal.jsonl"  # is in a warehouse until `convert` has finished it
 FINISH = "run the same `rowwise data convert` command again to finish it"

@@ -29,12 +29,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rowwise.base.textfile import decode_json, read_bytes
 from rowwise.errors import SpecError
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.reuse import BINS, reuse_bins
 from rowwise.planner.problem import NO_UNIT, Index, Placement, PlacementProblem, PlanRequest
 from rowwise.spec import Value
-from rowwise.textfile import decode_json, read_bytes
 
 Reals = NDArray[np.floating[Any]]  # 64 bits; 32 in training
 SHIPPED = Path(__file__).with_name("dreamshard.json")

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
+from rowwise.base.records import CompressionAdvice, TableAdvice
 from rowwise.errors import SpecError
 from rowwise.hashing.allocate import Allocation, SizeOption, allocate, list_options
 from rowwise.hashing.idmap import IdMap
@@ -28,7 +29,6 @@ from rowwise.recipes.model_kinds import check_use
 from rowwise.recipes.recipe import About, Recipe, Tables, check_amounts
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.text import RECIPE, write
-from rowwise.records import CompressionAdvice, TableAdvice
 from rowwise.spec import Table
 
 ADVICE = "advice.json"

@@ -16,10 +16,10 @@ from typing import NamedTuple, final
 
 from msgspec import structs
 
+from rowwise.base.quantity import format_duration
 from rowwise.errors import SpecError
 from rowwise.ingest.batcher import Batcher
 from rowwise.ingest.reader import Split
-from rowwise.quantity import format_duration
 from rowwise.recipes.compose import make_job, make_model, make_settings, set_threads
 from rowwise.recipes.compress import probe, schedule
 from rowwise.recipes.compress.folder import PROBE, SPEC, Trial, TrialFolder, TrialFolderSpec, recorded_rows

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from rowwise.quantity import format_size
-from rowwise.records import CompressionAdvice, TableAdvice
+from rowwise.base.quantity import format_size
+from rowwise.base.records import CompressionAdvice, TableAdvice
 
 
 def explain_advice(advice: CompressionAdvice) -> Iterator[str]:

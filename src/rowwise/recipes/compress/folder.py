@@ -17,12 +17,12 @@ from typing import Any, final
 
 import msgspec
 
+from rowwise.base.textfile import append, decode_json, read_bytes, write_new
 from rowwise.calibrate.folder import lock_exclusively
 from rowwise.errors import SpecError
 from rowwise.recipes.compress.schedule import TrialSpec
 from rowwise.recipes.recipe import Recipe
 from rowwise.spec import Value
-from rowwise.textfile import append, decode_json, read_bytes, write_new
 
 SPEC, TRIALS, PROBE = "order.json", "trials.jsonl", "probe.safetensors"
 # Sections of a recipe that change measurements

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
+from rowwise.base.textfile import open_regular
 from rowwise.batch import Jagged
 from rowwise.embedding import Embeddings
 from rowwise.errors import DataError, SpecError
@@ -32,7 +33,6 @@ from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.recipe import Tables
 from rowwise.recipes.resolved import ResolvedRecipe, make_batcher
 from rowwise.spec import Constant, RowType, Table, Value
-from rowwise.textfile import open_regular
 from rowwise.train.settings import Saving
 from rowwise.train.trainer import Settings, Trainer
 

@@ -6,10 +6,10 @@ Small tables stay uncompressed: nearly all bytes are in a few large tables, and 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rowwise.base.records import KeptTable
 from rowwise.errors import SpecError
 from rowwise.hashing.methods import table_bytes
 from rowwise.hashing.open import open_map
-from rowwise.records import KeptTable
 from rowwise.spec import Table, Value
 
 LEAST_IDS, LEAST_FRACTION = 1000, 0.01  # smaller tables are not compressed; fraction of all bytes

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from rowwise.base.records import Drift
 from rowwise.recipes.explain.rows import HeldRows
-from rowwise.records import Drift
 from rowwise.train.evaluate import ids_or_none
 
 BINS = 10  # of a dense feature: deciles of the training rows

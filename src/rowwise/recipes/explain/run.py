@@ -7,6 +7,7 @@ from time import monotonic
 import msgspec
 
 from rowwise import report
+from rowwise.base.records import CalibrationSlice, IdEffect, ModelExplanation
 from rowwise.errors import SpecError
 from rowwise.recipes.explain.drift import measure_drift
 from rowwise.recipes.explain.importance import (
@@ -25,7 +26,6 @@ from rowwise.recipes.recipe import check_amounts
 from rowwise.recipes.resolved import ResolvedRecipe, evaluation_batches
 from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.trained import Warn, choose_rows, ignore_warning, load_trained
-from rowwise.records import CalibrationSlice, IdEffect, ModelExplanation
 from rowwise.train.run_folder import RunFolder
 
 EXPLANATION = "explanation.json"  # in the folder of a run

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from rowwise.base.records import CalibrationSlice
 from rowwise.recipes.explain.rows import HeldRows
-from rowwise.records import CalibrationSlice
 from rowwise.train.evaluate import NONE as NO_ID
 from rowwise.train.evaluate import ids_or_none
 

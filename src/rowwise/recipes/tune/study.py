@@ -25,6 +25,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from rowwise import report
+from rowwise.base.records import StudyOutcome, TrialRecord
+from rowwise.base.textfile import decode_json, open_regular, read_bytes, read_text
 from rowwise.errors import DataError, GradientError, RowwiseError, SpecError
 from rowwise.recipes.find import find
 from rowwise.recipes.model_kinds import check_use
@@ -33,9 +35,7 @@ from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import parse, read, write
 from rowwise.recipes.trained import evaluate
 from rowwise.recipes.tune.space import Space, changes_of, own_values, search_space, stored, suggest
-from rowwise.records import StudyOutcome, TrialRecord
 from rowwise.spec import Value
-from rowwise.textfile import decode_json, open_regular, read_bytes, read_text
 from rowwise.train.loss_settings import AmountLoss
 from rowwise.train.trainer import RunDisplay
 

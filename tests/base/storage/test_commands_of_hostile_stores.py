@@ -6,7 +6,7 @@ import pytest
 from hostile import hostile, http_answer, http_that, list_page, until_gone
 from launching import rowwise, write_recipe
 
-from rowwise.storage.limits import VARIABLE
+from rowwise.base.storage.limits import VARIABLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.dist]
 COMMANDS = {

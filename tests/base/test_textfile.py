@@ -8,9 +8,8 @@ import msgspec
 import pytest
 import yaml
 
-from rowwise.errors import SpecError, one_line, printable
-from rowwise.plainyaml import MOST_NODES, load_yaml
-from rowwise.textfile import (
+from rowwise.base.plainyaml import MOST_NODES, load_yaml
+from rowwise.base.textfile import (
     append,
     decode_json,
     file_time,
@@ -20,6 +19,7 @@ from rowwise.textfile import (
     refuse_links,
     write_new,
 )
+from rowwise.errors import SpecError, one_line, printable
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a FIFO", "a socket", "a device"])

@@ -17,6 +17,7 @@ from checkpoint.made import flip, saved
 from small import sections, trained
 from storage.stores import FAULTS, KINDS, MemoryStorage, connect, keys_of, s3_server, storage
 
+from rowwise.base.storage.folder import StorageFolder
 from rowwise.checkpoint.check import verify
 from rowwise.checkpoint.copy import copy_checkpoint
 from rowwise.checkpoint.diff import diff
@@ -28,7 +29,6 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import FileSizes, write, write_data
 from rowwise.errors import CheckpointError, StorageError
 from rowwise.recipes.runs import TrainingRun
-from rowwise.storage.folder import StorageFolder
 
 SIZES = FileSizes(chunk_bytes=1 << 20, file_bytes=2 << 20, short_bytes=1 << 20)
 
@@ -181,7 +181,7 @@ from pathlib import Path
 from storage.stores import connect
 from rowwise.checkpoint.copy import copy_checkpoint
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.storage.folder import StorageFolder
+from rowwise.base.storage.folder import StorageFolder
 print("ready", flush=True)
 copy_checkpoint(Checkpoint.open(Path(sys.argv[1])), StorageFolder(connect(sys.argv[2]), "x"))
 """

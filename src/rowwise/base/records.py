@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rowwise.value import Value
+from rowwise.base.value import Value
 
 NULLS_APART, MEANS_APART = 0.05, 0.25  # from which on columns differ: of rows, of a standard deviation
 CHANCE, ROUNDING = 5.0, 1e-6  # standard errors of a mean that are no difference; of a mean of many floats

@@ -9,9 +9,11 @@ import time
 import pytest
 from small import sections, write_rows
 
-from rowwise.scratch import LOCK, Scratch, remove_stale_folders
+from rowwise.base.scratch import LOCK, Scratch, remove_stale_folders
 
-OWNER = "import time; from rowwise.scratch import Scratch; s = Scratch(); print(s.path, flush=True); time.sleep(600)"
+OWNER = (
+    "import time; from rowwise.base.scratch import Scratch; s = Scratch(); print(s.path, flush=True); time.sleep(600)"
+)
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def test_a_killed_training_leaves_nothing_after_the_next_start(tmp_path, place, 
     assert process.poll() is None
     assert list(place.iterdir())
     end(process)
-    sweeping = "from rowwise.scratch import remove_stale_folders; remove_stale_folders()"
+    sweeping = "from rowwise.base.scratch import remove_stale_folders; remove_stale_folders()"
     while time.monotonic() < end_s + 60 and list(place.iterdir()):  # its ranks and workers notice, and end
         started(place, "-c", sweeping).wait()
         time.sleep(0.2)

@@ -4,7 +4,7 @@ import platform
 
 import pytest
 
-from rowwise.processor import (
+from rowwise.base.processor import (
     CPUINFO,
     FAMILIES,
     OPTIONAL_FEATURES,

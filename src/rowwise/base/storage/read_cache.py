@@ -16,8 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, final
 
-from rowwise.storage.interface import StoredObject
-from rowwise.textfile import open_regular
+from rowwise.base.storage.interface import StoredObject
+from rowwise.base.textfile import open_regular
 
 
 class CacheFolder(NamedTuple):

@@ -7,10 +7,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, final
 
+from rowwise.base.inside import fault_of_name
+from rowwise.base.storage.interface import MissingObjectError, ObjectExistsError, Pieces, SameObject, StoredObject
+from rowwise.base.textfile import open_regular, sync, write_new
 from rowwise.errors import StorageError
-from rowwise.inside import fault_of_name
-from rowwise.storage.interface import MissingObjectError, ObjectExistsError, Pieces, SameObject, StoredObject
-from rowwise.textfile import open_regular, sync, write_new
 
 PART = ".part"  # files that are not complete end so
 

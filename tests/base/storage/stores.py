@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from from_benchmarks import part
 
-from rowwise.storage.cloud import CloudStorage, Patience
-from rowwise.storage.folder import _open_bucket
-from rowwise.storage.interface import MissingObjectError, ObjectExistsError, Pieces, SameObject, StoredObject
-from rowwise.storage.local import LocalStorage, check_size
+from rowwise.base.storage.cloud import CloudStorage, Patience
+from rowwise.base.storage.folder import _open_bucket
+from rowwise.base.storage.interface import MissingObjectError, ObjectExistsError, Pieces, SameObject, StoredObject
+from rowwise.base.storage.local import LocalStorage, check_size
 
 s3_server = part("s3_server").s3_server
 FAULTS = {"errors": 0.05, "busy": 0.02, "resets": 0.03, "lost": 0.03, "slow_s": 0.05}

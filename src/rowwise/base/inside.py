@@ -8,7 +8,7 @@ import unicodedata
 from pathlib import Path
 from typing import BinaryIO
 
-from rowwise.textfile import open_regular, parse_whole
+from rowwise.base.textfile import open_regular, parse_whole
 
 MOST_BYTES = 200  # of a name; file systems allow 255, and suffixes are added
 CONTROL_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")  # control characters, surrogates, line and paragraph separators

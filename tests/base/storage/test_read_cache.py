@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from pyarrow import parquet as pq
 from storage.stores import connect, server_of_urls
 
+from rowwise.base.storage.interface import StoredObject
+from rowwise.base.storage.read_cache import CacheFolder, ReadCache
 from rowwise.ingest.warehouse.storage import FileStore
 from rowwise.recipes.recipe import DataCache
 from rowwise.recipes.rows import open_reader
-from rowwise.storage.interface import StoredObject
-from rowwise.storage.read_cache import CacheFolder, ReadCache
 
 MOST = 100_000
 

@@ -1,0 +1,1 @@
+"""What any program of files and processes needs: text files, values, quantities, folders and object stores."""
