@@ -59,7 +59,7 @@ from rowwise.planner.options import TableArrays, make_problem
 from rowwise.planner.pipeline import forecast, make_plan
 from rowwise.planner.problem import NO_UNIT, Placement, PlacementProblem, PlanRequest
 from rowwise.planner.search import search, search_best
-from rowwise.spec import Table, Topology
+from rowwise.tables.spec import Table, Topology
 
 SECTIONS = ("sets", "chosen", "plans", "oracle", "dreamshard")
 BOUNDED = "networks that keep bounds"

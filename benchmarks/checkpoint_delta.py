@@ -199,7 +199,7 @@ def marking_of(args: argparse.Namespace) -> list[dict]:
 
 
 def packing_of(args: argparse.Namespace) -> list[dict]:
-    from rowwise.ops.quantise import dequantise, quantise
+    from rowwise.tables.ops.quantise import dequantise, quantise
 
     torch.set_num_threads(1)
     found = []

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rowwise import DLRM, Batch, Embeddings, Jagged, Mlp, RowWiseAdagrad, Table, interact
-from rowwise.ops import linear
+from rowwise.tables.ops import linear
 
 ROWS = 20_000  # of each table
 

@@ -36,9 +36,9 @@ from torch.optim import Optimizer
 from rowwise import Adagrad, Adam, Batch, Embeddings, Jagged, RowWiseAdagrad, Sgd, Table
 from rowwise.ingest.ahead import read_ahead
 from rowwise.models.dlrm import DLRM
-from rowwise.ops._triton import specialise
-from rowwise.ops.faults import check_faults
-from rowwise.ops.host_rows import host_rows
+from rowwise.tables.ops._triton import specialise
+from rowwise.tables.ops.faults import check_faults
+from rowwise.tables.ops.host_rows import host_rows
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.groups import check_and_pin
 from rowwise.train.objective import Clicks

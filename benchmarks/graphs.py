@@ -33,10 +33,10 @@ from parts.report import at_least, exactly, finish, options, parsed
 from parts.timer import in_turns
 from parts.tiny_data import make_tiny
 
-from rowwise.ops.graph import Graph, aggregate
-from rowwise.ops.layout import TYPES, FeatureDescriptor, Mode
-from rowwise.ops.output_cache import empty_cached
-from rowwise.spec import RowType
+from rowwise.tables.ops.graph import Graph, aggregate
+from rowwise.tables.ops.layout import TYPES, FeatureDescriptor, Mode
+from rowwise.tables.ops.output_cache import empty_cached
+from rowwise.tables.spec import RowType
 
 DIM = 64
 EXACT, SPARSE, READS = "exact", "torch.sparse", "reads"

@@ -25,7 +25,7 @@ import torch
 from parts.ops_work import Work, ids_for, rows_for
 from parts.report import at_least, exactly, finish, geomean, has_peer, options, parsed
 
-import rowwise.ops  # noqa: F401 - registers ours
+import rowwise.tables.ops  # noqa: F401 - registers ours
 
 ours, fbgemm = torch.ops.rowwise, torch.ops.fbgemm
 TABLES = 26

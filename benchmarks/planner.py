@@ -39,7 +39,7 @@ from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlacementProblem, PlanRequest
 from rowwise.planner.replan import replan
 from rowwise.planner.search import search
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 SUITES = ("ns4", "ns8", "pool", "torchrec", "replan", "lists", "giant")
 SECONDS = 0.5  # of effort for a small task; the whole should stay under half a second

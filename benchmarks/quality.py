@@ -22,7 +22,7 @@ from rich.progress import Progress
 from rowwise.recipes.compose import make_evaluator, make_model, make_settings, resolve
 from rowwise.recipes.find import load
 from rowwise.recipes.trained import best_possible_metrics
-from rowwise.spec import TRAINED_TYPES
+from rowwise.tables.spec import TRAINED_TYPES
 from rowwise.train.trainer import Trainer
 
 TEACHER = "the teacher"

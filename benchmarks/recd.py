@@ -28,13 +28,13 @@ from parts.report import exactly, finish, options, parsed
 from torch.profiler import ProfilerActivity, profile
 
 from rowwise import Embeddings, Plan, RowWiseAdagrad, Table
-from rowwise.batch import Jagged
 from rowwise.comm.interface import Comm
 from rowwise.comm.spawn import run_processes
-from rowwise.ops.jagged import share
 from rowwise.plan import Tile
 from rowwise.shard.apply import copy_tables
 from rowwise.shard.embeddings import ShardedEmbeddings
+from rowwise.tables.batch import Jagged
+from rowwise.tables.ops.jagged import share
 
 WORLD, SEED = 2, 3
 LEAST = 0.95  # of the repeats, in lookups and in bytes

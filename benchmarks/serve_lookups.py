@@ -23,7 +23,7 @@ from parts.timer import in_turns
 from torch import Tensor, nn
 
 from rowwise import Embeddings, Jagged, RowType, Table
-from rowwise.ops import rowtype
+from rowwise.tables.ops import rowtype
 
 TABLES, DIM = 26, 64
 NAMES = tuple(f"t{k}" for k in range(TABLES))

@@ -51,7 +51,7 @@ from rowwise.serve.row_memory import tables_of
 from rowwise.serve.row_tiers import RowTiers, make_tiers
 from rowwise.serve.shared_rows import SharedRows, map_rows, reserve_rows, use_newer
 from rowwise.serve.worker import SWITCH_s
-from rowwise.store.simulate import Trace, simulate
+from rowwise.tables.store.simulate import Trace, simulate
 from rowwise.train.snapshot import restore_model
 
 SKEW, PART = 1.05, 10  # tables are so many times the cache

@@ -28,7 +28,7 @@ from parts.limits import PEAK_SIZE, SMOKE_SIZE, Rows, dlrm_flops, limit_of, peak
 from parts.report import at_least, environment, exactly, finish, has_peer, options, parsed
 from parts.train_sides import DENSE_OPTIMIZERS, FULL, SIDES, SMOKE, Side, Size, parts_of, same_start
 
-from rowwise.ops import linear
+from rowwise.tables.ops import linear
 from rowwise.train.recorder import peak_memory_bytes
 
 BATCHES = 4  # that the steps go through

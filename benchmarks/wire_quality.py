@@ -30,7 +30,7 @@ from rich.progress import Progress
 from rowwise import Topology
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.find import load
-from rowwise.spec import Codecs, Wire, WireType
+from rowwise.tables.spec import Codecs, Wire, WireType
 
 WORLD, SEEDS, EXACT = 2, 3, "fp32"
 RECIPES = ("movielens-dlrm", "complete-journey-dlrm")

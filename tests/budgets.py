@@ -28,8 +28,8 @@ END_TO_END = frozenset(
     {
         "tests/checkpoint/test_streams.py::test_increments_of_streams_are_the_changed_rows",
         "tests/ingest/test_service.py::test_the_batches_are_those_made_here",
-        "tests/ops/test_triton.py::test_kernels_have_the_bits_of_the_reference",
-        "tests/ops/test_triton.py::test_machine_code_keeps_its_budget",
+        "tests/tables/ops/test_triton.py::test_kernels_have_the_bits_of_the_reference",
+        "tests/tables/ops/test_triton.py::test_machine_code_keeps_its_budget",
         "tests/recipes/test_disk_tables.py::test_a_run_with_tables_on_disk_ends_as_one_in_memory",
         "tests/recipes/test_managed_runs.py::test_a_run_learns_and_is_continued_exactly",
         "tests/recipes/test_mirrored_runs.py::test_a_run_goes_on_from_its_mirror_with_the_same_bits",

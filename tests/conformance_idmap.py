@@ -8,13 +8,13 @@ import torch
 from hashing.maps import direct
 from hypothesis import strategies as st
 
-from rowwise.hashing import arrays, rules
-from rowwise.hashing.check import find_fault
-from rowwise.hashing.idmap import KINDS, IdMap
-from rowwise.hashing.rows import look_up_rows
-from rowwise.hashing.words import words_needed
-from rowwise.ops import reference
-from rowwise.ops.idmap import map_ids
+from rowwise.tables.ids import arrays, rules
+from rowwise.tables.ids.check import find_fault
+from rowwise.tables.ids.idmap import KINDS, IdMap
+from rowwise.tables.ids.rows import look_up_rows
+from rowwise.tables.ids.words import words_needed
+from rowwise.tables.ops import reference
+from rowwise.tables.ops.idmap import map_ids
 
 FEW = (1, 2, 3, 5, 64, 65, 255, 256, 257, 1000, 3001)
 MANY = (1 << 20, (1 << 31) + 5, (1 << 40) - 1)

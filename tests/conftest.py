@@ -9,8 +9,8 @@ import pytest
 import torch
 import typer
 
-import rowwise.ops  # noqa: F401 - loads the operators
-from rowwise.ops.linear import choose_library, has_onednn
+import rowwise.tables.ops  # noqa: F401 - loads the operators
+from rowwise.tables.ops.linear import choose_library, has_onednn
 
 torch.set_num_threads(1)  # small tensors gain nothing from more, and forks must not find a pool; see `threads`
 gc.set_threshold(50_000, 20, 100)  # tests make many objects, of which few are rubbish

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from rowwise.ops.faults import FaultWord
+from rowwise.tables.ops.faults import FaultWord
 
 DEVICE = torch.device("meta")
 # Arguments of our operators that a GPU reads from the host.

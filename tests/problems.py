@@ -18,8 +18,8 @@ from rowwise import (
     Sgd,
     Table,
 )
-from rowwise.ops.arena import Arena
-from rowwise.ops.layout import TableGroup, make_group
+from rowwise.tables.ops.arena import Arena
+from rowwise.tables.ops.layout import TableGroup, make_group
 
 DIMS = (1, 2, 3, 4, 5, 7, 8, 12, 16, 20, 24, 32, 48, 64, 100, 128, 200, 260)
 OPTIMIZERS = (

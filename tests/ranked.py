@@ -16,8 +16,8 @@ from rowwise.ingest import Batcher, BatchShard
 from rowwise.plan import Tile
 from rowwise.planner import column_wise, replicated, row_wise, table_wise
 from rowwise.shard import shard
-from rowwise.spec import Wire
-from rowwise.store.row_store import OpenStore
+from rowwise.tables.spec import Wire
+from rowwise.tables.store.row_store import OpenStore
 from rowwise.train.evaluate import ClickEvaluator
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import CheckpointFolder

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rowwise.ops import reference
+from rowwise.tables.ops import reference
 
 INT32, INT64 = torch.int32, torch.int64
 ROWS = (17, 300, 5)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 from problems import make_problem
 
-from rowwise.batch import SharedBags
-from rowwise.ops.jagged import permute
+from rowwise.tables.batch import SharedBags
+from rowwise.tables.ops.jagged import permute
 
 
 def make_shared(tables, common, copies_U, seed, most=4, **kinds):

@@ -33,7 +33,7 @@ from rowwise import (
     Table,
     UnknownIdWarning,
 )
-from rowwise.ops.layout import RowFormat
+from rowwise.tables.ops.layout import RowFormat
 
 ops = torch.ops.rowwise
 TABLES = (
@@ -904,7 +904,7 @@ def test_sizes_past_any_memory_are_an_error_and_not_a_crash():
     """In another process, as the failure would be its end."""
     code = """
 import torch
-import rowwise.ops
+import rowwise.tables.ops
 ops = torch.ops.rowwise
 def features(*rows): return torch.tensor([(*row, 0, 0)[:9] for row in rows], dtype=torch.int64).view(-1, 9)
 none, one, bounds = torch.empty(0, dtype=torch.int64), torch.tensor([1]), torch.tensor([0, 1])

@@ -3,11 +3,11 @@
 import pytest
 
 from rowwise import Plan, SpecError, Table
-from rowwise.idmaps import HashIds
 from rowwise.ingest.transform.ids import FirstX, NGram
 from rowwise.perf.hardware import hardware_named, read_hardware
 from rowwise.recipes.text import apply_change, decode
-from rowwise.spec import Topology
+from rowwise.tables.idmaps import HashIds
+from rowwise.tables.spec import Topology
 
 
 def changed(sections, change):

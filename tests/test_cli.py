@@ -128,7 +128,7 @@ def test_doctor_without_native_operators(tmp_path):
 def test_doctor_names_what_fails():
     """A reference that disagrees with the kernels is what a broken kernel looks like."""
     script = """if True:
-        from rowwise.ops.reference import apply
+        from rowwise.tables.ops.reference import apply
         apply.column_sum = lambda x_ND: x_ND.sum(1) + 1
         from rowwise.cli.main import make_app
         make_app()(["doctor", "--seconds", "0"])

@@ -22,7 +22,7 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.trained import load_trained
-from rowwise.spec import RowType
+from rowwise.tables.spec import RowType
 
 
 @pytest.fixture

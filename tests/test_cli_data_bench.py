@@ -23,7 +23,7 @@ from rowwise.ingest.bench.packed import unpacking_of
 from rowwise.ingest.bench.verdict import PARTS, HintFacts, judge, shares_of, workers_for
 from rowwise.ingest.columns import Columns, Sparse
 from rowwise.ingest.parquet import ParquetReader
-from rowwise.spec import Table
+from rowwise.tables.spec import Table
 
 ROWS = 20_000
 

@@ -24,7 +24,7 @@ from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.plan import plan_inputs
 from rowwise.recipes.sharding import tables_of
 from rowwise.recipes.text import decode, write
-from rowwise.spec import Codecs, Wire
+from rowwise.tables.spec import Codecs, Wire
 
 MADE_UP = Path(__file__).parents[1] / "benchmarks" / "tables" / "dlrm856_like_tables.csv"
 HEAD = "name,rows,dim,pooling,zipf_a\n"

@@ -12,7 +12,7 @@ from rowwise.perf.links import Network, NetworkHost, PairLink
 from rowwise.plan import Plan
 from rowwise.recipes.find import load
 from rowwise.simulate.simulation import describe_wire
-from rowwise.spec import Codecs, Wire, WireType
+from rowwise.tables.spec import Codecs, Wire, WireType
 
 LINES = "name,rows,dim,pooling,zipf_a\nuser,2000000,64,1,1.05\nitem,500000,64,20,1.2\nsite,20000,16,1,\n"
 DENSE = ("--dense", "13,64,32:80,64,1")

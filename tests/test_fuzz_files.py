@@ -13,11 +13,11 @@ from mutations import mutate_bytes, mutate_tree
 
 from rowwise import Table
 from rowwise.calibrate.samples import read_samples
-from rowwise.hashing import file as id_map_file
-from rowwise.hashing.rows import look_up_rows
 from rowwise.ingest.datasets.files import open_files
 from rowwise.recipes.compress.folder import TrialFolder
 from rowwise.report import write
+from rowwise.tables.ids import file as id_map_file
+from rowwise.tables.ids.rows import look_up_rows
 
 GOLDEN = Path(__file__).parent / "golden" / "files"
 RUN = ("recipe.yaml", "env.json", "result.json", "metrics.csv", "steps.csv", "stages.csv", "tables.csv", "plan.json")

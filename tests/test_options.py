@@ -19,11 +19,11 @@ from recipes.test_hosts import make_network
 from small import trained
 
 from rowwise.cli.main import make_app
-from rowwise.hashing.arrays import entry_map
-from rowwise.hashing.file import save
 from rowwise.recipes.export import export
 from rowwise.serve.package import LOGIT, find_version, read_golden
 from rowwise.serve.record import REQUEST, VERSION
+from rowwise.tables.ids.arrays import entry_map
+from rowwise.tables.ids.file import save
 
 
 @cache

@@ -14,11 +14,11 @@ from repeated_rows import adjacent
 from shared_batches import draw_copies, make_shared
 
 from rowwise import Batch, BatchError, Embeddings, IdError, Jagged, Pooling, Table, UnknownIdWarning
-from rowwise.batch import SharedBags
 from rowwise.errors import DataError
 from rowwise.ingest.block import RaggedColumn
 from rowwise.models.histories import single_ids
-from rowwise.ops.jagged import bucketize, concatenate, permute, row_bounds, share, split
+from rowwise.tables.batch import SharedBags
+from rowwise.tables.ops.jagged import bucketize, concatenate, permute, row_bounds, share, split
 from rowwise.train.evaluate import ids_or_none
 from rowwise.train.ranks import empty_batch_like
 from rowwise.train.traffic import TableTraffic

@@ -83,11 +83,13 @@ def test_the_nearest_tests_are_chosen_and_one_case_of_each(most_s, near):
 
 @pytest.mark.slow
 def test_a_test_is_as_near_as_its_imports_say():
-    near = impact.distances(["src/rowwise/ops/linear.py"])
-    assert near["tests/ops/test_linear.py"] == 1
+    near = impact.distances(["src/rowwise/tables/ops/linear.py"])
+    assert near["tests/tables/ops/test_linear.py"] == 1
     assert near["tests/models/test_inference.py"] == 2  # by the layers of models
-    assert impact.distances(["src/rowwise/ops/_triton/cache.py"])["tests/ops/test_triton.py"] <= 3  # by interpreted_*
-    assert near["tests/ops/test_linear.py"] < near["tests/recipes/test_runs.py"]
-    assert impact.distances(["tests/ops/test_linear.py"]) == {"tests/ops/test_linear.py": 0}
-    assert impact.distances(["src/rowwise/ops/_cpp/apply.h"])["tests/ops/test_kernels.py"] <= 2
+    assert (
+        impact.distances(["src/rowwise/tables/ops/_triton/cache.py"])["tests/tables/ops/test_triton.py"] <= 3
+    )  # by interpreted_*
+    assert near["tests/tables/ops/test_linear.py"] < near["tests/recipes/test_runs.py"]
+    assert impact.distances(["tests/tables/ops/test_linear.py"]) == {"tests/tables/ops/test_linear.py": 0}
+    assert impact.distances(["src/rowwise/tables/ops/_cpp/apply.h"])["tests/tables/ops/test_kernels.py"] <= 2
     assert "tests/test_docs.py" in impact.distances(["docs/faq.md"])

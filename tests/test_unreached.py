@@ -7,16 +7,16 @@ KEPT = {
     "rowwise.shard.rehearse.rehearse": "public: one step of one rank of any world, before there are machines",
     "rowwise.shard.rehearse.Rehearsal.total_bytes": "likewise",
     "rowwise.recipes.torchrec.sharding_plan": "public: TorchRec's own objects from an exported plan",
-    "rowwise.batch.Jagged.to_keyed": "public: TorchRec's KeyedJaggedTensor out",
+    "rowwise.tables.batch.Jagged.to_keyed": "public: TorchRec's KeyedJaggedTensor out",
     "rowwise.serve.client.ScoringClient.score_table": "public: rows of a table, which travel as Arrow",
     "rowwise.notebook.Report._repr_html_": "notebooks call it",
     "rowwise.base.storage.gate._Bounded.makefile": "http.client calls it",
-    "rowwise.hashing.native.isa": "tests run kernels on each instruction set",
-    "rowwise.hashing.native.limit_isa": "likewise",
+    "rowwise.tables.ids.native.isa": "tests run kernels on each instruction set",
+    "rowwise.tables.ids.native.limit_isa": "likewise",
     "rowwise.ingest.native.isa": "likewise",
     "rowwise.ingest.native.limit_isa": "likewise",
-    "rowwise.store.policy.access_batch": "the policies of the row cache as pure functions, beside which it is tested",
-    "rowwise.store.policy.CacheState.empty": "likewise",
+    "rowwise.tables.store.policy.access_batch": "the policies of the row cache as pure functions: the oracle of its tests",
+    "rowwise.tables.store.policy.CacheState.empty": "likewise",
 }
 
 

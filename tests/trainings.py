@@ -15,8 +15,8 @@ from rowwise import Adam, Batch, Embeddings, Pooling, RowWiseAdagrad, Table
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.interface import Comm
 from rowwise.ingest import Batcher, Batching, BatchShard, Columns, Dense, FrameReader, Sparse
-from rowwise.ops.jagged import concatenate
-from rowwise.row_optimizers import RowOptimizer
+from rowwise.tables.ops.jagged import concatenate
+from rowwise.tables.row_optimizers import RowOptimizer
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.evaluate import ClickEvaluator, Slicing
 from rowwise.train.objective import Clicks

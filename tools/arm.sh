@@ -103,14 +103,14 @@ from pathlib import Path
 
 import pytest
 
-import rowwise.ops
+import rowwise.tables.ops
 
 sys.executable = sys.argv[1]
 assert platform.machine() == "aarch64"
-assert "build/arm/site" in rowwise.ops.__file__
+assert "build/arm/site" in rowwise.tables.ops.__file__
 tests = Path("tests/native_tests.txt").read_text().split()
 # In the emulator /proc is a folder like any other; Triton compiles where there is an x86-64 processor.
-left = ["--ignore=tests/ops/test_triton.py", "--deselect=tests/store/test_disk_rows.py::test_folders_that_cannot_be_used"]
+left = ["--ignore=tests/tables/ops/test_triton.py", "--deselect=tests/tables/store/test_disk_rows.py::test_folders_that_cannot_be_used"]
 chosen = ["-m", "not slow and not dist and not gpu", *left]
 sys.exit(pytest.main([*chosen, *tests, *sys.argv[2:]]))
 PY

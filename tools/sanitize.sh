@@ -37,12 +37,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import rowwise.ops
-from rowwise.hashing import native as hashing
+import rowwise.tables.ops
+from rowwise.tables.ids import native as hashing
 from rowwise.ingest import native as ingest
 from rowwise.base.library import find_library
-from rowwise.ops.native import LIBRARY
-from rowwise.store import simulate as caches
+from rowwise.tables.ops.native import LIBRARY
+from rowwise.tables.store import simulate as caches
 
 ingest.isa()
 hashing.isa()
@@ -57,4 +57,4 @@ PY
 mapfile -t tests <tests/native_tests.txt
 [ ! -e tests/test_bad_input.py ] || tests+=(tests/test_bad_input.py)
 # sys: the sanitizers write past Python. Triton's machine code is for GPUs, and compiled by none of these libraries.
-run -m pytest --capture=sys --ignore=tests/ops/test_triton.py "${tests[@]}" "$@"
+run -m pytest --capture=sys --ignore=tests/tables/ops/test_triton.py "${tests[@]}" "$@"

@@ -9,8 +9,6 @@ from pathlib import Path
 from rich.progress import Progress
 
 from parts.compress_work import FIRST, LAST, Sales, as_it_is, fetch, trained
-from rowwise.hashing.idmap import IdMap
-from rowwise.hashing.methods import METHODS, make_map, table_bytes
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.compress.advise import advise, write_recipe
 from rowwise.recipes.compress.folder import TrialFolderSpec, lock_folder, open_folder
@@ -19,6 +17,8 @@ from rowwise.recipes.compress.selection import CompressionGoal, select_tables
 from rowwise.recipes.compress.window import open_window
 from rowwise.recipes.find import load
 from rowwise.recipes.text import read
+from rowwise.tables.ids.idmap import IdMap
+from rowwise.tables.ids.methods import METHODS, make_map, table_bytes
 
 HALF = 24  # the last week of the first half
 FILMS, FILMS_RATIO = ("user_id", "movie_id"), 8.0

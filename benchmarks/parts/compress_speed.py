@@ -9,10 +9,10 @@ import torch
 
 from parts.timer import least_s
 from rowwise import Embeddings, Jagged, RowWiseAdagrad, Table
-from rowwise.hashing.arrays import entry_map, ranked_map
-from rowwise.hashing.embeddings import MappedEmbeddings
-from rowwise.hashing.methods import IdHistory, make_map, table_bytes
-from rowwise.hashing.rules import double_hash_map, hash_map, quotient_remainder_map
+from rowwise.tables.ids.arrays import entry_map, ranked_map
+from rowwise.tables.ids.embeddings import MappedEmbeddings
+from rowwise.tables.ids.methods import IdHistory, make_map, table_bytes
+from rowwise.tables.ids.rules import double_hash_map, hash_map, quotient_remainder_map
 
 DIM, PROBE = 16, 4
 TIMES = 5

@@ -17,10 +17,6 @@ from pyarrow import compute as pc
 from pyarrow import parquet as pq
 
 from rowwise import Constant
-from rowwise.hashing.file import save
-from rowwise.hashing.idmap import IdMap
-from rowwise.hashing.methods import IdHistory, make_map, table_bytes
-from rowwise.idmaps import StoredIds
 from rowwise.ingest.columns import Columns, Sparse
 from rowwise.ingest.datasets.catalog import get
 from rowwise.recipes.compose import resolve
@@ -29,7 +25,11 @@ from rowwise.recipes.find import load
 from rowwise.recipes.recipe import Data, Recipe, Tables
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.runs import TrainingRun
-from rowwise.spec import Table
+from rowwise.tables.idmaps import StoredIds
+from rowwise.tables.ids.file import save
+from rowwise.tables.ids.idmap import IdMap
+from rowwise.tables.ids.methods import IdHistory, make_map, table_bytes
+from rowwise.tables.spec import Table
 
 FIRST, LAST = 2, 47  # weeks to train on
 GROUP_ROWS = 1 << 16

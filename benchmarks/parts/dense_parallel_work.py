@@ -13,7 +13,7 @@ from rowwise.models.dhen import DhenLayer
 from rowwise.models.interactions import CrossInteraction, LinearInteraction
 from rowwise.models.mlp import stack
 from rowwise.perf.dense_parallel import DenseUnits
-from rowwise.spec import Wire
+from rowwise.tables.spec import Wire
 from rowwise.train.dense import DenseGradients
 from rowwise.train.dense_parallel import ShardedConstruction, find_units, shard_dense, shards_of, unit_shapes
 from rowwise.train.settings import DenseParallel

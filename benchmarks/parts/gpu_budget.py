@@ -2,8 +2,8 @@
 
 from parts.gpu_compile import MachineCode, compile_kernel, machine_code
 from parts.gpu_variants import Variant
-from rowwise.ops._triton import specialise, update
-from rowwise.spec import RowType
+from rowwise.tables.ops._triton import specialise, update
+from rowwise.tables.spec import RowType
 
 REGISTERS = 80  # of a lane: 25 programs of a warp on a multiprocessor; 64 are 32
 INT4_REGISTERS = 96  # a lane loads its bytes for both columns of each

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from parts.gpu_variants import Variant
-from rowwise.spec import RowType
+from rowwise.tables.spec import RowType
 
 FLAWS = ("divides", "roots", "exponent", "atomic", "sums", "unaligned")
 

@@ -14,11 +14,11 @@ import torch
 
 from parts.gpu_trace import Seen, watch
 from rowwise import Jagged, RowWiseAdagrad, Table
-from rowwise.ops._triton import operators
-from rowwise.ops.arena import Arena
-from rowwise.ops.layout import make_group
-from rowwise.ops.update import next_step
-from rowwise.spec import RowType
+from rowwise.tables.ops._triton import operators
+from rowwise.tables.ops.arena import Arena
+from rowwise.tables.ops.layout import make_group
+from rowwise.tables.ops.update import next_step
+from rowwise.tables.spec import RowType
 
 OF_ROWS = ("pool", "sum_units", "apply")
 STATE_BYTES = 64  # a sector read and one written

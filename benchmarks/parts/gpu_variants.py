@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rowwise import Table
-from rowwise.ops._triton import (
+from rowwise.tables.ops._triton import (
     cache,
     contributions,
     idmap,
@@ -17,11 +17,11 @@ from rowwise.ops._triton import (
     specialise,
     update,
 )
-from rowwise.ops._triton.operators import ONE_WARP, constants_of
-from rowwise.ops.layout import FeatureDescriptor, TableDescriptor, TablePiece, lay_out_tables, make_group
-from rowwise.ops.reference.idmap import SectionKind
-from rowwise.row_optimizers import OPTIMIZERS, RowWiseAdagrad
-from rowwise.spec import RowType
+from rowwise.tables.ops._triton.operators import ONE_WARP, constants_of
+from rowwise.tables.ops.layout import FeatureDescriptor, TableDescriptor, TablePiece, lay_out_tables, make_group
+from rowwise.tables.ops.reference.idmap import SectionKind
+from rowwise.tables.row_optimizers import OPTIMIZERS, RowWiseAdagrad
+from rowwise.tables.spec import RowType
 
 DIMS = (4, 16, 64, 128, 256)
 POOLINGS = (1.0, 1.5, 20.0)

@@ -12,12 +12,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from parts.ops_work import Work, ids_for
 from rowwise import Table
-from rowwise.ops._triton.operators import LAUNCHES
-from rowwise.ops.arena import Arena
-from rowwise.ops.layout import TableGroup, make_group
-from rowwise.ops.update import next_step
-from rowwise.row_optimizers import RowOptimizer
-from rowwise.spec import RowType
+from rowwise.tables.ops._triton.operators import LAUNCHES
+from rowwise.tables.ops.arena import Arena
+from rowwise.tables.ops.layout import TableGroup, make_group
+from rowwise.tables.ops.update import next_step
+from rowwise.tables.row_optimizers import RowOptimizer
+from rowwise.tables.spec import RowType
 
 SECTOR_BYTES = 64  # of optimizer state, read and written
 WARM, REPEATS = 3, 20

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from parts.gpu_work import Tables
-from rowwise.ops.layout import FeatureDescriptor
+from rowwise.tables.ops.layout import FeatureDescriptor
 
 WARPS = 8  # of a block
 SOURCE = """

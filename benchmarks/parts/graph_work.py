@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rowwise import Adam, Embeddings, GraphTower, LightGCN, Normal, Table, user_item_graph
-from rowwise.ops.graph import Graph
+from rowwise.tables.ops.graph import Graph
 
 DIM, LAYERS, BATCH, RATE = 64, 3, 2048, 0.005
 DECAY = 1e-4  # of the rows of a batch

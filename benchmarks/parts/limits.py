@@ -21,8 +21,8 @@ import torch
 from parts.report import at_least
 from parts.timer import least_s, timed_s
 from rowwise import Embeddings, Jagged
-from rowwise.ops import jagged as ids
-from rowwise.ops import linear
+from rowwise.tables.ops import jagged as ids
+from rowwise.tables.ops import linear
 
 FLOOR, GOAL = 0.75, 0.85  # of the limit
 PEAK_SIZE, SMOKE_SIZE, PEAK_TIMES = 2048, 128, 5

@@ -18,7 +18,6 @@ from rowwise.perf.dense_layers import parse_layers, side_of_layers
 from rowwise.perf.step_program import TimelineStage
 from rowwise.perf.timeline import steady_step
 from rowwise.planner.machines import machine_named
-from rowwise.row_optimizers import Sgd
 from rowwise.simulate.links import Links
 from rowwise.simulate.loads import MissingMemory
 from rowwise.simulate.simulation import (
@@ -31,7 +30,8 @@ from rowwise.simulate.simulation import (
 )
 from rowwise.simulate.step import StepWork, TableSeconds
 from rowwise.simulate.sweep import Case, sweep
-from rowwise.spec import Codecs, RowType, Table, Wire, WireType
+from rowwise.tables.row_optimizers import Sgd
+from rowwise.tables.spec import Codecs, RowType, Table, Wire, WireType
 
 TIMES = 3  # of which the best counts
 DIGITS = 0.0005  # of published numbers of three digits, relative to 1

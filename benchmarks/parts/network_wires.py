@@ -21,7 +21,7 @@ from rowwise.perf.hardware import hardware_named
 from rowwise.perf.links import Network, NetworkHost, PairLink
 from rowwise.perf.sums import SumCosts
 from rowwise.perf.wires import two_level_bytes
-from rowwise.spec import FarType, Topology, Wire
+from rowwise.tables.spec import FarType, Topology, Wire
 
 sys.path.insert(0, str(BENCHMARKS.parent / "tests"))
 

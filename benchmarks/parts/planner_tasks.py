@@ -18,8 +18,8 @@ from rowwise.perf.hardware import GiB, Hardware, LinkRates, Machine, hardware_na
 from rowwise.perf.roofline import Roofline
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.problem import PlanRequest
-from rowwise.row_optimizers import Sgd
-from rowwise.spec import RowType, Table, Topology
+from rowwise.tables.row_optimizers import Sgd
+from rowwise.tables.spec import RowType, Table, Topology
 
 DATA = Path(__file__).parents[1] / "tables"
 BATCH = 65536

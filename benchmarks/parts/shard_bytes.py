@@ -12,7 +12,7 @@ from parts.dlrm import DIM, FEATURES, linears
 from parts.report import at_most
 from parts.shard_plans import Case
 from parts.shard_work import Load, Shape, parts_of, whole_model
-from rowwise.spec import RowType, row_bytes
+from rowwise.tables.spec import RowType, row_bytes
 
 SHAPE = Shape.of(1_000, 20_000)
 LOAD = Load(batch=4096, pooling=20)

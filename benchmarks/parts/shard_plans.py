@@ -12,7 +12,7 @@ from torch import Tensor
 from parts.dlrm import linears
 from parts.shard_torchrec import LAYOUTS, TorchRec, join
 from parts.shard_work import NAMES, Load, Shape, Side, parts_of, whole_model
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 SHAPE = Shape.of(1_000, 20_000, small=True)._replace(lr=0.1, dense_lr=1e-3)
 LOAD = Load(batch=2048, pooling=3)

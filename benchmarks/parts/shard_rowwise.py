@@ -15,7 +15,7 @@ from rowwise.comm.thread import run_threads
 from rowwise.plan import Plan, Tile
 from rowwise.planner import layouts
 from rowwise.shard.apply import shard
-from rowwise.spec import Codecs, RowType, Table, Topology, Wire
+from rowwise.tables.spec import Codecs, RowType, Table, Topology, Wire
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.objective import Clicks
 from rowwise.train.settings import DenseAdam, Training

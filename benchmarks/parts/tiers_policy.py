@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rowwise.store.disk import DiskRows
-from rowwise.store.policy import POLICIES, WAYS, Policy
-from rowwise.store.row_store import SlotIds, SlotTable
-from rowwise.store.simulate import Trace, simulate
-from rowwise.store.sizes import cache_slots, overflow_slots
+from rowwise.tables.store.disk import DiskRows
+from rowwise.tables.store.policy import POLICIES, WAYS, Policy
+from rowwise.tables.store.row_store import SlotIds, SlotTable
+from rowwise.tables.store.simulate import Trace, simulate
+from rowwise.tables.store.sizes import cache_slots, overflow_slots
 
 ROWS, SKEW = 100_000, 1.05
 MEASURED = {"lru": 0.588, "lfu": 0.672}  # by others, with 1 % of the rows cached, from an empty cache

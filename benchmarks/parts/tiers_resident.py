@@ -10,8 +10,8 @@ import torch
 from parts.tiers_rowwise import Rowwise
 from parts.tiers_work import Size, gradient_of, ids_by_table
 from parts.timer import timed_s
-from rowwise.ops.arena import PinnedBags
-from rowwise.ops.update import concat_staged, next_step
+from rowwise.tables.ops.arena import PinnedBags
+from rowwise.tables.ops.update import concat_staged, next_step
 
 CALLS = 20_000  # of the seam, timed together
 CALLS_OF_STEP = 2  # one lookup and one update of one group of tables

@@ -15,10 +15,10 @@ from rowwise.plan import Tile
 from rowwise.recipes.placement import fill_caches
 from rowwise.shard.apply import shard
 from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.spec import Constant
-from rowwise.store.disk import DiskRows
-from rowwise.store.policy import WAYS
-from rowwise.store.row_store import SlotIds
+from rowwise.tables.spec import Constant
+from rowwise.tables.store.disk import DiskRows
+from rowwise.tables.store.policy import WAYS
+from rowwise.tables.store.row_store import SlotIds
 
 BOTTOM, TOP = (512, 256), (512, 256, 1)
 CHUNK = 1 << 16  # rows that are written at a time

@@ -8,10 +8,10 @@ from torch import nn
 from parts.recipe_job import job_of
 from rowwise import Batch, Topology
 from rowwise.comm.interface import Comm
-from rowwise.ops import jagged
 from rowwise.recipes.compose import make_evaluator, make_model, make_settings
 from rowwise.recipes.resolved import ResolvedRecipe
-from rowwise.spec import FarType, Wire
+from rowwise.tables.ops import jagged
+from rowwise.tables.spec import FarType, Wire
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.dense import DenseGradients
 from rowwise.train.two_level import TwoLevelSum

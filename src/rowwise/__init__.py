@@ -8,10 +8,6 @@ from typing import TYPE_CHECKING
 from rowwise.base.lazy import export_lazily
 
 if TYPE_CHECKING:
-    from rowwise.batch import Batch as Batch
-    from rowwise.batch import Jagged as Jagged
-    from rowwise.embedding import Embeddings as Embeddings
-    from rowwise.embedding import Vectors as Vectors
     from rowwise.errors import BatchError as BatchError
     from rowwise.errors import CheckpointError as CheckpointError
     from rowwise.errors import DataError as DataError
@@ -22,12 +18,8 @@ if TYPE_CHECKING:
     from rowwise.errors import SpecError as SpecError
     from rowwise.errors import StateError as StateError
     from rowwise.errors import UnknownIdWarning as UnknownIdWarning
-    from rowwise.hashing.embeddings import MappedEmbeddings as MappedEmbeddings
-    from rowwise.hashing.make import make_embeddings as make_embeddings
-    from rowwise.hashing.managed.embeddings import ManagedEmbeddings as ManagedEmbeddings
     from rowwise.ingest.pictures import PictureFolder as PictureFolder
     from rowwise.ingest.pictures import write_pictures as write_pictures
-    from rowwise.managed import Managed as Managed
     from rowwise.models.autoint import AutoInt as AutoInt
     from rowwise.models.dcn import DCN as DCN
     from rowwise.models.deepfm import DeepFM as DeepFM
@@ -64,32 +56,40 @@ if TYPE_CHECKING:
     from rowwise.models.xdeepfm import XDeepFM as XDeepFM
     from rowwise.notebook import FittedRun as FittedRun
     from rowwise.notebook import fit as fit
-    from rowwise.ops.interact import interact as interact
     from rowwise.plan import Plan as Plan
     from rowwise.plan import Tile as Tile
     from rowwise.recipes.asgi import asgi_app as asgi_app
-    from rowwise.row_optimizers import Adagrad as Adagrad
-    from rowwise.row_optimizers import Adam as Adam
-    from rowwise.row_optimizers import Ftrl as Ftrl
-    from rowwise.row_optimizers import Lamb as Lamb
-    from rowwise.row_optimizers import RowWiseAdagrad as RowWiseAdagrad
-    from rowwise.row_optimizers import RowWiseAdam as RowWiseAdam
-    from rowwise.row_optimizers import Schedule as Schedule
-    from rowwise.row_optimizers import Sgd as Sgd
-    from rowwise.spec import Constant as Constant
-    from rowwise.spec import Normal as Normal
-    from rowwise.spec import Pooling as Pooling
-    from rowwise.spec import RowType as RowType
-    from rowwise.spec import Table as Table
-    from rowwise.spec import Topology as Topology
-    from rowwise.spec import Uniform as Uniform
-    from rowwise.spec import Wire as Wire
+    from rowwise.tables.batch import Batch as Batch
+    from rowwise.tables.batch import Jagged as Jagged
+    from rowwise.tables.embedding import Embeddings as Embeddings
+    from rowwise.tables.embedding import Vectors as Vectors
+    from rowwise.tables.ids.embeddings import MappedEmbeddings as MappedEmbeddings
+    from rowwise.tables.ids.make import make_embeddings as make_embeddings
+    from rowwise.tables.ids.managed.embeddings import ManagedEmbeddings as ManagedEmbeddings
+    from rowwise.tables.managed import Managed as Managed
+    from rowwise.tables.ops.interact import interact as interact
+    from rowwise.tables.row_optimizers import Adagrad as Adagrad
+    from rowwise.tables.row_optimizers import Adam as Adam
+    from rowwise.tables.row_optimizers import Ftrl as Ftrl
+    from rowwise.tables.row_optimizers import Lamb as Lamb
+    from rowwise.tables.row_optimizers import RowWiseAdagrad as RowWiseAdagrad
+    from rowwise.tables.row_optimizers import RowWiseAdam as RowWiseAdam
+    from rowwise.tables.row_optimizers import Schedule as Schedule
+    from rowwise.tables.row_optimizers import Sgd as Sgd
+    from rowwise.tables.spec import Constant as Constant
+    from rowwise.tables.spec import Normal as Normal
+    from rowwise.tables.spec import Pooling as Pooling
+    from rowwise.tables.spec import RowType as RowType
+    from rowwise.tables.spec import Table as Table
+    from rowwise.tables.spec import Topology as Topology
+    from rowwise.tables.spec import Uniform as Uniform
+    from rowwise.tables.spec import Wire as Wire
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "batch": ("Batch", "Jagged"),
-    "embedding": ("Embeddings", "Vectors"),
+    "tables.batch": ("Batch", "Jagged"),
+    "tables.embedding": ("Embeddings", "Vectors"),
     "errors": (
         "BatchError",
         "CheckpointError",
@@ -102,11 +102,11 @@ _HOMES = {
         "StateError",
         "UnknownIdWarning",
     ),
-    "hashing.embeddings": ("MappedEmbeddings",),
-    "hashing.make": ("make_embeddings",),
-    "hashing.managed.embeddings": ("ManagedEmbeddings",),
+    "tables.ids.embeddings": ("MappedEmbeddings",),
+    "tables.ids.make": ("make_embeddings",),
+    "tables.ids.managed.embeddings": ("ManagedEmbeddings",),
     "ingest.pictures": ("PictureFolder", "write_pictures"),
-    "managed": ("Managed",),
+    "tables.managed": ("Managed",),
     "models.autoint": ("AutoInt",),
     "models.dcn": ("DCN",),
     "models.deepfm": ("DeepFM",),
@@ -129,12 +129,12 @@ _HOMES = {
     "models.wide_deep": ("WideDeep",),
     "models.wukong": ("Wukong",),
     "models.xdeepfm": ("XDeepFM",),
-    "ops.interact": ("interact",),
+    "tables.ops.interact": ("interact",),
     "plan": ("Plan", "Tile"),
     "notebook": ("FittedRun", "fit"),
     "recipes.asgi": ("asgi_app",),
-    "row_optimizers": ("Adagrad", "Adam", "Ftrl", "Lamb", "RowWiseAdagrad", "RowWiseAdam", "Schedule", "Sgd"),
-    "spec": (
+    "tables.row_optimizers": ("Adagrad", "Adam", "Ftrl", "Lamb", "RowWiseAdagrad", "RowWiseAdam", "Schedule", "Sgd"),
+    "tables.spec": (
         "Constant",
         "Normal",
         "Pooling",

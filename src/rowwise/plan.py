@@ -12,8 +12,8 @@ import msgspec
 
 from rowwise.base.value import MOST_RANKS, check_most, parse_json
 from rowwise.errors import SpecError
-from rowwise.row_optimizers import needs_full_rows
-from rowwise.spec import Table, Value, Wire
+from rowwise.tables.row_optimizers import needs_full_rows
+from rowwise.tables.spec import Table, Value, Wire
 
 COLUMN_BLOCK = 4  # row statistics are summed over blocks of four columns, so tiles are cut between blocks
 COVER = "each cell on exactly one rank, or the table replicated, once on every rank"

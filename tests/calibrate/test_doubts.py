@@ -18,7 +18,7 @@ from rowwise.calibrate.trust import MOST_WAITED, find_doubts, select_undisturbed
 from rowwise.perf.hardware import hardware_named, read_hardware
 from rowwise.perf.learned import LearnedModel, model_of, profile_warnings
 from rowwise.perf.roofline import Roofline
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 FINE = {"disturbed": 0.0, "tau": 0.94, "error": 0.1, "noise": 0.1, "drift": 0.1}
 BAD = {

@@ -11,7 +11,7 @@ from rowwise.calibrate.draw import BATCHES, MOST_TABLES, Population, SetLimits, 
 from rowwise.calibrate.ids import draw_batch, draw_ranks, draw_rows, scatter_ranks
 from rowwise.perf.access import Access, Curves, Workload
 from rowwise.perf.reuse import reuse_bins
-from rowwise.spec import Pooling, Table, state_width
+from rowwise.tables.spec import Pooling, Table, state_width
 
 LIMITS = SetLimits(pool_bytes=200_000_000)
 MADE_UP = Population()

@@ -16,7 +16,7 @@ from rowwise.perf.access import Access, Curves, Workload
 from rowwise.perf.hardware import hardware_named, read_hardware
 from rowwise.perf.roofline import Roofline
 from rowwise.planner.pipeline import make_plan
-from rowwise.spec import Table, Topology
+from rowwise.tables.spec import Table, Topology
 
 CPU = structs.replace(hardware_named("cpu"), device_Bps=5e9, launch_s=2e-4, forward_issue_s=2e-8)
 ABOUT = MachineDescription(

@@ -12,8 +12,8 @@ from rowwise.calibrate.draw import DrawnSet, Population, SetLimits, draw_set
 from rowwise.calibrate.ids import draw_batch
 from rowwise.calibrate.kernels import BATCHES, MOST_TURNS, KernelBench, flush_bytes, low_quantile
 from rowwise.perf.access import Access, Workload
-from rowwise.row_optimizers import Adam, Sgd
-from rowwise.spec import TRAINED_TYPES, Table
+from rowwise.tables.row_optimizers import Adam, Sgd
+from rowwise.tables.spec import TRAINED_TYPES, Table
 
 LIMITS = SetLimits(pool_bytes=8_000_000, vector_floats=1 << 20, most_s=4e-3)
 ADAM = Adam()

@@ -12,7 +12,7 @@ from rowwise.perf.access import Access, Workload
 from rowwise.perf.hardware import hardware_named
 from rowwise.plan import Plan, Tile
 from rowwise.planner.pipeline import make_plans
-from rowwise.spec import Pooling, Table, Topology
+from rowwise.tables.spec import Pooling, Table, Topology
 
 TABLES = (
     Workload(table=Table(name="a", rows=5000, dim=16), access=Access(pooling=4.0, zipf_a=1.0)),

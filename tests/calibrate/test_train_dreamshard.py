@@ -19,7 +19,7 @@ from rowwise.planner.constraints import Constraints
 from rowwise.planner.methods import dreamshard
 from rowwise.planner.options import make_problem
 from rowwise.planner.problem import NO_UNIT, Placement
-from rowwise.spec import Table, Topology
+from rowwise.tables.spec import Table, Topology
 
 TINY = PolicyTraining(
     iterations=2, groups=8, group=16, cost_steps=40, policy_steps=4, tasks=2, rollouts=6, tables=(4, 9), cost_rate=5e-3

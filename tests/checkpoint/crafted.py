@@ -19,7 +19,7 @@ from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import BLANK, NAME
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
-from rowwise.spec import RowType
+from rowwise.tables.spec import RowType
 
 
 def sound(folder: Path) -> Path:

@@ -11,9 +11,9 @@ from torch import nn
 
 from rowwise import Embeddings, Jagged, Plan, Pooling, Table, Topology
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.ops import rowtype
 from rowwise.shard.apply import shard
 from rowwise.shard.embeddings import ShardedEmbeddings
+from rowwise.tables.ops import rowtype
 from rowwise.train.optimizers import make_optimizer
 from rowwise.train.settings import DenseAdam
 

@@ -16,7 +16,7 @@ from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import FileSizes, write
 from rowwise.comm.thread import run_threads
-from rowwise.ops.rowtype import pack
+from rowwise.tables.ops.rowtype import pack
 
 DIM = 32
 

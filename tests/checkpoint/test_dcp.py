@@ -18,7 +18,7 @@ from rowwise.checkpoint.dcp_source import METADATA, open_dcp
 from rowwise.checkpoint.export import own_names
 from rowwise.checkpoint.foreign import import_matched, match, open_source
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.spec import RowType
+from rowwise.tables.spec import RowType
 
 ALONE = "ignore:torch.distributed is disabled"
 QUIET = pytest.mark.filterwarnings(ALONE)

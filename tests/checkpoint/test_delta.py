@@ -26,9 +26,9 @@ from rowwise.checkpoint.policy import LONGEST, average_bytes, is_full_due
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.solo import solo
 from rowwise.comm.thread import run_threads
-from rowwise.ops.jagged import split
 from rowwise.shard.apply import shard
-from rowwise.spec import TRAINED_TYPES
+from rowwise.tables.ops.jagged import split
+from rowwise.tables.spec import TRAINED_TYPES
 from rowwise.train import saved as saving
 from rowwise.train.saved import CheckpointFolder, CheckpointReduction
 from rowwise.train.settings import Saving

@@ -14,7 +14,7 @@ from rowwise.checkpoint import windows as seen
 from rowwise.checkpoint.export import export_torch, load_window, own_names, torchrec_names
 from rowwise.checkpoint.foreign import import_matched, match, open_source
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.spec import RowType
+from rowwise.tables.spec import RowType
 from rowwise.train.snapshot import warm_start
 
 TORCHREC = pytest.mark.skipif(find_spec("torchrec") is None, reason="needs the extra 'peers'")

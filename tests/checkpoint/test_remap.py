@@ -28,18 +28,18 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.remap import remap
 from rowwise.checkpoint.rewrite import retype_tables, rewrite
 from rowwise.checkpoint.write import write
-from rowwise.hashing import file as files
-from rowwise.hashing.arrays import entry_map, make_folds, ranked_map
-from rowwise.hashing.embeddings import MappedEmbeddings
-from rowwise.hashing.rules import hash_map
-from rowwise.idmaps import StoredIds
-from rowwise.ops import rowtype
 from rowwise.plan import Plan
 from rowwise.planner import column_wise, row_wise
 from rowwise.recipes.compose import make_model
 from rowwise.recipes.resolved import evaluation_batches
 from rowwise.recipes.runs import TrainingRun
-from rowwise.spec import TRAINED_TYPES
+from rowwise.tables.idmaps import StoredIds
+from rowwise.tables.ids import file as files
+from rowwise.tables.ids.arrays import entry_map, make_folds, ranked_map
+from rowwise.tables.ids.embeddings import MappedEmbeddings
+from rowwise.tables.ids.rules import hash_map
+from rowwise.tables.ops import rowtype
+from rowwise.tables.spec import TRAINED_TYPES
 from rowwise.train.snapshot import collect, restore_model, warm_start
 
 IDS, DIM = 120, 16

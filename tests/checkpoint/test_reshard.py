@@ -12,8 +12,8 @@ from rowwise import RowType
 from rowwise.checkpoint.assign import SMALLEST_bytes, assign_rows
 from rowwise.checkpoint.manifest import TensorChunk, TensorEntry, find_coverage_fault
 from rowwise.checkpoint.reshard import copy_regions, stored_spans
-from rowwise.ops.rowtype import pack, unpack
-from rowwise.spec import row_bytes
+from rowwise.tables.ops.rowtype import pack, unpack
+from rowwise.tables.spec import row_bytes
 
 
 def piece(rows, cols):

@@ -12,8 +12,8 @@ from rowwise.checkpoint import files
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import FileSizes, write
-from rowwise.ops.rowtype import pack, unpack
 from rowwise.shard.apply import cut_columns
+from rowwise.tables.ops.rowtype import pack, unpack
 from rowwise.train.snapshot import collect, restore_model
 
 KINDS = [(RowType.FP32, None), (RowType.FP16, None), (RowType.BF16, None), (RowType.INT8, None), (RowType.INT8, 16),

@@ -20,11 +20,11 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import FileSizes, write
 from rowwise.comm.solo import solo
 from rowwise.comm.thread import run_threads
-from rowwise.ops.jagged import split
 from rowwise.planner.layouts import column_wise, row_wise
 from rowwise.shard import apply
 from rowwise.shard.apply import copy_tables, shard
-from rowwise.spec import TRAINED_TYPES
+from rowwise.tables.ops.jagged import split
+from rowwise.tables.spec import TRAINED_TYPES
 from rowwise.train.saved import CheckpointFolder, CheckpointReduction
 from rowwise.train.snapshot import collect, restore, restore_model, warm_start
 

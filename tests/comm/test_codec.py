@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise.comm.codec import ScaleGroups, codec_of, gradient_scale, scale_groups_of, sum_codec_of
-from rowwise.spec import RUN, WIRE_TYPES, FarType, WireType
+from rowwise.tables.spec import RUN, WIRE_TYPES, FarType, WireType
 
 SHARE = {WireType.FP32: 0.0, WireType.FP16: 2.0**-11, WireType.BF16: 2.0**-8, WireType.INT8: 1 / 255 / 2 * 1.001}
 WIDTHS = st.lists(st.sampled_from([1, 3, 8, 16, 48, 100]), min_size=1, max_size=4)

@@ -20,7 +20,7 @@ from rowwise.comm.status import (
 )
 from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError, GradientError, IdError, PeerError, SpecError
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 WORLDS = {
     "solo": None,

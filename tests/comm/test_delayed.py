@@ -15,7 +15,7 @@ from rowwise.comm.simulated_link import SimulatedLink
 from rowwise.comm.spawn import run_processes
 from rowwise.comm.thread import run_threads
 from rowwise.errors import IdError, PeerError, SpecError
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 
 @pytest.mark.few(3)

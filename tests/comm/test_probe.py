@@ -10,7 +10,7 @@ from rowwise.comm.probe import ProbeSamples, probe, tournament
 from rowwise.comm.spawn import RanksFailed, run_processes
 from rowwise.comm.torch import Rendezvous
 from rowwise.errors import SpecError
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 
 @pytest.mark.parametrize("players", [2, 3, 4, 5, 8, 31, 64, 65])

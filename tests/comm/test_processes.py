@@ -16,7 +16,7 @@ from rowwise.comm.launch import connect, find_topology
 from rowwise.comm.simulated_link import SimulatedLink
 from rowwise.comm.spawn import run_processes
 from rowwise.errors import PeerError, SpecError
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 SLOW = SimulatedLink(latency_s=2e-4, bytes_s=1e8)
 WORLDS = {2: Topology(devices=2), 3: Topology(devices=3), "2 x 2": Topology(hosts=2, devices=2)}

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "../../src/rowwise/store/_cpp/shared_cache.h"
+#include "../../src/rowwise/tables/store/_cpp/shared_cache.h"
 #include "fuzz.h"
 
-extern "C" {  // of store/_c/simulate.c, which has no header
+extern "C" {  // of tables/store/_c/simulate.c, which has no header
 struct Trace {
   const int32_t* row;
   int64_t accesses, rows;

@@ -1,6 +1,6 @@
 // A tier of rows beside a map: rows are pinned, changed, read, written, read ahead, flushed and forgotten. The log may
 // be damaged on the way: then a call says so, or its rows are right.
-#include "../../src/rowwise/store/_cpp/tier.h"
+#include "../../src/rowwise/tables/store/_cpp/tier.h"
 
 #include <unistd.h>
 

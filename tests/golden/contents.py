@@ -12,14 +12,14 @@ from pyarrow import parquet as pq
 
 from rowwise import Plan, Table
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.hashing import file as id_map_file
-from rowwise.hashing.rows import look_up_rows
 from rowwise.ingest import ParquetReader
 from rowwise.perf.exchange import Amounts
 from rowwise.perf.hardware import read_hardware
 from rowwise.perf.learned import model_of
 from rowwise.recipes.trained import evaluate, predict_rows
-from rowwise.spec import Topology
+from rowwise.tables.ids import file as id_map_file
+from rowwise.tables.ids.rows import look_up_rows
+from rowwise.tables.spec import Topology
 from rowwise.train.saved import CheckpointFolder
 
 MAPPED = Table(name="user", rows=50, dim=8)

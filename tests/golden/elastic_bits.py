@@ -14,10 +14,10 @@ from shard.layout_cases import CASES
 from rowwise import Adagrad, Adam, Embeddings, Ftrl, Jagged, Lamb, Plan, RowWiseAdagrad, Sgd, Table, Topology
 from rowwise.comm.interface import Comm
 from rowwise.comm.thread import run_threads
-from rowwise.ops import rowtype
-from rowwise.ops.jagged import split
 from rowwise.shard.apply import copy_tables
 from rowwise.shard.embeddings import LocalTile, ShardedEmbeddings
+from rowwise.tables.ops import rowtype
+from rowwise.tables.ops.jagged import split
 
 SEED, SAMPLES, STEPS, LONGEST = 11, 1024, 3, 3
 EXACT = {"beta1": 0.5, "beta2": 0.75}

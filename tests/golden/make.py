@@ -22,13 +22,13 @@ from small import write_rows
 
 from rowwise import Plan, Table, Topology
 from rowwise.cli.main import make_app
-from rowwise.hashing.arrays import entry_map, make_folds
-from rowwise.hashing.file import save
 from rowwise.perf.exchange import ExchangeNetwork, Exchanges
 from rowwise.plan import Forecast, Tile
 from rowwise.planner import column_wise, grid, replicated, row_wise
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import read
+from rowwise.tables.ids.arrays import entry_map, make_folds
+from rowwise.tables.ids.file import save
 
 FILES = Path(__file__).parent / "files"
 HOME = "/golden"  # stands for the folder that the files are in

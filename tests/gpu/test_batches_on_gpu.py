@@ -7,8 +7,8 @@ from conformance_idmap import arguments
 from rearranged import INT32, INT64, calls_on, deduplications, ids_of, newer, on_device_of
 
 from rowwise.errors import DeviceError, IdError
-from rowwise.hashing import arrays, rules
-from rowwise.ops.faults import check_faults
+from rowwise.tables.ids import arrays, rules
+from rowwise.tables.ops.faults import check_faults
 
 pytestmark = pytest.mark.gpu
 ops = torch.ops.rowwise

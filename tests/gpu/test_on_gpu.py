@@ -10,14 +10,14 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
 from rowwise.comm.solo import solo
 from rowwise.errors import DeviceError
-from rowwise.ops.faults import FaultWord, check_faults
-from rowwise.ops.layout import FeatureDescriptor
-from rowwise.ops.linear import linear
-from rowwise.ops.reference import FeatureBags
-from rowwise.ops.update import next_step
 from rowwise.plan import Tile
 from rowwise.shard.apply import copy_tables
 from rowwise.shard.embeddings import ShardedEmbeddings
+from rowwise.tables.ops.faults import FaultWord, check_faults
+from rowwise.tables.ops.layout import FeatureDescriptor
+from rowwise.tables.ops.linear import linear
+from rowwise.tables.ops.reference import FeatureBags
+from rowwise.tables.ops.update import next_step
 from rowwise.train.on_device import DeviceCopies
 from rowwise.train.snapshot import collect, restore
 

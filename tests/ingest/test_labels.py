@@ -10,7 +10,7 @@ from rowwise.ingest import Batcher, Batching, Columns, FrameReader, Sparse
 from rowwise.ingest.inspect import inspect
 from rowwise.ingest.labels import choose_label, choose_labels, parse_label, value_counts
 from rowwise.ingest.share import Share
-from rowwise.spec import Table
+from rowwise.tables.spec import Table
 
 ROWS = 400
 TABLES = (Table(name="user", rows=50, dim=4),)

@@ -29,7 +29,7 @@ from rowwise.ingest.service.local import Service, Workers
 from rowwise.ingest.share import Share
 from rowwise.ingest.warehouse.convert import convert
 from rowwise.ingest.warehouse.layout import WarehouseLayout
-from rowwise.ops.jagged import permute
+from rowwise.tables.ops.jagged import permute
 
 FEATURES = ("user", "name", "seen", "words", "one", "item")
 USERS = FEATURES[:5]  # of which neighbours mostly have the same

@@ -8,7 +8,7 @@ from plain_layers import plain_mlp
 from torch import nn
 
 from rowwise import DLRM, Batch, Embeddings, Jagged, Pooling, Sgd, SpecError, Table
-from rowwise.ops import reference
+from rowwise.tables.ops import reference
 
 
 def make(top: tuple[int, ...] = (16, 1)) -> DLRM:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from rowwise import SpecError
-from rowwise.ops.float8 import GRADIENTS, VALUES, float8_products, product_float8, round_float8, scaled_product
-from rowwise.ops.linear import linear
+from rowwise.tables.ops.float8 import GRADIENTS, VALUES, float8_products, product_float8, round_float8, scaled_product
+from rowwise.tables.ops.linear import linear
 from rowwise.train.settings import Training
 
 CPU = torch.device("cpu")

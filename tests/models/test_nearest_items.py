@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import BatchError, nearest_items, top_items
-from rowwise.ops import reference
+from rowwise.tables.ops import reference
 
 
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 70), st.integers(0, 9), st.data())

@@ -9,7 +9,7 @@ from rowwise.planner.kinds import PlacementKind
 from rowwise.planner.layouts import TABLE_WISE
 from rowwise.planner.options import TableArrays
 from rowwise.planner.problem import PlanRequest
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 
 def request_of(workloads, hardware: Hardware, topology=Topology(), *, batch=1000, model=None, **more) -> PlanRequest:  # noqa: B008 - frozen

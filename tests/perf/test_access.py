@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rowwise import SpecError
 from rowwise.perf.access import Access, Curves, Workload, expected_distinct, head_share
-from rowwise.spec import Table
+from rowwise.tables.spec import Table
 
 
 def shares(a, q, rows):

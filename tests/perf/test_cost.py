@@ -16,9 +16,9 @@ from rowwise.perf.cost import Phi, Shards
 from rowwise.perf.hardware import PRESETS, LinkRates, hardware_named, read_hardware
 from rowwise.perf.memory import memory_bytes
 from rowwise.perf.roofline import Roofline
-from rowwise.row_optimizers import Sgd
-from rowwise.spec import Table, Topology
-from rowwise.store.sizes import cache_bytes, disk_bytes
+from rowwise.tables.row_optimizers import Sgd
+from rowwise.tables.spec import Table, Topology
+from rowwise.tables.store.sizes import cache_bytes, disk_bytes
 
 LOADS = arrays(float, (2, 6), elements=st.floats(0, 10))
 PHIS = (Phi(1.0, (6,), (1.0,)), Phi(0.5, (3, 6), (6.0, 6.0)), Phi(0.0, (2, 3, 6), (2.0, 1.0, 3.5)))

@@ -11,7 +11,7 @@ from rowwise.errors import SpecError
 from rowwise.perf.dense_layers import DenseLayer, parse_layers, side_of_layers
 from rowwise.perf.hardware import hardware_named
 from rowwise.perf.linear_times import LinearTimes, SumTimes
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 AXES = {"samples": (8, 64), "inputs": (4, 16, 64), "outputs": (4, 16)}
 

@@ -18,7 +18,7 @@ from rowwise.perf.hardware import hardware_named, read_hardware
 from rowwise.perf.learned import LearnedModel, model_of
 from rowwise.perf.network import MOST_DEVIATIONS
 from rowwise.perf.roofline import Roofline
-from rowwise.spec import RowType, Table, Topology
+from rowwise.tables.spec import RowType, Table, Topology
 
 FEW = settings(max_examples=25, deadline=None)
 FORMS = st.sampled_from(("scaled", "published"))

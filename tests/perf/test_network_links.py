@@ -23,7 +23,7 @@ from rowwise.perf.links import (
     read_network,
     uniform_network,
 )
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 TWO = (NetworkHost(name="a"), NetworkHost(name="b"))
 

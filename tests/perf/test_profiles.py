@@ -7,7 +7,7 @@ from rowwise.perf.access import Access, Workload
 from rowwise.perf.hardware import PRESETS, PROFILE_FOLDER, hardware_named
 from rowwise.perf.learned import LearnedModel, model_of
 from rowwise.planner.pipeline import make_plan
-from rowwise.spec import Table, Topology
+from rowwise.tables.spec import Table, Topology
 
 PROFILES = sorted(path.stem for path in PROFILE_FOLDER.glob("*.json"))
 

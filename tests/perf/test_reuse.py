@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rowwise.perf.access import Access, Curves, Workload
 from rowwise.perf.reuse import BINS, reuse_bins
-from rowwise.spec import Table
+from rowwise.tables.spec import Table
 
 
 def curves(rows, pooling, a, q=0.0, batch=4096):

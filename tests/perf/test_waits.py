@@ -18,7 +18,7 @@ from rowwise.perf.learned import model_of
 from rowwise.planner.layouts import table_wise
 from rowwise.planner.pipeline import make_plan
 from rowwise.planner.rank_exchange import exchanges_s
-from rowwise.spec import Codecs, Wire, WireType
+from rowwise.tables.spec import Codecs, Wire, WireType
 
 seconds, TWO, XEON = st.floats(0, 1e-2), Topology(devices=2), hardware_named("xeon")
 ADDED = WireCost(start_s=1e-4, vector_s=1e-8, float_s=1e-10)

@@ -13,7 +13,7 @@ from rowwise.perf.hardware import hardware_named
 from rowwise.perf.links import Network, NetworkHost, PairLink, uniform_network
 from rowwise.perf.sums import SumCosts
 from rowwise.perf.wire_choice import SLACK, SUMS, VECTORS, WireChoice, choose_wire, fastest_sums
-from rowwise.spec import LINKS, Codecs, FarType, WireType
+from rowwise.tables.spec import LINKS, Codecs, FarType, WireType
 
 RACKS = Topology(hosts=4, devices=2, groups=(2, 2))
 BYTES = {WireType.FP32: 4.0, WireType.FP16: 2.0, WireType.BF16: 2.0, WireType.INT8: 1.1}

@@ -21,7 +21,7 @@ from rowwise.planner.kinds import candidate_kinds
 from rowwise.planner.layouts import LAYOUTS
 from rowwise.planner.options import TableArrays
 from rowwise.planner.pipeline import make_plan
-from rowwise.spec import Codecs, RowType, Wire, WireType, row_bytes
+from rowwise.tables.spec import Codecs, RowType, Wire, WireType, row_bytes
 
 
 def coding(rate_Bps):

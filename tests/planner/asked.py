@@ -8,8 +8,8 @@ from rowwise.perf.roofline import Roofline
 from rowwise.plan import TIERS
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.problem import PlanRequest
-from rowwise.row_optimizers import Adam, RowWiseAdagrad, Sgd
-from rowwise.spec import Table
+from rowwise.tables.row_optimizers import Adam, RowWiseAdagrad, Sgd
+from rowwise.tables.spec import Table
 
 
 def question(

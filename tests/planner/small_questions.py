@@ -13,8 +13,8 @@ from rowwise.perf.roofline import Roofline
 from rowwise.plan import TIERS
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.problem import NO_UNIT, Placement, PlacementProblem, PlanRequest
-from rowwise.row_optimizers import Adam, RowWiseAdagrad, Sgd
-from rowwise.spec import Codecs, Table, Topology, Wire, WireType
+from rowwise.tables.row_optimizers import Adam, RowWiseAdagrad, Sgd
+from rowwise.tables.spec import Codecs, Table, Topology, Wire, WireType
 
 TOPOLOGIES = (Topology(devices=2), Topology(devices=3), Topology(hosts=2, devices=2), Topology(hosts=3, groups=(2, 1)))
 codecs = st.builds(Codecs, st.sampled_from(WireType), st.sampled_from(WireType))

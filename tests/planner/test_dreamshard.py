@@ -38,7 +38,7 @@ from rowwise.planner.methods.named import run_method
 from rowwise.planner.native import NativeProblem
 from rowwise.planner.options import make_problem
 from rowwise.planner.problem import NO_UNIT
-from rowwise.spec import Table, Topology
+from rowwise.tables.spec import Table, Topology
 
 FEW = settings(max_examples=25, deadline=None)
 WHOLE = Constraints(layouts={"*": ("table_wise",)})

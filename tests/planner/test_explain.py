@@ -22,8 +22,8 @@ from rowwise.planner.options import make_problem
 from rowwise.planner.pipeline import PlanResult, forecast, make_plan
 from rowwise.planner.problem import NO_UNIT, Placement, PlanRequest
 from rowwise.planner.search import search
-from rowwise.row_optimizers import Adam, RowWiseAdagrad, Sgd
-from rowwise.spec import Table, Topology
+from rowwise.tables.row_optimizers import Adam, RowWiseAdagrad, Sgd
+from rowwise.tables.spec import Table, Topology
 
 
 @st.composite

@@ -19,8 +19,8 @@ from rowwise.planner.infeasible import InfeasibleError, least_bytes, useful_fixe
 from rowwise.planner.options import make_problem
 from rowwise.planner.pipeline import make_plan
 from rowwise.planner.search import search
-from rowwise.row_optimizers import Adam, Sgd
-from rowwise.spec import Table, Topology, Wire
+from rowwise.tables.row_optimizers import Adam, Sgd
+from rowwise.tables.spec import Table, Topology, Wire
 
 WHOLE = Constraints(layouts={"*": ("table_wise",)})
 

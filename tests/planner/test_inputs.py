@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rowwise import Adam, Pooling, RowWiseAdagrad, Sgd, SpecError, Table
 from rowwise.perf.access import Access, Workload
 from rowwise.planner.inputs import read_tables
-from rowwise.spec import TRAINED_TYPES
+from rowwise.tables.spec import TRAINED_TYPES
 
 MADE_UP = Path(__file__).parents[2] / "benchmarks" / "tables" / "dlrm856_like_tables.csv"
 HEAD = "name,rows,dim,pooling\n"

@@ -17,7 +17,7 @@ from rowwise.planner.options import make_problem
 from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.planner.replan import replan
-from rowwise.spec import Table, Topology
+from rowwise.tables.spec import Table, Topology
 
 FEW = settings(max_examples=15, deadline=None, derandomize=True)
 DEVICE = frozenset(TIERS[:1])

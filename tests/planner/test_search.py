@@ -27,8 +27,8 @@ from rowwise.planner.options import make_problem
 from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.planner.search import least_split_options, search, search_best
-from rowwise.row_optimizers import RowWiseAdagrad
-from rowwise.spec import Table, Topology, state_width
+from rowwise.tables.row_optimizers import RowWiseAdagrad
+from rowwise.tables.spec import Table, Topology, state_width
 
 FEW = settings(max_examples=25, deadline=None)
 SLIGHTLY = 1e-9

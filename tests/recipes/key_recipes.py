@@ -17,8 +17,6 @@ from pyarrow import parquet as pq
 from small import sections, write_rows
 
 from rowwise.errors import RowwiseError, one_line
-from rowwise.hashing.arrays import entry_map
-from rowwise.hashing.file import save
 from rowwise.ingest.pictures import write_pictures
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.outlook import dry_run, open_warm_start
@@ -26,7 +24,9 @@ from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.resolved import make_batcher
 from rowwise.recipes.text import decode
 from rowwise.recipes.unused_keys import find_notes as notes_of
-from rowwise.spec import Topology
+from rowwise.tables.ids.arrays import entry_map
+from rowwise.tables.ids.file import save
+from rowwise.tables.spec import Topology
 from rowwise.train.loss_settings import AnyLoss
 
 

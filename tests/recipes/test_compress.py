@@ -8,8 +8,6 @@ from compressible import recipe, write_clicks
 from msgspec import structs
 
 from rowwise.errors import DataError, SpecError
-from rowwise.hashing.methods import table_bytes
-from rowwise.hashing.open import open_map
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.compress.advise import advise, check_recipe, write_recipe
 from rowwise.recipes.compress.folder import TrialFolderSpec, open_folder
@@ -19,6 +17,8 @@ from rowwise.recipes.compress.window import open_window
 from rowwise.recipes.resolved import make_batcher
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import read
+from rowwise.tables.ids.methods import table_bytes
+from rowwise.tables.ids.open import open_map
 
 METHODS = ("hash", "learned")
 

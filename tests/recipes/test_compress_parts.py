@@ -16,7 +16,7 @@ from rowwise.recipes.compress.results import TrialResults
 from rowwise.recipes.compress.schedule import TrialSpec, best_methods, other_size_trials, ratios_around
 from rowwise.recipes.compress.selection import CompressionGoal, select_tables
 from rowwise.recipes.text import decode
-from rowwise.spec import Table
+from rowwise.tables.spec import Table
 
 RECIPE = {"data": {"dataset": "synthetic"}, "seed": 3}
 

@@ -9,7 +9,7 @@ from rowwise.base.quantity import format_percent
 from rowwise.errors import TableMemoryError
 from rowwise.recipes.device_tables import describe_cached, move_to_device
 from rowwise.recipes.placement import cached_bytes, choose_cached, table_bytes
-from rowwise.store.policy import WAYS
+from rowwise.tables.store.policy import WAYS
 
 SIZES = st.lists(st.integers(1, 200_000), min_size=1, max_size=6)
 

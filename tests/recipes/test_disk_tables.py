@@ -21,7 +21,7 @@ from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.sharding import choose_plan, tables_of
 from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
 from rowwise.recipes.trained import evaluate
-from rowwise.store.sizes import cache_bytes, disk_bytes
+from rowwise.tables.store.sizes import cache_bytes, disk_bytes
 
 MB = 10**6
 

@@ -12,7 +12,7 @@ from rowwise.comm.torch import Rendezvous
 from rowwise.errors import AgreedError, SpecError
 from rowwise.perf.links import Network, NetworkHost, NetworkProbe
 from rowwise.recipes.hosts import list_hosts, order_hosts
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 NAMES = ("a0", "b0", "a1", "b1")
 

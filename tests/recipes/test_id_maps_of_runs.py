@@ -11,9 +11,6 @@ from small import same, saved, sections, train_on_ranks, write_rows
 
 from rowwise import CheckpointError, Plan, SpecError
 from rowwise.checkpoint.rewrite import retype_tables, rewrite
-from rowwise.hashing.arrays import entry_map, make_folds
-from rowwise.hashing.embeddings import MappedEmbeddings
-from rowwise.hashing.file import save
 from rowwise.planner import row_wise, table_wise
 from rowwise.planner.machines import machine_named
 from rowwise.recipes.compose import resolve
@@ -23,6 +20,9 @@ from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.sharding import tables_of
 from rowwise.recipes.text import decode
 from rowwise.recipes.trained import load_trained, predict_rows
+from rowwise.tables.ids.arrays import entry_map, make_folds
+from rowwise.tables.ids.embeddings import MappedEmbeddings
+from rowwise.tables.ids.file import save
 from rowwise.train.saved import CheckpointFolder
 
 IDS = {"user": 50, "item": 30, "seen": 20}

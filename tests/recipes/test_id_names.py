@@ -13,7 +13,7 @@ from rowwise.recipes.explain import explain
 from rowwise.recipes.id_names import RARE_IDS, name_ids
 from rowwise.recipes.rows import RowSelection, open_reader
 from rowwise.recipes.trained import evaluate
-from rowwise.spec import Table
+from rowwise.tables.spec import Table
 
 WORDS = ["red", "green", "blue", "grey"]
 

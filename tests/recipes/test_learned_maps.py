@@ -8,12 +8,12 @@ import pytest
 from pyarrow import parquet as pq
 from small import sections
 
-from rowwise.hashing.file import save
-from rowwise.hashing.methods import make_map, table_bytes
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.compress.probe import learn
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode
+from rowwise.tables.ids.file import save
+from rowwise.tables.ids.methods import make_map, table_bytes
 
 IDS, SHOPS, GROUPS, ROWS = 3000, 40, 6, 30_000
 

@@ -24,7 +24,7 @@ from rowwise.recipes.sharding import choose_plan, shard_tables, tables_of
 from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.text import decode, parse, write
 from rowwise.recipes.trained import evaluate
-from rowwise.spec import Codecs, Wire
+from rowwise.tables.spec import Codecs, Wire
 from rowwise.train.step import embeddings_of
 
 ELASTIC = {"batch": 1024, "determinism": "elastic", "virtual_shards": 4, "epochs": 2}

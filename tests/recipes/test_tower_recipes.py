@@ -31,7 +31,7 @@ from rowwise.recipes.table_memory import measure_memory, raise_if_short
 from rowwise.recipes.text import decode
 from rowwise.recipes.trained import evaluate, load_trained, predict_rows
 from rowwise.serve.retrieval import RetrieveBody
-from rowwise.spec import RowType
+from rowwise.tables.spec import RowType
 
 GRAPH = {"kind": "graph", "user": "user", "item": "item", "ks": [5, 20]}
 

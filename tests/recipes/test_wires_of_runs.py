@@ -17,7 +17,7 @@ from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode
 from rowwise.recipes.unused_keys import find_notes
 from rowwise.recipes.wires import decide_wire
-from rowwise.spec import Codecs
+from rowwise.tables.spec import Codecs
 
 RACKS = Topology(hosts=4, groups=(2, 2))
 

@@ -19,8 +19,8 @@ from rowwise.report import write
 from rowwise.report.placement import read_explanation
 from rowwise.report.plan import draw_plan
 from rowwise.report.read import PLAN
-from rowwise.row_optimizers import Sgd
-from rowwise.spec import Table, Topology
+from rowwise.tables.row_optimizers import Sgd
+from rowwise.tables.spec import Table, Topology
 
 
 def explained(topology: Topology, count: int, host_bytes: float = 0.0) -> Explanation:

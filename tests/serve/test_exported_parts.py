@@ -9,13 +9,13 @@ from pyarrow import parquet as pq
 from small import RECIPE, WORLD, trained
 
 from rowwise import RowType, SpecError
-from rowwise.hashing.arrays import entry_map
-from rowwise.hashing.file import save
 from rowwise.recipes.ensemble import predict_ensemble
 from rowwise.recipes.export import export
 from rowwise.recipes.served import load_rows, open_version, read_model
 from rowwise.recipes.trained import predict_rows
 from rowwise.serve.row_tiers import IN_MEMORY
+from rowwise.tables.ids.arrays import entry_map
+from rowwise.tables.ids.file import save
 
 OWN_MODEL = """
 import torch

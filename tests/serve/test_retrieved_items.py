@@ -20,7 +20,6 @@ from small import WORLD, trained
 from towers import MANY, SETTINGS, TOWERS, contexts, tables, trained_towers, write_item_table
 
 from rowwise import CheckpointError, DataError, RowType, SpecError
-from rowwise.ops import reference
 from rowwise.recipes.export import export
 from rowwise.recipes.export_items import ItemOptions, describe_items
 from rowwise.recipes.served import open_version
@@ -30,6 +29,7 @@ from rowwise.serve.items import FACTS, INDEX, ITEMS, RETRIEVAL, VECTORS
 from rowwise.serve.package import version_folder, write_traffic
 from rowwise.serve.record import REQUEST, SCORES
 from rowwise.serve.traffic import Traffic
+from rowwise.tables.ops import reference
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ from shard.layout_cases import CASES
 
 from rowwise import Embeddings, Jagged, Plan, Pooling, Table
 from rowwise.comm.thread import run_threads
-from rowwise.ops import rowtype
-from rowwise.ops.jagged import split
 from rowwise.shard.apply import copy_tables
 from rowwise.shard.embeddings import ShardedEmbeddings
+from rowwise.tables.ops import rowtype
+from rowwise.tables.ops.jagged import split
 
 CLOSE = 1e-6  # of the largest number of a matrix
 SEED = 3

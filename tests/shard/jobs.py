@@ -24,7 +24,7 @@ from rowwise import (
     Uniform,
     Wire,
 )
-from rowwise.spec import Codecs, WireType
+from rowwise.tables.spec import Codecs, WireType
 
 OPTIMIZERS = {
     "sgd": Sgd(lr=0.1),

@@ -16,7 +16,7 @@ from rowwise.planner.layouts import (
     table_row_wise,
     table_wise,
 )
-from rowwise.spec import Table, Topology
+from rowwise.tables.spec import Table, Topology
 
 
 def rectangles(table: Table, topology: Topology, parts: Iterable[tuple[Range, Range]]) -> tuple[Tile, ...]:

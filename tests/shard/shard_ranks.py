@@ -11,7 +11,7 @@ from shard.test_learned_weights import learned, of_rank, train
 
 from rowwise import Embeddings, IdError, Jagged, Pooling, RowType, RowWiseAdagrad, Table, Topology, Uniform
 from rowwise.errors import PeerError
-from rowwise.spec import Codecs, Wire
+from rowwise.tables.spec import Codecs, Wire
 
 TABLES = (
     Table(name="a", rows=400, dim=16, pooling=Pooling.WEIGHTED, init=Uniform(1.0)),

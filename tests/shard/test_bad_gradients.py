@@ -9,7 +9,7 @@ from shard.jobs import EVERY_OPTIMIZER, table_for_each
 
 from rowwise import Adam, Embeddings, GradientError, Jagged, Lamb, Pooling, RowWiseAdam, Sgd, Topology
 from rowwise.comm.thread import run_threads
-from rowwise.row_optimizers import needs_full_rows
+from rowwise.tables.row_optimizers import needs_full_rows
 
 WORLD = Topology(devices=3)
 DIM = 16

@@ -24,7 +24,7 @@ from shard.wires import (
 
 from rowwise import Plan, Pooling, Topology, Wire
 from rowwise.comm.thread import run_threads
-from rowwise.spec import Codecs, WireType
+from rowwise.tables.spec import Codecs, WireType
 
 
 def vector_bytes(count, widths, kind):

@@ -23,11 +23,11 @@ from rowwise import (
     Topology,
 )
 from rowwise.comm.thread import run_threads
-from rowwise.ops.jagged import permute
 from rowwise.plan import Plan
 from rowwise.planner.layouts import column_wise, row_wise, table_wise
 from rowwise.shard.ids import Router
 from rowwise.shard.routes import make_routes
+from rowwise.tables.ops.jagged import permute
 
 WORLD = Topology(hosts=2, devices=2)
 TABLES = (

@@ -26,9 +26,9 @@ from rowwise import (
 )
 from rowwise.comm.thread import run_threads
 from rowwise.errors import PeerError
-from rowwise.ops.jagged import permute
 from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.spec import Codecs, Wire
+from rowwise.tables.ops.jagged import permute
+from rowwise.tables.spec import Codecs, Wire
 
 # A plan that is wrong, and tables of a terabyte.
 

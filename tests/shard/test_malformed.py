@@ -11,12 +11,12 @@ from shard.equal import SEED, make_sharded, place
 from torch import nn
 
 from rowwise import Jagged, Pooling, Sgd, Table, Topology
-from rowwise.batch import SharedBags
 from rowwise.comm.thread import run_threads
 from rowwise.errors import PeerError, RowwiseError
-from rowwise.hashing.embeddings import MappedEmbeddings
-from rowwise.ops.jagged import permute
 from rowwise.shard.apply import shard
+from rowwise.tables.batch import SharedBags
+from rowwise.tables.ids.embeddings import MappedEmbeddings
+from rowwise.tables.ops.jagged import permute
 
 WORLD = Topology(devices=2)
 SAMPLES = 256  # whole blocks: ids that a sequence repeats are sent once

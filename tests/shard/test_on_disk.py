@@ -15,8 +15,8 @@ from rowwise import Embeddings, Plan, Pooling, RowwiseError, SpecError, StateErr
 from rowwise.comm.solo import solo
 from rowwise.comm.thread import run_threads
 from rowwise.planner.layouts import row_wise, table_wise
-from rowwise.row_optimizers import OPTIMIZERS
-from rowwise.spec import TRAINED_TYPES, Constant, Normal, RowType
+from rowwise.tables.row_optimizers import OPTIMIZERS
+from rowwise.tables.spec import TRAINED_TYPES, Constant, Normal, RowType
 
 ROWS = 1500  # more than a cache of one set and its overflow hold
 LAYOUTS = ("table-wise", "row-wise", "interleaved rows", "uneven rows")

@@ -34,7 +34,7 @@ from rowwise.planner.heuristic import simple_plan
 from rowwise.planner.pipeline import make_plan
 from rowwise.planner.problem import PlanRequest
 from rowwise.shard.rehearse import RehearsedRank, rehearse, zero_pages
-from rowwise.spec import row_bytes, state_slots
+from rowwise.tables.spec import row_bytes, state_slots
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CLUSTER = Topology(hosts=16, devices=8)

@@ -37,7 +37,7 @@ from rowwise import (
 )
 from rowwise.comm.thread import run_threads
 from rowwise.shard.distinct import deduplicate_sequences
-from rowwise.spec import Codecs
+from rowwise.tables.spec import Codecs
 
 WORLD = Topology(hosts=2, devices=2)
 SIZES_SW = ((256, 0, 512, 256), (256, 256, 256, 256), (256, 512, 0, 100))  # only the last may be short

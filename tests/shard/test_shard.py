@@ -35,11 +35,11 @@ from rowwise import (
 )
 from rowwise.comm.solo import solo
 from rowwise.comm.thread import run_threads
-from rowwise.ops.jagged import split
 from rowwise.planner.layouts import table_wise
 from rowwise.shard.apply import shard
 from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.spec import Codecs
+from rowwise.tables.ops.jagged import split
+from rowwise.tables.spec import Codecs
 
 WORLD = Topology(hosts=2, devices=2)
 OPTIMIZERS = (Sgd(lr=0.1), RowWiseAdagrad(lr=0.1, clip=0.5), Adam(lr=0.01))

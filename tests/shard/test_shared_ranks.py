@@ -13,13 +13,13 @@ from shard.layout_cases import CASES
 from shared_batches import draw_copies, make_shared
 
 from rowwise import BatchError, IdError, Pooling, RowType, SpecError, Table, Topology, Uniform, Wire
-from rowwise.batch import SharedBags
 from rowwise.comm.spawn import run_processes
 from rowwise.comm.thread import run_threads
 from rowwise.errors import PeerError
-from rowwise.ops.jagged import split
 from rowwise.shard.rehearse import RehearsedRank, rehearse
-from rowwise.spec import Codecs
+from rowwise.tables.batch import SharedBags
+from rowwise.tables.ops.jagged import split
+from rowwise.tables.spec import Codecs
 
 
 def trained(module, batches, seed):

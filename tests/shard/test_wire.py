@@ -16,7 +16,7 @@ from rowwise.comm.thread import run_threads
 from rowwise.shard.apply import copy_tables
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.shard.vectors import Block, ExpectedBlock, WireCodecs
-from rowwise.spec import Codecs, Wire, WireType
+from rowwise.tables.spec import Codecs, Wire, WireType
 
 kinds = st.sampled_from(KINDS)
 wires = st.builds(

@@ -4,7 +4,7 @@ import torch
 
 from rowwise import Pooling, Sgd, Table, Topology, Uniform
 from rowwise.planner.layouts import column_wise, grid, replicated, row_wise, table_row_wise, table_wise
-from rowwise.spec import WireType
+from rowwise.tables.spec import WireType
 
 WORLD = Topology(hosts=2, devices=2)
 KINDS = tuple(WireType)

@@ -35,7 +35,7 @@ from rowwise.simulate.simulation import (
 )
 from rowwise.simulate.step import StepWork, TableSeconds
 from rowwise.simulate.trace import chrome_trace
-from rowwise.spec import Codecs, Table, Topology, Wire, WireType
+from rowwise.tables.spec import Codecs, Table, Topology, Wire, WireType
 
 LAYERS = parse_layers("16,32,8:40,32,16,1")
 TABLES = tuple(

@@ -10,7 +10,7 @@ from rowwise.errors import SpecError
 from rowwise.planner.machines import machine_named
 from rowwise.simulate.simulation import SimulatedMachine, choose_dense, faster_links, simulate
 from rowwise.simulate.sweep import EXAMPLES, QUANTITIES, Case, parse_vary, sweep
-from rowwise.spec import Wire
+from rowwise.tables.spec import Wire
 
 
 def case(machine="2x4xzionex", *, even=True):

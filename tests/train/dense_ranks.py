@@ -22,8 +22,8 @@ from rowwise import (
 )
 from rowwise.plan import Plan
 from rowwise.planner import table_wise
-from rowwise.row_optimizers import Sgd
 from rowwise.shard import shard
+from rowwise.tables.row_optimizers import Sgd
 from rowwise.train.dense_parallel import ShardedConstruction, local_part, shard_dense, shards_of, unit_shapes
 from rowwise.train.settings import DenseAdam
 from rowwise.train.snapshot import collect

@@ -15,7 +15,7 @@ from rowwise.cli.console import LiveLine
 from rowwise.comm.solo import solo
 from rowwise.plan import Plan, Tile
 from rowwise.shard import shard
-from rowwise.store.row_store import CacheCounters, SlotIds, StoreUse, sum_up
+from rowwise.tables.store.row_store import CacheCounters, SlotIds, StoreUse, sum_up
 from rowwise.train.cache_counts import CacheCounts, disk_cells
 from rowwise.train.run_folder import HEADERS
 from rowwise.train.settings import Log, Saving

@@ -12,7 +12,7 @@ from torch import nn
 from rowwise import SpecError
 from rowwise.comm.solo import solo
 from rowwise.comm.thread import run_threads
-from rowwise.spec import RowType, Wire
+from rowwise.tables.spec import RowType, Wire
 from rowwise.train.coded import RUN
 from rowwise.train.dense import BUCKET_BYTES, DenseGradients
 

@@ -12,10 +12,10 @@ from rowwise import DCN, SpecError, Table, Topology, make_embeddings
 from rowwise.comm.solo import solo
 from rowwise.comm.spawn import RanksFailed, run_processes
 from rowwise.comm.thread import run_threads
-from rowwise.hashing.mapped import MappedTable
-from rowwise.idmaps import QuotientRemainderIds
 from rowwise.perf.dense_parallel import DenseSide, DenseUnits
 from rowwise.recipes.runs import TrainingRun
+from rowwise.tables.idmaps import QuotientRemainderIds
+from rowwise.tables.ids.mapped import MappedTable
 from rowwise.train.dense_parallel import ShardedConstruction, find_units, shard_dense
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseParallel, DenseSgd, Training
 

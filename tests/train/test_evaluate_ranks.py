@@ -14,7 +14,7 @@ from rowwise import BatchError, DataError
 from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError, RowwiseError
 from rowwise.ingest import Batcher, Batching, FrameReader
-from rowwise.ops.jagged import permute
+from rowwise.tables.ops.jagged import permute
 from rowwise.train.evaluate import ClickEvaluator, Slicing
 
 CLOSE = {"rel": 1e-6, "abs": 1e-9, "nan_ok": True}

@@ -10,13 +10,13 @@ from torch import nn
 from trainings import work_of
 
 from rowwise import Adam, Batch, Embeddings, Jagged, Pooling, RowWiseAdagrad, Table, make_embeddings
-from rowwise.batch import SharedBags
 from rowwise.errors import DeviceError, IdError, TableMemoryError, UnknownIdWarning
-from rowwise.hashing.mapped import MappedTable
-from rowwise.idmaps import HashIds
 from rowwise.ingest.batcher import Position
 from rowwise.models.dlrm import DLRM
-from rowwise.ops.faults import FaultWord
+from rowwise.tables.batch import SharedBags
+from rowwise.tables.idmaps import HashIds
+from rowwise.tables.ids.mapped import MappedTable
+from rowwise.tables.ops.faults import FaultWord
 from rowwise.train.groups import UpdateGroups, check_and_pin
 from rowwise.train.on_device import LateNumbers, check_on_host, judge, to_device
 from rowwise.train.optimizers import make_optimizer

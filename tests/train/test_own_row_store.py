@@ -7,7 +7,7 @@ import torch
 from ranked import Ranked, tensors, train
 from trainings import fast
 
-from rowwise.store.row_store import RecordStore, StoreUse
+from rowwise.tables.store.row_store import RecordStore, StoreUse
 from rowwise.train.settings import Saving
 
 

@@ -30,13 +30,13 @@ from rowwise import (
     make_embeddings,
 )
 from rowwise.comm.thread import run_threads
-from rowwise.idmaps import DoubleHashIds, HashIds, QuotientRemainderIds
 from rowwise.ingest.batcher import Position
 from rowwise.planner import row_wise
 from rowwise.recipes.device_tables import check_own_gpus, gpu_of_rank
 from rowwise.shard import shard
 from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.spec import Topology
+from rowwise.tables.idmaps import DoubleHashIds, HashIds, QuotientRemainderIds
+from rowwise.tables.spec import Topology
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.evaluate import ClickEvaluator, Slicing
 from rowwise.train.groups import UpdateGroups, check_and_pin

@@ -13,8 +13,8 @@ from launching import ENVIRONMENT, PYTHON
 from trainings import Killed, World, fast, left, lines, make_tables
 
 from rowwise import Adagrad, Adam, CheckpointError, Ftrl, Lamb, RowWiseAdagrad, RowWiseAdam, Sgd
-from rowwise.ops import linear
-from rowwise.row_optimizers import Schedule
+from rowwise.tables.ops import linear
+from rowwise.tables.row_optimizers import Schedule
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseSgd, Log, Saving
 

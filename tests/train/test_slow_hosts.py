@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 from rowwise.train.breakdown import PHASES, PhaseSeconds
 from rowwise.train.slow_hosts import LINES, SlowHosts
 

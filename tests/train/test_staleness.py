@@ -11,7 +11,7 @@ from trainings import bits, work_of
 from rowwise import Batch, Embeddings, Jagged, Managed, Pooling, Sgd, SpecError, Table
 from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError, GradientError
-from rowwise.hashing.managed.embeddings import ManagedEmbeddings
+from rowwise.tables.ids.managed.embeddings import ManagedEmbeddings
 from rowwise.train.settings import DenseSgd
 from rowwise.train.step import step
 

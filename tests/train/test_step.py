@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from trainings import join, work_of
 
 from rowwise import Adagrad, Batch, BatchError, Embeddings, IdError, Pooling, Sgd, SpecError, Table, WideDeep
-from rowwise.row_optimizers import Schedule
+from rowwise.tables.row_optimizers import Schedule
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd, Training
 from rowwise.train.step import StepContext, embeddings_of, step
 

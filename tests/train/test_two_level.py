@@ -13,7 +13,7 @@ from rowwise import SpecError, Topology
 from rowwise.comm.spawn import run_processes
 from rowwise.comm.thread import run_threads
 from rowwise.perf.wires import two_level_bytes
-from rowwise.spec import RUN, FarType, Wire
+from rowwise.tables.spec import RUN, FarType, Wire
 from rowwise.train.dense import DenseGradients
 
 FAR = ("fp32", "fp16", "bf16", "int8", "int4", "topk:2%")

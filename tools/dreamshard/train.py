@@ -15,10 +15,10 @@ from dreamshard.networks import COST_LAYERS, POLICY_LAYERS, Networks
 from dreamshard.rewards import play, policy_loss, policy_of, world_factor
 from dreamshard.tasks import CostedPlacements, Pool, draw, judge, scatter_some
 from rowwise.errors import SpecError
-from rowwise.ops.threads import one_thread
 from rowwise.perf.access import Floats
 from rowwise.planner.methods.dreamshard import LAYERS, PolicyFile
 from rowwise.planner.problem import PlanRequest
+from rowwise.tables.ops.threads import one_thread
 
 STEPS_A_MINUTE = 200  # of the policy, with everything between them, on one core of a server
 LEAST = 0.1  # of the mean rank's cost: errors of ranks with less are not counted as shares of their own cost

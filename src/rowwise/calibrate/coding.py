@@ -11,10 +11,10 @@ from torch import Tensor
 
 from rowwise.base.quantity import round_digits
 from rowwise.calibrate.kernels import low_quantile
-from rowwise.ops import rowtype
-from rowwise.ops.threads import torch_threads
 from rowwise.perf.hardware import CodecRates, Coding
-from rowwise.spec import RowType
+from rowwise.tables.ops import rowtype
+from rowwise.tables.ops.threads import torch_threads
+from rowwise.tables.spec import RowType
 
 ROWS, DIM = 16_384, 64
 REPEATS = 9

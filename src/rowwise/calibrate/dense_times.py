@@ -20,7 +20,7 @@ from rowwise.comm.interface import Comm
 from rowwise.comm.spawn import run_processes
 from rowwise.models.mlp import Linear
 from rowwise.perf.linear_times import Grid, LinearTimes, SumTimes
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 FLOAT_bytes = 4
 BUDGET_s = 0.03  # for each point, after a first call

@@ -17,7 +17,7 @@ from time import monotonic
 
 import msgspec
 
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 FILE_bytes = 256 << 20
 CHUNK_bytes = 8 << 20

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Curves, Floats, Workload
-from rowwise.row_optimizers import Adagrad, Adam, RowOptimizer, RowWiseAdagrad, Sgd
-from rowwise.spec import Pooling, RowType, Table, Value, row_bytes, state_width
+from rowwise.tables.row_optimizers import Adagrad, Adam, RowOptimizer, RowWiseAdagrad, Sgd
+from rowwise.tables.spec import Pooling, RowType, Table, Value, row_bytes, state_width
 
 T = TypeVar("T")
 Ints = NDArray[np.int64]

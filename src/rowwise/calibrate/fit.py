@@ -32,7 +32,7 @@ from rowwise.perf.hardware import Coding, Hardware, Kernels, hardware_named
 from rowwise.perf.learned import STAGES
 from rowwise.perf.network import SetNetwork
 from rowwise.perf.roofline import Roofline
-from rowwise.spec import Topology, Value
+from rowwise.tables.spec import Topology, Value
 
 FEWEST_SETS = 60  # sets that learning needs
 HELD_OUT = 7  # every seventh set is held out

@@ -12,7 +12,7 @@ from rowwise.calibrate.set_arrays import MeasuredSets
 from rowwise.perf.access import Floats
 from rowwise.perf.hardware import Hardware
 from rowwise.perf.roofline import Roofline
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 FITTED = ("device_Bps", "cache_Bps", "launch_s", "forward_issue_s", "backward_issue_s")
 TRIES = 600

@@ -22,7 +22,7 @@ from rowwise.calibrate.draw import SetLimits
 from rowwise.calibrate.samples import Sample, SetSample, decode_sample, read_samples, truncate_partial_line
 from rowwise.errors import SpecError
 from rowwise.perf.access import Workload
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 SPEC_FILE, LINKS_FILE = "order.json", "links.jsonl"
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rowwise.batch import Jagged
 from rowwise.perf.access import Floats, Workload
+from rowwise.tables.batch import Jagged
 
 Ints = NDArray[np.int64]
 GOLDEN = (math.sqrt(5) - 1) / 2

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rowwise.batch import Jagged
 from rowwise.calibrate.draw import DrawnSet, FLOAT_bytes, LINE_bytes
 from rowwise.calibrate.ids import draw_batch
-from rowwise.embedding import Embeddings
-from rowwise.ops.arena import Arena
-from rowwise.spec import state_width
+from rowwise.tables.batch import Jagged
+from rowwise.tables.embedding import Embeddings
+from rowwise.tables.ops.arena import Arena
+from rowwise.tables.spec import state_width
 
 BATCHES = 2  # that repeats alternate between
 REPEATS = 3  # after a warm-up

@@ -19,7 +19,6 @@ from typing import NamedTuple, final
 import numpy as np
 import torch
 
-from rowwise.batch import Jagged
 from rowwise.calibrate.draw import DIMS, FLOAT_bytes
 from rowwise.calibrate.ids import draw_batch
 from rowwise.calibrate.kernels import flush_bytes
@@ -39,9 +38,10 @@ from rowwise.planner.layouts import (
     row_wise,
     table_wise,
 )
-from rowwise.row_optimizers import Sgd
 from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.spec import Table
+from rowwise.tables.batch import Jagged
+from rowwise.tables.row_optimizers import Sgd
+from rowwise.tables.spec import Table
 
 CutTable = Callable[[Table, Sequence[int]], tuple[Tile, ...]]  # tiles of a table on these ranks
 LAYOUT_CUTS: dict[str, tuple[float, CutTable]] = {  # by layout: probability, tiles

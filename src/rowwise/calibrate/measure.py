@@ -24,7 +24,7 @@ from rowwise.calibrate.samples import SetSample, read_samples, write_sample
 from rowwise.calibrate.trust import MOST_WAITED, waited_s
 from rowwise.comm.interface import Comm
 from rowwise.comm.spawn import run_processes
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 ReportProgress = Callable[[str, float], None]  # measurements in words, and the fraction done
 SETS_FRACTION = 0.8  # of the time; the rest is for exchanges

@@ -11,7 +11,7 @@ import msgspec
 from rowwise.base.textfile import append, decode_json, open_regular, read_bytes
 from rowwise.errors import SpecError
 from rowwise.perf.access import Workload
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 
 class SetSample(Value, frozen=True, kw_only=True, tag="set"):

@@ -17,7 +17,7 @@ from rowwise.planner.kinds import PlacementKind
 from rowwise.planner.layouts import TABLE_WISE
 from rowwise.planner.options import TableArrays
 from rowwise.planner.problem import PlanRequest
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rowwise.batch import Jagged
 from rowwise.calibrate.ids import draw_batch
 from rowwise.calibrate.kernels import flush_bytes, low_quantile
 from rowwise.comm.interface import Comm
@@ -28,7 +27,8 @@ from rowwise.perf.memory import FLOAT_bytes
 from rowwise.plan import Plan
 from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.shard.rehearse import held_bytes
-from rowwise.spec import FLOATS, Topology, Wire
+from rowwise.tables.batch import Jagged
+from rowwise.tables.spec import FLOATS, Topology, Wire
 
 BATCHES = 3
 SEED = 7

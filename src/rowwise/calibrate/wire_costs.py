@@ -21,9 +21,9 @@ from rowwise.perf.access import Access, Workload
 from rowwise.perf.exchange import Amounts, Exchanges, NarrowWires, WireCost
 from rowwise.plan import Plan
 from rowwise.planner.layouts import table_wise
-from rowwise.row_optimizers import Sgd
 from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.spec import Codecs, Table, Topology, Wire, WireType
+from rowwise.tables.row_optimizers import Sgd
+from rowwise.tables.spec import Codecs, Table, Topology, Wire, WireType
 
 SHAPES = tuple((batch, *tables) for batch in (512, 2048, 8192) for tables in ((4, 16), (16, 16), (2, 64), (8, 64)))
 ROWS, ROUNDS, SEED = 1024, 8, 5

@@ -20,7 +20,7 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.stream import shard_outline
 from rowwise.checkpoint.windows import ProgressCounter, Tell, windows
 from rowwise.errors import CheckpointError
-from rowwise.spec import Table
+from rowwise.tables.spec import Table
 
 
 class UnusableBaseError(CheckpointError):

@@ -9,7 +9,7 @@ from rowwise.checkpoint.named import NONE_YET, checkpoints_of, step_in
 from rowwise.checkpoint.read import Checkpoint, DamagedChunk
 from rowwise.checkpoint.windows import ProgressCounter, Tell
 from rowwise.errors import CheckpointError
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 FindDamage = Callable[[Folder], Sequence[DamagedChunk]]
 

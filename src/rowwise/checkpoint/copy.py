@@ -28,7 +28,7 @@ from rowwise.checkpoint.named import is_checkpoint
 from rowwise.checkpoint.read import Checkpoint, read_into
 from rowwise.checkpoint.windows import ProgressCounter, Tell
 from rowwise.errors import CheckpointError
-from rowwise.ops.checksum import crc32
+from rowwise.tables.ops.checksum import crc32
 
 FILES = 2  # copied at once; each in several requests
 PIECE_bytes = 4 << 20

@@ -16,9 +16,9 @@ from torch import Tensor
 from rowwise.checkpoint.local_shard import LocalShard, ids_dtype
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
 from rowwise.errors import CheckpointError, StateError
-from rowwise.ops.quantise import dequantise, quantise
-from rowwise.ops.rowtype import pack, unpack
-from rowwise.spec import Bits, quantised_bytes
+from rowwise.tables.ops.quantise import dequantise, quantise
+from rowwise.tables.ops.rowtype import pack, unpack
+from rowwise.tables.spec import Bits, quantised_bytes
 
 RUN_rows = 1 << 22
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from rowwise.checkpoint.manifest import Span, TensorEntry
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.windows import ProgressCounter, Tell, windows
-from rowwise.ops.rowtype import unpack
-from rowwise.spec import Value
+from rowwise.tables.ops.rowtype import unpack
+from rowwise.tables.spec import Value
 
 Kind = Literal["only in the first", "only in the second", "shape", "type", "values"]
 

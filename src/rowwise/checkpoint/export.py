@@ -21,8 +21,8 @@ from rowwise.checkpoint.named import SavedTable, choose_tables, tables_of
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.windows import ProgressCounter, Tell, windows
 from rowwise.errors import CheckpointError
-from rowwise.managed import NO_ID
-from rowwise.spec import RowType
+from rowwise.tables.managed import NO_ID
+from rowwise.tables.spec import RowType
 
 GROUP_bytes = 16 << 20  # of a row group, before it is compressed
 

@@ -22,8 +22,8 @@ from rowwise.base.storage.folder import Folder, read_range, size_of_file
 from rowwise.base.textfile import decode_json, sync, write_new
 from rowwise.checkpoint.manifest import MOST_DIMS, NUMBERS, CheckpointFile
 from rowwise.errors import CheckpointError, StorageError, printable
-from rowwise.ops.checksum import crc32
-from rowwise.spec import Value
+from rowwise.tables.ops.checksum import crc32
+from rowwise.tables.spec import Value
 
 BUFFER_bytes = 1 << 20
 FIRST_bytes = 64 << 10  # of a file: most headers are shorter

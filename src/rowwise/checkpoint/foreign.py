@@ -18,8 +18,8 @@ from rowwise.checkpoint.source import KINDS, TensorOutline, TensorSource, open_s
 from rowwise.checkpoint.stream import shard_outline, write_streamed
 from rowwise.checkpoint.windows import Tell, cut_rows
 from rowwise.errors import CheckpointError, SpecError
-from rowwise.ops.rowtype import dtype_of
-from rowwise.spec import RowType, Table, Value
+from rowwise.tables.ops.rowtype import dtype_of
+from rowwise.tables.spec import RowType, Table, Value
 
 TORCHREC = re.compile(r"(?:.*\.)?(?:embedding_bags|embeddings)\.([^.]+)\.weight")
 TABLE = "table:"

@@ -10,7 +10,7 @@ from rowwise.checkpoint.manifest import NAME, CheckpointManifest
 from rowwise.checkpoint.named import FAILED, checkpoints_of, home_of, step_in
 from rowwise.checkpoint.write import PART
 from rowwise.errors import CheckpointError
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 RANK = re.compile(r"(?:.+\.)?([0-9]{5})-[0-9]+\.safetensors")  # what a rank's files are called
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from rowwise.checkpoint.manifest import Span, TensorEntry
-from rowwise.spec import Bits, RowType
-from rowwise.store.row_stream import InitialValues, RowStream
+from rowwise.tables.spec import Bits, RowType
+from rowwise.tables.store.row_stream import InitialValues, RowStream
 
 
 def ids_dtype(rows: int) -> torch.dtype:

@@ -7,10 +7,10 @@ Names and shapes of tensors do not depend on the plan. A chunk is a rectangle of
 written by a rank that held it. Every tensor counts as (rows, columns): its first dimension, and the product of all
 others; a scalar is one row of one column. A table is (rows, dim) for every row type, and a chunk stores its columns as
 a tile does: int8 rows have the scales of their groups first, then the codes. Rows may be rounded to fewer bits:
-8 are int8 rows of one group, 4 those of [Note: Four bits] in `ops/_cpp/quantise.h`. Chunks without `ids` cover each
-element once. A chunk with `ids` holds rows that changed since an earlier checkpoint; chunks are applied in the order in
-which they are listed. A chunk with `initial` is in no file: its rows have the values that they were made with, as
-those of a table on disk that never changed.
+8 are int8 rows of one group, 4 those of [Note: Four bits] in `tables/ops/_cpp/quantise.h`. Chunks without `ids` cover
+each element once. A chunk with `ids` holds rows that changed since an earlier checkpoint; chunks are applied in the
+order in which they are listed. A chunk with `initial` is in no file: its rows have the values that they were made with,
+as those of a table on disk that never changed.
 """
 
 import math
@@ -25,8 +25,8 @@ import msgspec
 from rowwise.base.inside import fault_of_name
 from rowwise.base.storage.folder import Folder, read_file
 from rowwise.errors import CheckpointError, SpecError, StorageError, printable
-from rowwise.spec import Bits, Constant, RowType, Table, Value, quantised_bytes, row_bytes
-from rowwise.store.row_stream import InitialValues
+from rowwise.tables.spec import Bits, Constant, RowType, Table, Value, quantised_bytes, row_bytes
+from rowwise.tables.store.row_stream import InitialValues
 
 FORMAT = 2
 NAME = "manifest.json"

@@ -11,8 +11,8 @@ from rowwise.checkpoint.manifest import NAME, CheckpointManifest, TensorEntry
 from rowwise.checkpoint.read import Checkpoint, nearest_name
 from rowwise.checkpoint.write import PART
 from rowwise.errors import CheckpointError
-from rowwise.managed import ID
-from rowwise.spec import RowType, Table, Value
+from rowwise.tables.managed import ID
+from rowwise.tables.spec import RowType, Table, Value
 
 FAILED = "failed"
 NONE_YET = "a run that has saved one, at its end or every save.every steps"

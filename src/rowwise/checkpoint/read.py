@@ -27,11 +27,11 @@ from rowwise.checkpoint.manifest import NAME, CheckpointManifest, ChunkRows, Spa
 from rowwise.checkpoint.reshard import CopyRegion, copy_regions, stored_spans
 from rowwise.checkpoint.windows import cut_rows
 from rowwise.errors import CheckpointError, printable
-from rowwise.ops.arena import initial_rows
-from rowwise.ops.checksum import crc32
-from rowwise.ops.layout import TablePiece
-from rowwise.ops.rowtype import pack, unpack
-from rowwise.spec import Constant, RowType, Table, Value
+from rowwise.tables.ops.arena import initial_rows
+from rowwise.tables.ops.checksum import crc32
+from rowwise.tables.ops.layout import TablePiece
+from rowwise.tables.ops.rowtype import pack, unpack
+from rowwise.tables.spec import Constant, RowType, Table, Value
 
 THREADS = 2  # checksums take longer than reading
 STORE_THREADS = 8  # requests to an object store take longer than checksums

@@ -1,6 +1,6 @@
 """Rewrites a checkpoint for another id map of a table: rows move along, so that training can continue.
 
-[Note: Moved rows] in `hashing/remap.py` defines the new rows. Other tensors are copied. Known limits: memory for one
+[Note: Moved rows] in `tables/ids/remap.py` defines the new rows. Other tensors are copied. Known limits: memory for one
 tensor of old rows as stored, and 4 bytes per id for each part of the map.
 """
 
@@ -26,14 +26,14 @@ from rowwise.checkpoint.read import Checkpoint, nearest_name
 from rowwise.checkpoint.stream import shard_outline, write_streamed
 from rowwise.checkpoint.windows import Tell
 from rowwise.errors import CheckpointError, DataError, SpecError
-from rowwise.hashing.file import load
-from rowwise.hashing.idmap import IdMap
-from rowwise.hashing.mapped import IDENTITY, MapIdentity, decode_identity
-from rowwise.hashing.remap import Ids, Move, average_rows, check_movable, find_moves, same_rows
 from rowwise.models.wide import ENDING
-from rowwise.ops.idmap import map_ids
-from rowwise.ops.rowtype import pack, unpack
-from rowwise.spec import Table, Value
+from rowwise.tables.ids.file import load
+from rowwise.tables.ids.idmap import IdMap
+from rowwise.tables.ids.mapped import IDENTITY, MapIdentity, decode_identity
+from rowwise.tables.ids.remap import Ids, Move, average_rows, check_movable, find_moves, same_rows
+from rowwise.tables.ops.idmap import map_ids
+from rowwise.tables.ops.rowtype import pack, unpack
+from rowwise.tables.spec import Table, Value
 
 COUNTS = "counts/"  # prefix of tensors in the probe file of `rowwise compress`
 MAPPED = re.compile(rf"model/(?P<path>.+\.)?maps\.(?P<table>[^.]+)\.{IDENTITY}")

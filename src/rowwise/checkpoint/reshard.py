@@ -38,8 +38,8 @@ def copy_regions(entry: TensorEntry, rows: Span, cols: Span) -> Iterator[CopyReg
 def stored_spans(entry: TensorEntry, width: int, cols: Span) -> list[Span]:
     """The spans of stored elements that hold columns of a row of `width` columns.
 
-    An int8 row stores scales, then codes (see [Note: Row formats] in `ops/_cpp/tables.h`), so it has two spans; its
-    columns are whole groups, as those of tiles are.
+    An int8 row stores scales, then codes (see [Note: Row formats] in `tables/ops/_cpp/tables.h`), so it has two spans;
+    its columns are whole groups, as those of tiles are.
     """
     if not entry.scaled:
         return [cols]

@@ -16,7 +16,7 @@ from rowwise.checkpoint.windows import Tell
 from rowwise.checkpoint.write import deal_shared
 from rowwise.errors import CheckpointError
 from rowwise.plan import Plan, Tile
-from rowwise.spec import RowType, Table
+from rowwise.tables.spec import RowType, Table
 
 STATE = ("optimizers", "recorder")  # data of the manifest that belongs to tensors of state
 

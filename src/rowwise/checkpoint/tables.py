@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import Span, TensorEntry
-from rowwise.embedding import Embeddings
-from rowwise.managed import ID
 from rowwise.plan import Tile, column_block
-from rowwise.row_optimizers import needs_full_rows
 from rowwise.shard.embeddings import AnyEmbeddings
-from rowwise.spec import Table, state_slots
-from rowwise.store.row_stream import RowStream, outline_stream
+from rowwise.tables.embedding import Embeddings
+from rowwise.tables.managed import ID
+from rowwise.tables.row_optimizers import needs_full_rows
+from rowwise.tables.spec import Table, state_slots
+from rowwise.tables.store.row_stream import RowStream, outline_stream
 
 
 class _StoredTile(NamedTuple):

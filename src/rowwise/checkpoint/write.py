@@ -42,7 +42,7 @@ from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import all_gather_text, gather_object
 from rowwise.errors import CheckpointError
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 THREADS = 2  # one waits for the disk, or computes a checksum, while the other writes
 T = TypeVar("T")

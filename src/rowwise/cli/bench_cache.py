@@ -12,10 +12,10 @@ from rich.table import Table as Grid
 
 from rowwise.cli.terminal import make_terminal, print_json, say
 from rowwise.errors import DataError, SpecError
-from rowwise.spec import Value
-from rowwise.store.hit_rate import cells_of_counts, hit_rate
-from rowwise.store.policy import POLICIES, WAYS, Ints, Policy, sets_of
-from rowwise.store.simulate import CacheKind, SimulatedCounts, Trace, simulate
+from rowwise.tables.spec import Value
+from rowwise.tables.store.hit_rate import cells_of_counts, hit_rate
+from rowwise.tables.store.policy import POLICIES, WAYS, Ints, Policy, sets_of
+from rowwise.tables.store.simulate import CacheKind, SimulatedCounts, Trace, simulate
 
 ZIPF = "zipf:"
 LAW = re.compile(r"zipf:([0-9]+\.?[0-9]*):([0-9]{1,10})(?::([0-9]{1,10}))?")

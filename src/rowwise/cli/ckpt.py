@@ -14,7 +14,7 @@ from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_terminal, print_json, print_line
 from rowwise.cli.text_options import parse_pairs
 from rowwise.errors import SpecError
-from rowwise.spec import RowType
+from rowwise.tables.spec import RowType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rowwise.base.storage.folder import Folder
     from rowwise.checkpoint.read import DamagedChunk
     from rowwise.plan import Plan
-    from rowwise.spec import Table
+    from rowwise.tables.spec import Table
 
 RunOrCheckpoint = Annotated[
     str, typer.Argument(metavar="RUN|CKPT", help="The folder or URL of a run or of a checkpoint.")
@@ -339,7 +339,7 @@ def _parse_types(texts: "Sequence[str]") -> dict[str, RowType]:
 def _read_plan(file: Path | None, ranks: int, tables: "list[Table]") -> "Plan":
     from rowwise.plan import Plan
     from rowwise.planner import simple_plan
-    from rowwise.spec import Topology
+    from rowwise.tables.spec import Topology
 
     if file is None:
         return simple_plan(tables, Topology(devices=ranks))

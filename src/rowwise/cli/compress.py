@@ -123,8 +123,8 @@ def _parse_goal(ratio: float | None, budget: str | None, methods: str | None) ->
     if ratio is not None and not 1 < ratio <= MOST_RATIO:
         raise SpecError(f"--ratio {ratio:g}", "a compression above 1, such as 10")
     budget_bytes = None if budget is None else parse_size("--budget", budget)
-    from rowwise.hashing.methods import METHODS
     from rowwise.recipes.compress.selection import CompressionGoal
+    from rowwise.tables.ids.methods import METHODS
 
     names = tuple(dict.fromkeys(name.strip() for name in methods.split(","))) if methods is not None else tuple(METHODS)
     for name in names:

@@ -16,7 +16,7 @@ from rowwise.cli.progress import splits_bar
 from rowwise.cli.stored import open_store
 from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line
 from rowwise.errors import CheckpointError, SpecError
-from rowwise.spec import RowType
+from rowwise.tables.spec import RowType
 
 if TYPE_CHECKING:
     from collections.abc import Callable

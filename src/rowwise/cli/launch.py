@@ -19,7 +19,7 @@ from rowwise.cli.terminal import make_terminal
 from rowwise.comm.rank_start import RankStart
 from rowwise.comm.spawn import RankProcesses, RanksFailed
 from rowwise.errors import AgreedError, PeerError, RowwiseError, SpecError, one_line, printable
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 if TYPE_CHECKING:
     from rowwise.comm.interface import Comm

@@ -167,7 +167,7 @@ def _probe_here(nproc: int, seconds: float) -> "tuple[ProbeSamples, tuple[Networ
     from rowwise.comm.rank_start import RankStart
     from rowwise.comm.spawn import RankProcesses
     from rowwise.perf.links import NetworkHost
-    from rowwise.spec import Topology
+    from rowwise.tables.spec import Topology
 
     topology, start = Topology(hosts=nproc), RankStart(preload=("rowwise.comm.probe",))
     ranks = RankProcesses(topology, probe_rank, (seconds,), start)

@@ -19,7 +19,7 @@ from rowwise.cli.options import BATCH, MOST_SEED, Changes, Dim, GlobalBatch, Htm
 from rowwise.cli.progress import activity_bar
 from rowwise.cli.terminal import escape_json, make_terminal, say
 from rowwise.errors import SpecError
-from rowwise.spec import LINKS, Codecs, Wire
+from rowwise.tables.spec import LINKS, Codecs, Wire
 
 if TYPE_CHECKING:
     from rowwise.perf.access import Workload

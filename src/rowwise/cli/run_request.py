@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, final
 
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 if TYPE_CHECKING:
     from rowwise.recipes.recipe import Recipe

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from rowwise.errors import PeerError, SpecError
-from rowwise.ops.output_cache import empty_cached
-from rowwise.spec import Link, Topology
+from rowwise.tables.ops.output_cache import empty_cached
+from rowwise.tables.spec import Link, Topology
 
 SENDS_FULL_TENSOR = ("all_gather", "all_reduce")  # the others send each rank a segment of it
 SUMS = ("reduce_scatter", "all_reduce")

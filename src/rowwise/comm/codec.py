@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol, final
 import torch
 from torch import Tensor
 
-from rowwise.ops import rowtype
-from rowwise.ops.output_cache import empty_cached
-from rowwise.spec import INT4, RUN, FarType, RowType, WireType, quantised_bytes
+from rowwise.tables.ops import rowtype
+from rowwise.tables.ops.output_cache import empty_cached
+from rowwise.tables.spec import INT4, RUN, FarType, RowType, WireType, quantised_bytes
 
 GROUP_MULTIPLE = 16  # vectors whose width is a multiple of it are encoded in one kernel call
 Shape = tuple[int, int]

@@ -21,7 +21,7 @@ from torch import Tensor
 from rowwise.comm.call import CollectiveCall, count_sent
 from rowwise.comm.group import PendingCollective, Transport, TransportComm
 from rowwise.comm.simulated_link import SimulatedLink
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 
 @final

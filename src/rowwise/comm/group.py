@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rowwise.comm.call import CollectiveCall, check_call, count_sent, find_group
 from rowwise.comm.interface import BytesSent, Transfer, TransferObserver, WaitTime, Work
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 
 class Transport(Protocol):

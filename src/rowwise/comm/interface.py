@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol, final
 
 from torch import Tensor
 
-from rowwise.spec import Link, Topology
+from rowwise.tables.spec import Link, Topology
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from rowwise.comm.rank_start import RankStart
 from rowwise.comm.shared import HAS_SHARED_MEMORY, SharedMemoryTransport
 from rowwise.comm.torch import Rendezvous, TorchTransport
 from rowwise.errors import AgreedError, PeerError, RowwiseError, SpecError
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 FAILED = "failed: "
 

@@ -18,7 +18,7 @@ from rowwise.comm.call import SUMS, CollectiveCall, segment_for
 from rowwise.comm.group import PendingCollective, ReceivedTensor, TransportComm
 from rowwise.comm.interface import WaitTime
 from rowwise.errors import PeerError
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 
 @final

@@ -29,8 +29,8 @@ from rowwise.comm.call import SENDS_FULL_TENSOR, CollectiveCall, combine_segment
 from rowwise.comm.group import PendingCollective, ReceivedTensor
 from rowwise.comm.torch import TorchTransport, is_alive
 from rowwise.errors import PeerError
-from rowwise.ops import native
-from rowwise.spec import Topology
+from rowwise.tables.ops import native
+from rowwise.tables.spec import Topology
 
 HAS_SHARED_MEMORY = hasattr(os, "memfd_create")
 CALLS = 64  # most calls of a rank that another rank has not read yet

@@ -10,7 +10,7 @@ from rowwise.comm.call import CollectiveCall
 from rowwise.comm.group import PendingCollective, ReceivedTensor, TransportComm
 from rowwise.comm.interface import WaitTime
 from rowwise.errors import PeerError
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 
 @final

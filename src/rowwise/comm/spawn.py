@@ -32,7 +32,7 @@ from rowwise.base.scratch import Scratch
 from rowwise.comm.rank_start import RankStart
 from rowwise.comm.simulated_link import SimulatedLink
 from rowwise.errors import PeerError, one_line
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 T = TypeVar("T")
 SOCKET_FOLDER_bytes = 48  # a socket's path has 103 (macOS) or 107 (Linux); multiprocessing adds 32, we 21

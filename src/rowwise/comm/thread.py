@@ -22,7 +22,7 @@ from rowwise.comm.group import PendingCollective, ReceivedTensor, TransportComm
 from rowwise.comm.interface import Comm, WaitTime
 from rowwise.comm.simulated_link import SimulatedLink
 from rowwise.errors import PeerError
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 T = TypeVar("T")
 

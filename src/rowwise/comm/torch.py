@@ -24,7 +24,7 @@ from rowwise.comm.call import SENDS_FULL_TENSOR, CollectiveCall, combine_segment
 from rowwise.comm.group import PendingCollective, ReceivedTensor
 from rowwise.comm.interface import WaitTime
 from rowwise.errors import PeerError
-from rowwise.ops.output_cache import empty_cached
+from rowwise.tables.ops.output_cache import empty_cached
 
 SOURCE = re.compile(r"^\[[^]]*:\d+\] ")  # file and line of gloo, before its messages
 

@@ -32,7 +32,7 @@ from rowwise.drills.small_job import (
     wait_until,
 )
 from rowwise.errors import SpecError
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 Tell = Callable[[str], None]
 RUN = Path("drill/1")  # in a folder of runs

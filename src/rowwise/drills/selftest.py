@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rowwise.batch import Jagged
-from rowwise.embedding import Embeddings
 from rowwise.errors import IdError, RowwiseError
-from rowwise.ops import reference
-from rowwise.ops.arena import Arena
-from rowwise.ops.layout import TableGroup, make_group
-from rowwise.ops.reference import FeatureBags, UpdateMemory
-from rowwise.ops.threads import torch_threads
-from rowwise.ops.update import next_step
-from rowwise.row_optimizers import OPTIMIZERS, RowOptimizer, RowWiseAdagrad, Sgd
-from rowwise.spec import TRAINED_TYPES, Pooling, RowType, Table
+from rowwise.tables.batch import Jagged
+from rowwise.tables.embedding import Embeddings
+from rowwise.tables.ops import reference
+from rowwise.tables.ops.arena import Arena
+from rowwise.tables.ops.layout import TableGroup, make_group
+from rowwise.tables.ops.reference import FeatureBags, UpdateMemory
+from rowwise.tables.ops.threads import torch_threads
+from rowwise.tables.ops.update import next_step
+from rowwise.tables.row_optimizers import OPTIMIZERS, RowOptimizer, RowWiseAdagrad, Sgd
+from rowwise.tables.spec import TRAINED_TYPES, Pooling, RowType, Table
 
 DIMS = (4, 12, 64, 100)  # one vector, vectors and a rest, a whole strip, a strip and a rest
 CHECKS_FRACTION = 0.5  # of the time; the rest is for measuring

@@ -29,7 +29,7 @@ from rowwise.errors import RowwiseError, SpecError
 from rowwise.serve.package import list_versions, read_golden, version_folder, write_traffic
 from rowwise.serve.start import end_server, start_server
 from rowwise.serve.traffic import Canary, Traffic
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 STEPS, EVERY, CLIENTS = 40, 10, 4
 LIMIT_S = 60.0  # for each fault, and for each command

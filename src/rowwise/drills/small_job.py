@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from rowwise.errors import CheckpointError, RowwiseError
-from rowwise.ops.reference.sums import BLOCK
+from rowwise.tables.ops.reference.sums import BLOCK
 from rowwise.train.saved import CheckpointFolder
 
 STEPS, EVERY, KEPT = 30, 5, 3

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rowwise.errors import SpecError
-from rowwise.ops.reference.sums import BLOCK
-from rowwise.spec import Value
+from rowwise.tables.ops.reference.sums import BLOCK
+from rowwise.tables.spec import Value
 
 
 class BatchSpan(NamedTuple):

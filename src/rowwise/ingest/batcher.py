@@ -24,7 +24,6 @@ from typing import NamedTuple, Protocol, Self, final
 import msgspec
 from msgspec import structs
 
-from rowwise.batch import Batch
 from rowwise.errors import DataError, SpecError, StateError
 from rowwise.ingest.ahead import read_ahead, time_items
 from rowwise.ingest.batch_shard import BatchShard, BatchSpan
@@ -36,7 +35,8 @@ from rowwise.ingest.reader import Reader, Split
 from rowwise.ingest.share import Share
 from rowwise.ingest.transform import LoadedTransforms, digest, to_json
 from rowwise.ingest.where import RowFilter
-from rowwise.spec import Table, Value
+from rowwise.tables.batch import Batch
+from rowwise.tables.spec import Table, Value
 
 
 class Batching(Value, frozen=True):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.errors import DataError
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 ALIGNMENT = 64  # bytes; a cache line, and the widest vector
 WIDTHS = {"f4": 4, "i8": 8}

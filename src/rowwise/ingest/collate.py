@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rowwise.batch import Batch, Jagged, SharedBags
 from rowwise.ingest.block import EncodedRows, Ints
 from rowwise.ingest.columns import Columns
+from rowwise.tables.batch import Batch, Jagged, SharedBags
 
 
 class SplitRows(NamedTuple):

@@ -18,9 +18,9 @@ from rowwise.errors import DataError, SpecError
 from rowwise.ingest.kinds import FITS, IDS, KEYS, NUMBERS, ROWS, TIMES, element_of, is_text
 from rowwise.ingest.labels import Label, LabelValues, parse_label
 from rowwise.ingest.reader import check_columns
-from rowwise.managed import Managed
-from rowwise.row_optimizers import RowOptimizer
-from rowwise.spec import Table, Value
+from rowwise.tables.managed import Managed
+from rowwise.tables.row_optimizers import RowOptimizer
+from rowwise.tables.spec import Table, Value
 
 LEAST_STD, LARGEST = 1e-30, 3.4e38  # numbers stay finite in 32 bits
 

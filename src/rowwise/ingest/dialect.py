@@ -17,7 +17,7 @@ import pyarrow as pa
 from msgspec import structs
 
 from rowwise.errors import DataError, SpecError
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 DELIMITERS = "\t;|\x01, "  # where two divide the lines equally well, the earlier one does
 MOST_LINE_bytes = 8 << 20  # the longest line that Arrow accepts

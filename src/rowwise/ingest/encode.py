@@ -27,7 +27,7 @@ from rowwise.ingest.kinds import element_of, holds_whole, is_list
 from rowwise.ingest.labels import WANTED, bad_values
 from rowwise.ingest.native import Bitmap, Lists, PickedIds, RowMapping
 from rowwise.ingest.reader import Split
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 ROWS_AT_ONCE = 8192  # of dense columns: few enough to stay in cache through all steps
 MAX_REASONS = 5  # per column; further bad rows are refused without a description

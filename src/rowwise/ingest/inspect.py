@@ -37,7 +37,7 @@ from rowwise.ingest.roles import AS_TOLD, FEW, NEVER_SEEN, Facts, Role, Use, cho
 from rowwise.ingest.survey import SAMPLE_ROWS, ColumnSurvey, borders_of, count_infinite
 from rowwise.ingest.times import TimeBorders, TimeSample, is_ordered, may_be_ids, times_of
 from rowwise.ingest.transform.read import split_text
-from rowwise.spec import RESERVED_NAMES, Table, Value
+from rowwise.tables.spec import RESERVED_NAMES, Table, Value
 
 LOOKS = 8  # splits, from the first to the last, that tell what a column is where the values of one are alike
 LARGEST_TABLE = 100_000_000

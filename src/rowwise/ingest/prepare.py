@@ -33,7 +33,7 @@ from rowwise.ingest.quarantine import quarantine_rows, quarantine_split
 from rowwise.ingest.reader import Reader, Split, check_columns
 from rowwise.ingest.share import Share
 from rowwise.ingest.where import RowFilter
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 ALL_ROWS = Share()
 

@@ -22,7 +22,7 @@ from rowwise.errors import DataError
 from rowwise.ingest.encode import MAX_REASONS, RefusalReason, RefusedRows
 from rowwise.ingest.reader import Split
 from rowwise.ingest.unpacked import read_parquet
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 ROWS, SPLIT = ".parquet", ".json"
 PLACE, REASON = "_place", "_reason"  # columns

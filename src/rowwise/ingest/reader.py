@@ -14,7 +14,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from rowwise.errors import DataError
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 GLOB = set("*?[")
 GUESSED = 200  # names that are compared with a missing one, and their characters

@@ -15,7 +15,7 @@ from rowwise.ingest.kinds import is_text
 from rowwise.ingest.names import sense_of
 from rowwise.ingest.transform import RowPosition, ToNumber, ToTime, ToWhole
 from rowwise.ingest.transform.read import ISO, is_whole, parse_numbers, parse_times
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 DATES = (
     "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d", "%b %d %Y", "%b %d, %Y",

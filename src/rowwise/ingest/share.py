@@ -12,7 +12,7 @@ from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.block import Ints
 from rowwise.ingest.mix import Words, mix, unit
 from rowwise.ingest.survey import hash_any
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 
 class Share(Value, frozen=True):

@@ -20,7 +20,7 @@ from rowwise.ingest.evidence import Labels, weigh
 from rowwise.ingest.kinds import is_list, is_text, is_time
 from rowwise.ingest.mix import Words, mix
 from rowwise.ingest.survey import hash_any
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 MOST_ROWS = 1 << 15
 FEWEST_ROWS = 1000

@@ -23,7 +23,7 @@ from rowwise.ingest.kinds import FITS, KEYS, decoded_kind, is_time
 from rowwise.ingest.reader import check_columns
 from rowwise.ingest.transform.read import ToTime
 from rowwise.ingest.transform.transform import RowPosition
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 Operator = Literal["==", "!=", "<", "<=", ">", ">=", "in", "is null", "not null"]
 Plain = bool | int | float | str

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from rowwise.errors import SpecError
-from rowwise.hashing.make import AnyTables
 from rowwise.models.fields import FieldModel
 from rowwise.models.interactions.attention import Attention
 from rowwise.models.mlp import Linear, Mlp, Norm, stack
+from rowwise.tables.ids.make import AnyTables
 
 
 class AutoIntLayer(nn.Module):

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from rowwise.batch import Batch
-from rowwise.spec import Value
+from rowwise.tables.batch import Batch
+from rowwise.tables.spec import Value
 
 
 class ModelCost(Value, frozen=True):

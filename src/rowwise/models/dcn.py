@@ -22,11 +22,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from rowwise.batch import Batch
 from rowwise.errors import SpecError
-from rowwise.hashing.make import AnyTables
 from rowwise.models.inputs import Ids, input_columns, unpack
 from rowwise.models.mlp import Linear, Mlp, Norm
+from rowwise.tables.batch import Batch
+from rowwise.tables.ids.make import AnyTables
 
 Structure = Literal["stacked", "parallel"]
 

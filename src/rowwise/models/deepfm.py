@@ -16,12 +16,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rowwise.batch import Batch
-from rowwise.hashing.make import AnyTables
 from rowwise.models.inputs import Ids, check_dims, input_columns, unpack
 from rowwise.models.mlp import Mlp, Norm
 from rowwise.models.wide import Wide, wide_tables
-from rowwise.ops.interact import pair_sums
+from rowwise.tables.batch import Batch
+from rowwise.tables.ids.make import AnyTables
+from rowwise.tables.ops.interact import pair_sums
 
 DENSE_STD = 0.01  # of the vectors of dense numbers: pairs begin near nothing, as rows do
 

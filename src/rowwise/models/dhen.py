@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.errors import SpecError
-from rowwise.hashing.make import AnyTables
 from rowwise.models.fields import FieldModel
 from rowwise.models.interactions import (
     AttentionInteraction,
@@ -30,6 +29,7 @@ from rowwise.models.interactions import (
     LinearInteraction,
 )
 from rowwise.models.mlp import Mlp, Norm, stack
+from rowwise.tables.ids.make import AnyTables
 
 Ensemble = Literal["concat", "sum", "weighted_sum"]
 Interaction = Literal["attention", "convolution", "cross", "dot", "factorization", "linear"]

@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from rowwise.batch import Batch, Jagged
-from rowwise.embedding import Vectors
 from rowwise.errors import BatchError, SpecError
-from rowwise.hashing.make import AnyTables
 from rowwise.models.inputs import Ids, unpack
 from rowwise.models.mlp import Mlp, Norm
-from rowwise.ops.pinned import copy_to
-from rowwise.spec import Pooling, Table
+from rowwise.tables.batch import Batch, Jagged
+from rowwise.tables.embedding import Vectors
+from rowwise.tables.ids.make import AnyTables
+from rowwise.tables.ops.pinned import copy_to
+from rowwise.tables.spec import Pooling, Table
 
 
 class TargetAttention(nn.Module):

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rowwise.batch import Batch
-from rowwise.hashing.make import AnyTables
 from rowwise.models.inputs import Ids, check_dims, input_columns, unpack
 from rowwise.models.mlp import Mlp, Norm
-from rowwise.ops.interact import interact
+from rowwise.tables.batch import Batch
+from rowwise.tables.ids.make import AnyTables
+from rowwise.tables.ops.interact import interact
 
 
 class DLRM(nn.Module):

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.batch import Batch
 from rowwise.errors import SpecError
-from rowwise.hashing.make import AnyTables
 from rowwise.models.inputs import Ids, input_columns, unpack
 from rowwise.models.mlp import Linear, Mlp
+from rowwise.tables.batch import Batch
+from rowwise.tables.ids.make import AnyTables
 
 LEAST = 1e-7  # -log of a rate: 1 has no logit
 

@@ -5,11 +5,11 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from rowwise.batch import Batch
-from rowwise.embedding import Vectors
-from rowwise.hashing.make import AnyTables
 from rowwise.models.inputs import Ids, check_dims, input_columns, unpack
 from rowwise.models.mlp import Mlp
+from rowwise.tables.batch import Batch
+from rowwise.tables.embedding import Vectors
+from rowwise.tables.ids.make import AnyTables
 
 WIDER = 4  # the hidden layer over the dense numbers, in dims
 

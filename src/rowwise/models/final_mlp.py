@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.errors import SpecError
-from rowwise.hashing.make import AnyTables
 from rowwise.models.dlrm import Vector
 from rowwise.models.fields import FieldModel
 from rowwise.models.mlp import Linear, Mlp, Norm
+from rowwise.tables.ids.make import AnyTables
 
 
 class FinalMLP(FieldModel):

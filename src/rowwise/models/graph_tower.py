@@ -22,15 +22,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.batch import Batch, Jagged
 from rowwise.errors import BatchError, SpecError
-from rowwise.hashing.make import AnyTables
 from rowwise.models.histories import single_ids
 from rowwise.models.inputs import Ids, check_dims, unpack
 from rowwise.models.mlp import Linear, stack
 from rowwise.models.two_tower import VectorModel
-from rowwise.ops.graph import Graph, aggregate
-from rowwise.spec import Pooling
+from rowwise.tables.batch import Batch, Jagged
+from rowwise.tables.ids.make import AnyTables
+from rowwise.tables.ops.graph import Graph, aggregate
+from rowwise.tables.spec import Pooling
 
 
 class Pairs(NamedTuple):

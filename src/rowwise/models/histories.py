@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.batch import Jagged
 from rowwise.errors import BatchError, SpecError
+from rowwise.tables.batch import Jagged
 
 GROWTH = 1.5  # the longest list of a group, in the shortest, but for SLACK items
 SLACK = 4

@@ -24,14 +24,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.batch import Batch, Jagged
 from rowwise.errors import SpecError
-from rowwise.hashing.make import AnyTables
 from rowwise.models.histories import single_ids
 from rowwise.models.inputs import Ids, unpack
 from rowwise.models.mlp import stack
 from rowwise.models.two_tower import Tower
-from rowwise.ops.pinned import copy_to
+from rowwise.tables.batch import Batch, Jagged
+from rowwise.tables.ids.make import AnyTables
+from rowwise.tables.ops.pinned import copy_to
 
 ReadPictures = Callable[[Tensor, int], Tensor]  # numbers [N] of pictures and a size, to bytes [N, C, S, S]
 SMALLEST = 8  # rows and columns of a picture

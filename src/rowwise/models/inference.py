@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from rowwise.base.value import MOST_BATCH
 from rowwise.errors import SpecError
 from rowwise.models.mlp import Linear
-from rowwise.ops.float8 import float8_products
-from rowwise.ops.linear import BLOCK_ROWS
-from rowwise.spec import Value
+from rowwise.tables.ops.float8 import float8_products
+from rowwise.tables.ops.linear import BLOCK_ROWS
+from rowwise.tables.spec import Value
 
 LARGER_ROWS, FIXED_ROWS = 64, 256  # of larger blocks, and of a block of fixed size
 TESTED_ROWS = (16, 32, 48, 64, 80, 128, 256, 512, 1024, 4096)  # of the batches in which a model is tested

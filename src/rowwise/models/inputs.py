@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from rowwise.batch import Batch, Jagged, KeyedJagged
 from rowwise.errors import BatchError, SpecError
-from rowwise.spec import Pooling, Table
+from rowwise.tables.batch import Batch, Jagged, KeyedJagged
+from rowwise.tables.spec import Pooling, Table
 
 Ids = Jagged | KeyedJagged
 

@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 from rowwise.errors import SpecError
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 if TYPE_CHECKING:
     from torch import Tensor

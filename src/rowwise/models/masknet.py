@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.errors import SpecError
-from rowwise.hashing.make import AnyTables
 from rowwise.models.fields import FieldModel
 from rowwise.models.mlp import Linear, Mlp, Norm
+from rowwise.tables.ids.make import AnyTables
 
 MaskStructure = Literal["parallel", "serial"]
 

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rowwise.errors import SpecError
-from rowwise.ops.linear import inference_linear, linear, pack_weight
+from rowwise.tables.ops.linear import inference_linear, linear, pack_weight
 
 Norm = Literal["batch", "layer"]
 
 
 class Linear(nn.Linear):
-    """nn.Linear through the faster matrix library (see `rowwise.ops.linear`), with a ReLU behind it if asked for.
+    """nn.Linear through the faster matrix library (`tables/ops/linear.py`), with a ReLU behind it if asked for.
 
     Parameters, their initial values and the state dict are those of nn.Linear, so one can replace the other.
     """

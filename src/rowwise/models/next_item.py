@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.batch import Batch, Jagged
 from rowwise.errors import SpecError
-from rowwise.hashing.make import AnyTables
 from rowwise.models.histories import HistoryEncoder, histories_of, items_of, newest, positions_of, sample_of_each
 from rowwise.models.inputs import Ids
-from rowwise.spec import Pooling, Table
+from rowwise.tables.batch import Batch, Jagged
+from rowwise.tables.ids.make import AnyTables
+from rowwise.tables.spec import Pooling, Table
 
 
 class Places(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rowwise.errors import BatchError
-from rowwise.ops.interact import dots
+from rowwise.tables.ops.interact import dots
 
 
 class Candidates(NamedTuple):

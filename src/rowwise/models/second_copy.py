@@ -11,7 +11,7 @@ from torch import nn
 
 from rowwise.errors import SpecError
 from rowwise.models.wide import same_map
-from rowwise.spec import Table
+from rowwise.tables.spec import Table
 
 NAME = "second_copy"
 ENDING = "_second"  # of the names of its tables

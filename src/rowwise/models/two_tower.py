@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.batch import Batch
 from rowwise.errors import SpecError
-from rowwise.hashing.make import AnyTables
 from rowwise.models.inputs import Ids, input_columns, unpack
 from rowwise.models.mlp import Mlp
+from rowwise.tables.batch import Batch
+from rowwise.tables.ids.make import AnyTables
 
 
 class VectorModel(nn.Module, ABC):

@@ -13,11 +13,11 @@ from msgspec import structs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.hashing.make import make_embeddings
-from rowwise.idmaps import AnyIdMap, StoredIds
 from rowwise.models.inputs import Ids, check_dims, input_columns
-from rowwise.row_optimizers import RowOptimizer
-from rowwise.spec import Constant, RowType, Table
+from rowwise.tables.idmaps import AnyIdMap, StoredIds
+from rowwise.tables.ids.make import make_embeddings
+from rowwise.tables.row_optimizers import RowOptimizer
+from rowwise.tables.spec import Constant, RowType, Table
 
 ENDING = "_wide"  # of the names of these tables
 

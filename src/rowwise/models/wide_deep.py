@@ -13,13 +13,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rowwise.batch import Batch
-from rowwise.hashing.make import AnyTables
 from rowwise.models.inputs import Ids, input_columns, unpack
 from rowwise.models.mlp import Mlp, Norm
 from rowwise.models.wide import Wide, wide_tables
-from rowwise.row_optimizers import Ftrl
-from rowwise.spec import Table
+from rowwise.tables.batch import Batch
+from rowwise.tables.ids.make import AnyTables
+from rowwise.tables.row_optimizers import Ftrl
+from rowwise.tables.spec import Table
 
 # FTRL's usual beta of 1 suits gradients of single samples. Those of a mean over a batch are smaller by its size; beside
 # a beta of 1 they would hardly move the weights of rare ids.

@@ -11,9 +11,9 @@ These are layers of `DHEN` with two kinds of interactions, concatenated.
 
 from collections.abc import Sequence
 
-from rowwise.hashing.make import AnyTables
 from rowwise.models.dhen import DHEN
 from rowwise.models.mlp import Norm
+from rowwise.tables.ids.make import AnyTables
 
 
 class Wukong(DHEN):

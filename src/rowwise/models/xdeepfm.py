@@ -16,13 +16,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rowwise.batch import Batch
 from rowwise.errors import SpecError
-from rowwise.hashing.make import AnyTables
 from rowwise.models.fields import FieldModel
 from rowwise.models.inputs import Ids, unpack
 from rowwise.models.mlp import Linear, Mlp, Norm
 from rowwise.models.wide import Wide, wide_tables
+from rowwise.tables.batch import Batch
+from rowwise.tables.ids.make import AnyTables
 
 
 class CompressedInteraction(nn.Module):

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
-from rowwise.spec import Pooling, Table, Value
-from rowwise.store.hit_rate import hit_rate
-from rowwise.store.policy import DEFAULT_POLICY, Policy
+from rowwise.tables.spec import Pooling, Table, Value
+from rowwise.tables.store.hit_rate import hit_rate
+from rowwise.tables.store.policy import DEFAULT_POLICY, Policy
 
 Floats = NDArray[np.float64]
 CELLS = 128  # groups of ranks, even on a logarithmic scale, for counting distinct rows

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rowwise.perf.access import Curves, Floats
 from rowwise.plan import Tier
-from rowwise.spec import Topology, VectorExchange, Wire
+from rowwise.tables.spec import Topology, VectorExchange, Wire
 
 Ints = NDArray[np.int64]
 

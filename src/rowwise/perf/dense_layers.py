@@ -9,7 +9,7 @@ from rowwise.errors import SpecError
 from rowwise.perf.dense_parallel import ActivationBytes, DenseSide, DenseUnits, FLOAT_bytes
 from rowwise.perf.hardware import Hardware
 from rowwise.perf.linear_times import LinearSeconds
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 WIDTHS = re.compile(r"(?P<width>[0-9]{1,9})(?:\*(?P<times>[0-9]{1,9}))?")
 BACKWARD = 2.0  # operations of a backward, of those of the forward

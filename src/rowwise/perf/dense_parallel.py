@@ -15,7 +15,7 @@ from typing import Literal
 from msgspec import structs
 
 from rowwise.perf.hardware import Hardware
-from rowwise.spec import Topology, Value
+from rowwise.tables.spec import Topology, Value
 
 FLOAT_bytes, BF16_bytes = 4, 2
 Shape = Sequence[int]

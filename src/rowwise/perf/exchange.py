@@ -12,7 +12,7 @@ import numpy as np
 
 from rowwise.perf.access import Floats
 from rowwise.perf.network import MOST_DEVIATIONS, check_shapes
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 REACH = 2.0  # largest logarithm of the factor
 FLOAT_bytes, MILLI = 4, 1e-3

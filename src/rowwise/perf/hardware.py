@@ -17,7 +17,7 @@ from rowwise.errors import SpecError
 from rowwise.perf.exchange import Exchanges
 from rowwise.perf.linear_times import LinearTimes, SumTimes
 from rowwise.perf.network import SetNetwork
-from rowwise.spec import LINKS, Link, Topology, Value, WireType
+from rowwise.tables.spec import LINKS, Link, Topology, Value, WireType
 
 MOST_BYTES = 1 << 60
 LONGEST_s = 1e6

@@ -16,7 +16,7 @@ from rowwise.perf.features import FEATURES, WORK, nominal_work, piece_features
 from rowwise.perf.hardware import Hardware
 from rowwise.perf.network import SetNetwork, block_diagonal
 from rowwise.perf.roofline import Roofline
-from rowwise.spec import FLOATS, Topology, Wire
+from rowwise.tables.spec import FLOATS, Topology, Wire
 
 STAGES = ("lookup", "update")
 LOWER_TIER_LOADS = len(STAGES)  # the first loads are seconds of lower tiers, one for each stage

@@ -7,7 +7,7 @@ import numpy as np
 
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 Grid = tuple[tuple[tuple[float, ...], ...], ...]  # samples x inputs x outputs
 

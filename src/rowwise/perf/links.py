@@ -28,7 +28,7 @@ from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
 from rowwise.perf.cost import Ints
 from rowwise.perf.hardware import Hardware
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 OLD_days = 7
 Matrix = tuple[tuple[float | None, ...], ...]

@@ -8,7 +8,7 @@ import numpy as np
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.cost import Shards
 from rowwise.plan import TIERS
-from rowwise.store.sizes import HEADER_bytes, cache_bytes_of, disk_bytes_of
+from rowwise.tables.store.sizes import HEADER_bytes, cache_bytes_of, disk_bytes_of
 
 ID_bytes = 8
 FLOAT_bytes = 4

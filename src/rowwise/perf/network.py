@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rowwise.errors import SpecError
 from rowwise.perf.access import Floats
 from rowwise.perf.cost import Hinges, Phi
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 Form = Literal["published", "scaled"]
 REACH = math.log(20.0)  # largest logarithm of a factor

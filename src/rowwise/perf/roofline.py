@@ -9,7 +9,7 @@ it), b vectors of d columns and rows of r bytes, rounded up to 32, seconds are
     issue    (n ceil(d / 128) + b) forward_issue_s               (n ceil(d / 128) + u) backward_issue_s
 
 with s the bytes of optimizer state. Rows below device memory add a fourth resource: the rows of a step that the cache
-misses (store/hit_rate.py) are fetched, and as many written back. A host's disks are shared by its devices.
+misses (tables/store/hit_rate.py) are fetched, and as many written back. A host's disks are shared by its devices.
 Each direction costs its launch and the 6-norm of its loads, a soft maximum. See [Note: Cost] for how ranks add up.
 It needs a data sheet only. Ignored: contention between operators.
 """
@@ -22,8 +22,8 @@ from rowwise.perf.access import Curves, Floats
 from rowwise.perf.cost import AccessCounts, CostStage, Phi, Shards
 from rowwise.perf.hardware import Hardware
 from rowwise.perf.wires import link_shares, vector_bytes
-from rowwise.spec import FLOATS, Link, Topology, VectorExchange, Wire
-from rowwise.store.sizes import BLOCK_bytes, HEADER_bytes, stored_bytes
+from rowwise.tables.spec import FLOATS, Link, Topology, VectorExchange, Wire
+from rowwise.tables.store.sizes import BLOCK_bytes, HEADER_bytes, stored_bytes
 
 SECTOR_bytes = 32
 LANES = 128  # columns that one instruction of a warp moves

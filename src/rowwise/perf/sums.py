@@ -14,7 +14,7 @@ import numpy as np
 from rowwise.perf.collective import all_to_all_s, ring_s, two_level_s
 from rowwise.perf.hardware import FLOAT_bytes, Hardware
 from rowwise.perf.links import LinkArrays
-from rowwise.spec import INT4, RUN, FarType, Topology, Wire, WireType
+from rowwise.tables.spec import INT4, RUN, FarType, Topology, Wire, WireType
 
 # Coding takes so many times that of int8: one thread of an AMD EPYC with AVX-512, 2,048 runs of 256 numbers, 3 of 256
 # kept. A share of 19 % takes half as long again.

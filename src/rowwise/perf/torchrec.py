@@ -23,7 +23,7 @@ import numpy as np
 
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.cost import CostStage, Phi, Shards
-from rowwise.spec import FLOATS, Topology, Wire
+from rowwise.tables.spec import FLOATS, Topology, Wire
 
 GiB = 1024**3
 DEVICE_Bps = 897 * GiB

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from rowwise.base.quantity import format_duration
-from rowwise.spec import Codecs, Topology, Wire, WireType
+from rowwise.tables.spec import Codecs, Topology, Wire, WireType
 
 LEAST_GAIN = 1.005
 SLACK = 1.02  # of the seconds of a step

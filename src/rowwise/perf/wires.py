@@ -12,7 +12,7 @@ import numpy as np
 
 from rowwise.perf.access import Floats
 from rowwise.perf.hardware import FLOAT_bytes
-from rowwise.spec import LINKS, RUN, FarType, Link, Topology, VectorExchange, WireType
+from rowwise.tables.spec import LINKS, RUN, FarType, Link, Topology, VectorExchange, WireType
 
 
 def vector_bytes(kind: WireType, dim_N: Floats) -> Floats:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from rowwise.base.value import parse_json
 from rowwise.errors import SpecError
 from rowwise.planner.layouts import NAMES
-from rowwise.spec import Topology, Value
+from rowwise.tables.spec import Topology, Value
 
 ALL = "*"
 

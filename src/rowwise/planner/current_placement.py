@@ -22,7 +22,7 @@ from rowwise.planner.layouts import Layout
 from rowwise.planner.native import Homes
 from rowwise.planner.options import TableArrays, price_pieces
 from rowwise.planner.problem import NO_UNIT, Index, Pieces, Placement, PlacementProblem
-from rowwise.spec import Table, Topology, state_slots
+from rowwise.tables.spec import Table, Topology, state_slots
 
 Range = tuple[int, int]
 

@@ -14,7 +14,7 @@ from rowwise.planner.options import TableArrays, price_pieces
 from rowwise.planner.pipeline import PlanResult, plan_timeline
 from rowwise.planner.problem import NO_UNIT, Pieces, Placement, PlacementProblem
 from rowwise.planner.reasons import ReasonInputs, layout_reason
-from rowwise.spec import stored_bytes
+from rowwise.tables.spec import stored_bytes
 
 NONE = 1e-30
 

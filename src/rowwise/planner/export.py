@@ -15,8 +15,8 @@ from rowwise.base.value import parse_json
 from rowwise.errors import SpecError
 from rowwise.plan import Plan, Tile, tiles_by_table
 from rowwise.planner.layouts import COLUMN_WISE, REPLICATED, ROW_WISE, TABLE_WISE
-from rowwise.row_optimizers import needs_full_rows
-from rowwise.spec import Pooling, RowType, Table, Topology, Value
+from rowwise.tables.row_optimizers import needs_full_rows
+from rowwise.tables.spec import Pooling, RowType, Table, Topology, Value
 
 FORMAT = "torchrec-sharding-1"
 PORTABLE = tuple(

@@ -17,7 +17,7 @@ from rowwise.plan import TIERS
 from rowwise.planner.constraints import ALL
 from rowwise.planner.layouts import LAYOUTS, NAMES
 from rowwise.planner.problem import PlanRequest
-from rowwise.spec import RowType, Table, Topology
+from rowwise.tables.spec import RowType, Table, Topology
 
 MOST_NAMED = 12  # tables whose constraints are lifted one by one
 GROWTH = 1.15  # factor on devices, each time that they were not enough

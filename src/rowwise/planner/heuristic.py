@@ -13,7 +13,7 @@ from msgspec import structs
 from rowwise.errors import SpecError
 from rowwise.plan import Plan, Tile
 from rowwise.planner.layouts import replicated, row_wise
-from rowwise.spec import Pooling, Table, Topology, check_tables, stored_bytes
+from rowwise.tables.spec import Pooling, Table, Topology, check_tables, stored_bytes
 
 
 class UnplacedTile(NamedTuple):

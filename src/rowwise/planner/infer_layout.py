@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from rowwise.plan import Tile
 from rowwise.planner.kinds import PlacementKind, tiles_of
 from rowwise.planner.layouts import LAYOUTS, Layout
-from rowwise.spec import Table, Topology
+from rowwise.tables.spec import Table, Topology
 
 Units = tuple[int, ...]
 

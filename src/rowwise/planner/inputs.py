@@ -19,8 +19,8 @@ from rowwise.base.textfile import decode_json, parse_whole, read_bytes
 from rowwise.errors import SpecError
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.dense_parallel import DenseSide
-from rowwise.row_optimizers import OPTIMIZERS, RowOptimizer
-from rowwise.spec import TRAINED_TYPES, Pooling, RowType, Table, Wire
+from rowwise.tables.row_optimizers import OPTIMIZERS, RowOptimizer
+from rowwise.tables.spec import TRAINED_TYPES, Pooling, RowType, Table, Wire
 
 COLUMN_NAMES: dict[str, tuple[str, ...]] = {  # by field: names that its column may have, best first
     "name": ("name", "table_id", "table"),

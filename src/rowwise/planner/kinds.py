@@ -14,7 +14,7 @@ from msgspec import structs
 from rowwise.perf.hardware import Machine
 from rowwise.plan import Tier, Tile
 from rowwise.planner.layouts import LAYOUTS, Layout, UnitKind
-from rowwise.spec import Table, Topology
+from rowwise.tables.spec import Table, Topology
 
 EACH_UP_TO = 8  # every number of pieces up to this, and then powers of two
 CACHED = (0.0, 0.001, 0.004, 0.015, 0.05, 0.15, 0.35, 0.7)  # shares of rows cached in the tier above that are tried

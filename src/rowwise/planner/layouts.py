@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rowwise.plan import Tile, column_block
-from rowwise.spec import Table, Topology, VectorExchange
+from rowwise.tables.spec import Table, Topology, VectorExchange
 
 Range = tuple[int, int]
 UnitKind = Literal["rank", "host", "all"]

@@ -19,7 +19,7 @@ from rowwise.base.storage.folder import parse_folder, read_file
 from rowwise.base.textfile import MOST_BYTES, decode_json, read_bytes
 from rowwise.errors import SpecError
 from rowwise.perf.hardware import PRESETS, Hardware, Machine, hardware_named, read_hardware
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 COUNTED = re.compile(r"(?:(?P<hosts>[0-9]{1,9}(?:\+[0-9]{1,9}){0,4095})x)?(?:(?P<devices>[0-9]{1,9})x)(?P<name>.+)")
 SIZE = re.compile(r"(?P<number>[0-9]+\.?[0-9]*|\.[0-9]+)\s*(?P<unit>[kMGTP]?i?B?)", re.IGNORECASE)

@@ -18,8 +18,8 @@ from rowwise.perf.memory import FLOAT_bytes, memory_bytes
 from rowwise.plan import TIERS, Tier, column_block
 from rowwise.planner.kinds import PlacementKind, candidate_kinds
 from rowwise.planner.problem import Index, Pieces, PlacementProblem, PlanRequest
-from rowwise.spec import Table, check_names, state_bytes, state_slots
-from rowwise.store.sizes import LEAST_OVERFLOW
+from rowwise.tables.spec import Table, check_names, state_bytes, state_slots
+from rowwise.tables.store.sizes import LEAST_OVERFLOW
 
 SMALL_SHARE = 0.05  # of a rank's even share of all work; smaller pieces are not cut further
 FULL_SHARE = 0.9  # of memory; lower tiers are options where tables would fill more

@@ -22,7 +22,7 @@ from rowwise.planner.problem import Pieces, PlacementProblem, PlanRequest
 from rowwise.planner.rank_exchange import ExchangeSeconds, exchanges_s, split_exchange
 from rowwise.planner.search import SearchResult, search, search_best
 from rowwise.planner.step_timeline import DEPTH, plan_costs, step_timeline
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 SECONDS = 0.2  # of search, by default
 

@@ -26,7 +26,7 @@ from rowwise.plan import TIERS, Plan, Tier, Tile
 from rowwise.planner.constraints import UNCONSTRAINED, Constraints
 from rowwise.planner.kinds import PlacementKind, tiles_of
 from rowwise.planner.layouts import UNIT_KINDS
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 
 Index = NDArray[np.int32]
 NO_UNIT = -1

@@ -16,7 +16,7 @@ from rowwise.perf.hardware import FLOAT_bytes, Hardware
 from rowwise.perf.wires import link_shares
 from rowwise.plan import Plan, tiles_by_table
 from rowwise.planner.problem import PlanRequest
-from rowwise.spec import LINKS, Link, Table, Topology, WireType
+from rowwise.tables.spec import LINKS, Link, Table, Topology, WireType
 
 
 class ExchangeSeconds(NamedTuple):

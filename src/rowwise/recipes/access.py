@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import structs
 
 from rowwise.perf.access import MOST_ZIPF_A, Access, Floats, RankCells, Workload
-from rowwise.spec import Table
+from rowwise.tables.spec import Table
 from rowwise.train.repeats import IdSample
 from rowwise.train.traffic import TableTraffic
 

@@ -24,7 +24,7 @@ from rowwise.recipes.model_kinds import check_use, family_of
 from rowwise.recipes.resolved import ResolvedRecipe, evaluation_batches
 from rowwise.recipes.rows import FILES, RowSelection
 from rowwise.recipes.trained import resolve_saved
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 from rowwise.train.evaluate import make_metrics
 from rowwise.train.loss_settings import AmountLoss, AnyLoss, Poisson, first_label
 from rowwise.train.run_folder import RunFolder

@@ -13,7 +13,7 @@ from rowwise.errors import SpecError
 from rowwise.ingest.columns import Columns, Sparse
 from rowwise.ingest.transform import LoadedTransforms, MapId
 from rowwise.recipes.recipe import TableChanges, Tables
-from rowwise.spec import Table
+from rowwise.tables.spec import Table
 
 UNKNOWN_ROW = 0  # of ids that a vocabulary lacks
 DEFAULT_DIM = 16

@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 
-from rowwise.batch import Batch, Jagged
 from rowwise.models.cost import activation_bytes
 from rowwise.models.inference import autocast
 from rowwise.perf.dense_parallel import NO_ACTIVATIONS, ActivationBytes, DenseSide, DenseUnits
@@ -12,7 +11,8 @@ from rowwise.recipes.compose import make_small_model
 from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.resolved import ResolvedRecipe
-from rowwise.spec import Pooling
+from rowwise.tables.batch import Batch, Jagged
+from rowwise.tables.spec import Pooling
 from rowwise.train.dense_parallel import check_parameters, find_units, has_id_maps, unit_shapes
 from rowwise.train.loss_settings import CoTeaching
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd

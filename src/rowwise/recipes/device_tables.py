@@ -11,13 +11,13 @@ from rowwise.base.quantity import format_bytes
 from rowwise.checkpoint.tables import full_name, table_modules
 from rowwise.comm.interface import Comm
 from rowwise.comm.status import all_gather_text, all_gather_uneven, raising_on_all_ranks
-from rowwise.embedding import Embeddings
 from rowwise.errors import SpecError, TableMemoryError
 from rowwise.plan import Plan
 from rowwise.recipes.placement import choose_of_modules, describe_pieces, table_bytes
-from rowwise.row_optimizers import Sgd
 from rowwise.serve.row_tiers import DeviceRows
 from rowwise.shard.embeddings import ShardedEmbeddings
+from rowwise.tables.embedding import Embeddings
+from rowwise.tables.row_optimizers import Sgd
 from rowwise.train.on_device import prepare_device
 
 USABLE = 0.8  # of a GPU's free memory: batches, vectors and the dense model need the rest

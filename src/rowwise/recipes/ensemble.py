@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from rowwise import report
-from rowwise.batch import Batch
 from rowwise.checkpoint.manifest import CheckpointManifest
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.dialect import style_of
@@ -33,6 +32,7 @@ from rowwise.recipes.sharding import tables_of
 from rowwise.recipes.trained import Warn, choose_rows, ignore_warning, load_trained, predict_rows
 from rowwise.serve.package import find_version, is_served
 from rowwise.serve.row_tiers import make_tiers
+from rowwise.tables.batch import Batch
 from rowwise.train.evaluate import ClickEvaluator, Scores, Slicing, Values
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.step import dense_parameters

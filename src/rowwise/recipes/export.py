@@ -74,8 +74,8 @@ from rowwise.serve.row_tiers import make_tiers
 from rowwise.serve.shared_rows import memory_of_tables, room_of
 from rowwise.serve.sides import load_side
 from rowwise.serve.traffic import Traffic
-from rowwise.spec import RowType, Table, Topology
-from rowwise.store.policy import Ints
+from rowwise.tables.spec import RowType, Table, Topology
+from rowwise.tables.store.policy import Ints
 from rowwise.train.evaluate import Values
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import CheckpointFolder

@@ -24,7 +24,7 @@ from rowwise.recipes.recipe import Tables
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.retrieval import RetrievalModel
 from rowwise.recipes.trained import load_trained
-from rowwise.spec import Pooling, RowType
+from rowwise.tables.spec import Pooling, RowType
 
 
 @contextmanager

@@ -37,7 +37,7 @@ from rowwise.serve.items import (
     write_vectors,
 )
 from rowwise.serve.sides import cast_keyed, read_users_parquet
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 INDEXED_items = 20_000  # fewer are searched exactly in less time than an index needs
 ERRORS = 2  # standard errors of the measured recall

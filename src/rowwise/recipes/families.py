@@ -11,10 +11,8 @@ from typing import Any, NamedTuple, final
 from msgspec import structs
 from torch import nn
 
-from rowwise.batch import Batch
 from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
-from rowwise.hashing.make import AnyTables, make_embeddings
 from rowwise.ingest.columns import Columns
 from rowwise.models.autoint import AutoInt
 from rowwise.models.dcn import DCN
@@ -63,7 +61,9 @@ from rowwise.recipes.recipe import check_amounts
 from rowwise.recipes.resolved import ModelParts, QuarantineFolder, ResolvedRecipe, batch_shard_of, evaluation_batches
 from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.user_model import load_class
-from rowwise.spec import Table
+from rowwise.tables.batch import Batch
+from rowwise.tables.ids.make import AnyTables, make_embeddings
+from rowwise.tables.spec import Table
 from rowwise.train.amounts import metric_names
 from rowwise.train.evaluate import ClickEvaluator, Evaluator, Slicing
 from rowwise.train.loss_settings import AMOUNT_METRICS, AmountLoss, AnyLoss, CoTeaching

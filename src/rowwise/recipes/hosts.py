@@ -16,7 +16,7 @@ from rowwise.perf.links import LinkArrays, Network, NetworkHost, age_notes, grou
 from rowwise.planner.order import Sum, find_order
 from rowwise.recipes.recipe import PROBE
 from rowwise.recipes.text import RECIPE, parse
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 from rowwise.train.dense import BUCKET_BYTES
 
 PROBE_s = 10.0  # longest probe before a run

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from msgspec import structs
 
-from rowwise.hashing.open import open_map, stored_tables
-from rowwise.idmaps import StoredIds
 from rowwise.ingest.transform import AnyKind, MapId
 from rowwise.recipes.recipe import Recipe
-from rowwise.spec import Table
+from rowwise.tables.idmaps import StoredIds
+from rowwise.tables.ids.open import open_map, stored_tables
+from rowwise.tables.spec import Table
 
 MAPS = "maps"  # the folder of a run
 

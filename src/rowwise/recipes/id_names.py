@@ -27,7 +27,7 @@ from rowwise.ingest.transform import (
 )
 from rowwise.ingest.transform.mapping import read_mapping
 from rowwise.recipes.rows import RowSelection, good_rows
-from rowwise.spec import Table
+from rowwise.tables.spec import Table
 
 RARE_IDS = "rare and new ids"  # the row that ids share that a vocabulary lacks
 MOST_ROWS = 1 << 20  # raw rows that are read for names

@@ -12,7 +12,7 @@ from rowwise.ingest.columns import Columns
 from rowwise.ingest.labels import bad_values, say_unlabelled
 from rowwise.ingest.transform import LoadedTransforms
 from rowwise.recipes.rows import RowSelection, make_task
-from rowwise.spec import Table
+from rowwise.tables.spec import Table
 from rowwise.train.loss_settings import AmountLoss, Poisson
 
 LOOK_ROWS, LOOK_SPLITS = 1 << 20, 8  # of which the facts are, at most

@@ -74,8 +74,8 @@ class NativeLibrary:
     def read(cls) -> "NativeLibrary":
         """Load the operators; raises NativeError when they are missing, and ImportError when torch does not load."""
         from rowwise.base.library import find_library
-        from rowwise.ops.native import LIBRARY, isa
-        from rowwise.ops.operators import describe_gpu_operators
+        from rowwise.tables.ops.native import LIBRARY, isa
+        from rowwise.tables.ops.operators import describe_gpu_operators
 
         library = find_library(LIBRARY)
         in_use = isa()

@@ -31,7 +31,7 @@ from rowwise.checkpoint.named import STEP, checkpoints_of, step_in
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.errors import CheckpointError, DataError, RowwiseError, SpecError, StorageError, one_line
 from rowwise.recipes.text import RECIPE, parse
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 from rowwise.train.run_folder import UNBEGUN, RunFolder, now
 from rowwise.train.saved import CheckpointFolder
 

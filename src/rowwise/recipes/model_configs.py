@@ -9,8 +9,8 @@ from msgspec import structs
 
 from rowwise.base.value import MOST_BATCH, MOST_DIM, check_most
 from rowwise.errors import SpecError
-from rowwise.row_optimizers import RowOptimizer
-from rowwise.spec import Value
+from rowwise.tables.row_optimizers import RowOptimizer
+from rowwise.tables.spec import Value
 
 Interaction = Literal["attention", "convolution", "cross", "dot", "factorization", "linear"]
 INTERACTION_KEYS: dict[Interaction, tuple[str, ...]] = {  # of `DhenConfig`, by the interaction that they are of

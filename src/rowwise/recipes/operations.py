@@ -25,7 +25,7 @@ from rowwise.recipes.model_configs import (
     XDeepFmConfig,
     layers_of,
 )
-from rowwise.spec import Table
+from rowwise.tables.spec import Table
 
 MLP_MODELS = (DlrmConfig, DeepFmConfig, DcnConfig, TwoTowerConfig, WideDeepConfig)
 MLPS = ("bottom", "top", "deep", "sizes")  # keys of layer sizes

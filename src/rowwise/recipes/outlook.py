@@ -32,7 +32,7 @@ from rowwise.recipes.table_memory import measure_memory
 from rowwise.recipes.text import RECIPE
 from rowwise.recipes.unused_keys import find_notes
 from rowwise.recipes.wires import decide_wire
-from rowwise.spec import Topology, Value, state_bytes
+from rowwise.tables.spec import Topology, Value, state_bytes
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.step import dense_parameters
 

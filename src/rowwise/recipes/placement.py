@@ -15,12 +15,12 @@ from msgspec import structs
 
 from rowwise.base.quantity import format_bytes, format_percent
 from rowwise.errors import TableMemoryError
-from rowwise.ops.layout import TablePiece
 from rowwise.perf.access import Access, Curves, Workload
 from rowwise.plan import Plan, Tile
-from rowwise.spec import Table, state_bytes, state_width
-from rowwise.store.policy import WAYS, sets_of
-from rowwise.store.sizes import FLOAT_bytes, cache_bytes, disk_bytes
+from rowwise.tables.ops.layout import TablePiece
+from rowwise.tables.spec import Table, state_bytes, state_width
+from rowwise.tables.store.policy import WAYS, sets_of
+from rowwise.tables.store.sizes import FLOAT_bytes, cache_bytes, disk_bytes
 
 SLOT_bytes = 13  # of a GPU, beside a row and its state: the row's number, a stamp, whether it has changed
 PARTS = 1 << 40  # of the largest factor of caches on CPUs

@@ -13,7 +13,7 @@ from rowwise.recipes.recipe import Recipe, check_ranks
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.sharding import step_samples, tables_of, workloads_of
 from rowwise.recipes.wires import decide_wire
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 from rowwise.train.dense_parallel import shards_of
 
 

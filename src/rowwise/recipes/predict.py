@@ -22,7 +22,6 @@ from pyarrow import csv, types
 from pyarrow import parquet as pq
 from torch import Tensor, nn
 
-from rowwise.batch import Batch
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.bound import BoundPreparation
 from rowwise.ingest.collate import SplitRows, collate
@@ -39,6 +38,7 @@ from rowwise.recipes.towers import next_item_of
 from rowwise.serve.answer import prediction_columns, prediction_names, predictions_of
 from rowwise.serve.forward import Logits, choose_blocks_of
 from rowwise.serve.retrieval import MOST_ITEMS
+from rowwise.tables.batch import Batch
 from rowwise.train.on_device import to_device
 
 ArrowColumns = dict[str, pa.Array | pa.ChunkedArray]

@@ -20,7 +20,7 @@ from msgspec import structs
 from rowwise.base.processor import BF16, Processor, family_of, missing_features
 from rowwise.recipes.model_configs import Model
 from rowwise.recipes.operations import multiplications
-from rowwise.spec import Table
+from rowwise.tables.spec import Table
 from rowwise.train.settings import Training
 
 SMALL_STEP_s = 4e-3  # on one thread

@@ -12,17 +12,17 @@ import msgspec
 
 from rowwise.base.value import check_layers, check_most
 from rowwise.errors import SpecError
-from rowwise.idmaps import AnyIdMap
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.dialect import Dialect
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import Transforms
-from rowwise.managed import Managed
 from rowwise.planner.machines import parse_size
 from rowwise.recipes.model_configs import DlrmConfig, Model, layers_of, pictures_of
 from rowwise.recipes.model_kinds import check_use, family_of
-from rowwise.row_optimizers import RowOptimizer
-from rowwise.spec import Init, Pooling, RowType, Table, Value, Wire
+from rowwise.tables.idmaps import AnyIdMap
+from rowwise.tables.managed import Managed
+from rowwise.tables.row_optimizers import RowOptimizer
+from rowwise.tables.spec import Init, Pooling, RowType, Table, Value, Wire
 from rowwise.train.loss_settings import AmountLoss, CoTeaching, Smc
 from rowwise.train.settings import DenseParallel, Evaluation, Log, Saving, Training
 

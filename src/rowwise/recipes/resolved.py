@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rowwise.batch import Batch
 from rowwise.comm.interface import Comm
 from rowwise.ingest.batch_shard import BatchShard
 from rowwise.ingest.batcher import Batcher, Batching, Position, table_rows_for_ids
@@ -22,7 +21,8 @@ from rowwise.recipes.model_configs import Model
 from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.rows import RecipeRows, RowSelection
-from rowwise.spec import Table, Value
+from rowwise.tables.batch import Batch
+from rowwise.tables.spec import Table, Value
 from rowwise.train.loss_settings import AmountLoss, CoTeaching
 
 OpenBatches = Callable[[Position | None], Batcher]

@@ -11,11 +11,9 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
-from rowwise.batch import Batch
 from rowwise.comm.gather import all_gather_rows
 from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
-from rowwise.hashing.make import AnyTables
 from rowwise.ingest.block import Ints
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.pictures import CHANNELS, PictureFolder
@@ -25,11 +23,13 @@ from rowwise.models.image_tower import DynamicImageTower, ImageTower, PictureTow
 from rowwise.models.inference import evaluation_mode
 from rowwise.models.retrieval import in_batch_bpr, in_batch_softmax
 from rowwise.models.two_tower import Tower, TwoTower, VectorModel
-from rowwise.ops.graph import Graph
 from rowwise.recipes.families import Asked, Building, Family
 from rowwise.recipes.model_configs import GraphConfig, PictureConfig, TwoTowerConfig, kind_of
 from rowwise.recipes.resolved import ModelParts, ResolvedRecipe, evaluation_batches
-from rowwise.spec import Pooling, Table
+from rowwise.tables.batch import Batch
+from rowwise.tables.ids.make import AnyTables
+from rowwise.tables.ops.graph import Graph
+from rowwise.tables.spec import Pooling, Table
 from rowwise.train.evaluate import Evaluator
 from rowwise.train.loss_settings import AnyLoss
 from rowwise.train.objective import InBatch, Objective

@@ -32,7 +32,7 @@ from rowwise.ingest.share import Share
 from rowwise.ingest.transform import LoadedTransforms, serving, to_json
 from rowwise.ingest.where import Comparison, RowFilter, TextTimeComparison, parse
 from rowwise.recipes.recipe import Data, DataCache, TimeShare
-from rowwise.spec import Table
+from rowwise.tables.spec import Table
 
 WHOLE, NO_FILTER = Share(), RowFilter()
 SYNTHETIC = (1_000_000, 100_000)  # default numbers of training and test rows

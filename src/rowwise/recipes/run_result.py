@@ -10,7 +10,7 @@ from rowwise.base.textfile import decode_json, read_bytes
 from rowwise.comm.interface import Comm
 from rowwise.comm.status import all_gather_uneven
 from rowwise.ingest.quarantine import ROWS, count_quarantined, read_quarantined
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 from rowwise.train.feeding import DataWait
 from rowwise.train.progress import BestEvaluation
 from rowwise.train.recorder import peak_memory_bytes

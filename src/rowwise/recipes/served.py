@@ -22,17 +22,14 @@ from torch import Tensor, nn
 from rowwise.base.inside import fault_of_name
 from rowwise.base.textfile import decode_json, read_bytes
 from rowwise.base.value import MOST_BATCH
-from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.tables import table_modules
-from rowwise.embedding import Embeddings
 from rowwise.errors import CheckpointError, DataError, SpecError
 from rowwise.ingest.bound import BoundPreparation
 from rowwise.ingest.dialect import Dialect
 from rowwise.ingest.transform import AnyKind, LoadedTransforms, UserFunction, load
 from rowwise.ingest.unpacked import check_types
 from rowwise.models.inference import RowBlocks, autocast, pack
-from rowwise.ops.host_rows import host_rows
 from rowwise.recipes.bounded_build import build_checked
 from rowwise.recipes.code import module_of
 from rowwise.recipes.compose import build_model
@@ -73,7 +70,10 @@ from rowwise.serve.shared_rows import (
 )
 from rowwise.serve.sides import SideTable, read_sides
 from rowwise.serve.version import Identity, ServedVersion
-from rowwise.spec import Value, check_tables
+from rowwise.tables.batch import Batch
+from rowwise.tables.embedding import Embeddings
+from rowwise.tables.ops.host_rows import host_rows
+from rowwise.tables.spec import Value, check_tables
 from rowwise.train.settings import Precision
 from rowwise.train.snapshot import restore_model
 

@@ -34,12 +34,12 @@ from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.placement import cache_tiles, fill_caches, has_disk_tables, tiles_bytes, uniform_workloads
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
-from rowwise.row_optimizers import needs_full_rows
 from rowwise.shard.apply import shard
 from rowwise.shard.embeddings import check_cached
 from rowwise.shard.tiers import DEVICE_TIERS
-from rowwise.spec import Pooling, Table, Topology
-from rowwise.store.sizes import LOG_COPIES
+from rowwise.tables.row_optimizers import needs_full_rows
+from rowwise.tables.spec import Pooling, Table, Topology
+from rowwise.tables.store.sizes import LOG_COPIES
 from rowwise.train.step import embeddings_of
 
 SEARCH_s = 0.05  # short, because the run waits for it

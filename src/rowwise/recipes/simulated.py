@@ -12,7 +12,6 @@ from typing import Any
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from rowwise.embedding import Vectors
 from rowwise.errors import SpecError
 from rowwise.ingest.service.local import Workers
 from rowwise.models.cost import flop_formulas
@@ -25,6 +24,7 @@ from rowwise.recipes.plan import resolve_for
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.simulate.simulation import SimulatedModel
+from rowwise.tables.embedding import Vectors
 from rowwise.train.step import embeddings_of
 
 

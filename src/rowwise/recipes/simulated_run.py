@@ -22,7 +22,7 @@ from rowwise.recipes.simulated import simulated_model
 from rowwise.recipes.text import RECIPE, decode, parse
 from rowwise.report.read import StageLine, read_run
 from rowwise.simulate.simulation import SimulatedMachine, simulate
-from rowwise.spec import Topology, Value
+from rowwise.tables.spec import Topology, Value
 
 A_RUN = "a run of `rowwise train` with a hardware profile: --hardware, or `hardware` in its recipe"
 SHARED = {"gather": "forward"}  # stages of a simulation whose time a run charges to another phase

@@ -33,8 +33,8 @@ from rowwise.recipes.derived import LARGE_ROWS, Derived, derive, left_out
 from rowwise.recipes.model_configs import DcnConfig, DlrmConfig, kind_of
 from rowwise.recipes.recipe import NAME, About, Data, Recipe, TableChanges, Tables, TimeShare
 from rowwise.recipes.text import decode, parse, write
-from rowwise.row_optimizers import RowWiseAdagrad, Schedule
-from rowwise.spec import Pooling
+from rowwise.tables.row_optimizers import RowWiseAdagrad, Schedule
+from rowwise.tables.spec import Pooling
 from rowwise.train.loss_settings import AnyLoss, LogLoss, Poisson, Squared, wanted_values
 from rowwise.train.settings import DenseAdam, Evaluation, Training
 

@@ -27,8 +27,8 @@ from rowwise.recipes.id_maps import stored_tables_of
 from rowwise.recipes.placement import piece_of, table_bytes
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.retrieval import decoded_bytes
-from rowwise.spec import RowType, Table, Topology, state_bytes
-from rowwise.store.sizes import cache_bytes, disk_bytes
+from rowwise.tables.spec import RowType, Table, Topology, state_bytes
+from rowwise.tables.store.sizes import cache_bytes, disk_bytes
 
 Purpose = Literal["train", "resume", "use"]  # decides which changes are still possible
 MOST_REMEDIES = 3  # in the message

@@ -14,7 +14,6 @@ from msgspec import structs
 from pyarrow import types
 from torch import Tensor, nn
 
-from rowwise.batch import Batch
 from rowwise.errors import SpecError
 from rowwise.ingest.bound import REQUEST
 from rowwise.ingest.columns import Columns
@@ -30,6 +29,7 @@ from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.resolved import ModelParts
 from rowwise.recipes.retrieval import RetrievalModel
 from rowwise.serve.forward import Forward, arrays_of
+from rowwise.tables.batch import Batch
 from rowwise.train.on_device import to_device
 
 ALL_ITEMS = Split(source="items", start=0, stop=0, first_row=0)  # named in errors

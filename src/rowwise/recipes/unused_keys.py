@@ -19,7 +19,7 @@ from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.recipe import TimeShare
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.sharding import load_hardware
-from rowwise.spec import Topology, Value
+from rowwise.tables.spec import Topology, Value
 
 
 class UnusedRule(NamedTuple):

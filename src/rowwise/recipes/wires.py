@@ -23,7 +23,7 @@ from rowwise.recipes.compose import make_model
 from rowwise.recipes.operations import multiplications
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.sharding import SEARCH_s, make_request, tables_of, usual_hardware
-from rowwise.spec import Topology, Wire
+from rowwise.tables.spec import Topology, Wire
 from rowwise.train.dense import bucket_numbers
 from rowwise.train.step import dense_parameters
 

@@ -4,7 +4,7 @@ from math import ceil, inf
 from typing import final
 
 from rowwise.errors import SpecError
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 SAFE = 0.75  # of a request's time; the rest is for what the estimate does not know
 MEMORY = 0.98  # weight that a batch keeps when another one is measured

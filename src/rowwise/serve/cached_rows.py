@@ -19,14 +19,14 @@ import numpy as np
 from torch import Tensor
 
 from rowwise.models.inference import RowSpan
-from rowwise.ops.layout import FeatureDescriptor
-from rowwise.ops.newer import RowPlaces
 from rowwise.serve.later import LaterCalls
 from rowwise.serve.redis_rows import RedisRows
 from rowwise.serve.row_files import RowFiles
 from rowwise.serve.shared_rows import TableInArena
-from rowwise.store.policy import Ints
-from rowwise.store.shared_cache import Bytes, CachedFeatures, MissingRows, SharedCache
+from rowwise.tables.ops.layout import FeatureDescriptor
+from rowwise.tables.ops.newer import RowPlaces
+from rowwise.tables.store.policy import Ints
+from rowwise.tables.store.shared_cache import Bytes, CachedFeatures, MissingRows, SharedCache
 
 KEPT_bytes = 64 << 20  # of the rows of a batch
 MOST_LATER = 64  # batches whose rows wait to be fetched

@@ -23,7 +23,7 @@ from rowwise.base.scratch import Scratch
 from rowwise.base.storage.folder import Folder
 from rowwise.base.textfile import decode_json, open_regular, read_bytes, refuse_links, write_new
 from rowwise.errors import CheckpointError, SpecError
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 LIST = "files.json"
 PIECE_bytes = 1 << 20  # read at once

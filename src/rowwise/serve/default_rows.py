@@ -17,11 +17,11 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.windows import windows
 from rowwise.errors import CheckpointError
 from rowwise.ingest.unpacked import check_types, read_arrow_file, write_arrow_file
-from rowwise.ops.rowtype import pack, unpack
 from rowwise.serve.contents import reading_export
-from rowwise.spec import Table
-from rowwise.store.policy import Ints
-from rowwise.store.shared_cache import Bytes
+from rowwise.tables.ops.rowtype import pack, unpack
+from rowwise.tables.spec import Table
+from rowwise.tables.store.policy import Ints
+from rowwise.tables.store.shared_cache import Bytes
 
 MEANS = "mean_rows.arrow"
 MEANS_schema = pa.schema({"table": pa.string(), "row": pa.list_(pa.float32())})

@@ -8,10 +8,10 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from rowwise.batch import Batch, Jagged
 from rowwise.ingest.block import Ints
 from rowwise.ingest.bound import BoundPreparation, PreparedRows
 from rowwise.models.inference import RowBlocks, RowSpan, choose_blocks
+from rowwise.tables.batch import Batch, Jagged
 
 Logits = Callable[[Batch], Tensor]  # [B, K] in 32 bits on the host
 

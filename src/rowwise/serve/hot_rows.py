@@ -9,11 +9,11 @@ import pyarrow as pa
 from torch import Tensor
 
 from rowwise.ingest.unpacked import check_types, read_arrow_file, write_arrow_file
-from rowwise.ops.layout import FeatureDescriptor
-from rowwise.ops.newer import RowPlaces
 from rowwise.serve.contents import reading_export
 from rowwise.serve.shared_rows import TableInArena
-from rowwise.store.policy import Ints
+from rowwise.tables.ops.layout import FeatureDescriptor
+from rowwise.tables.ops.newer import RowPlaces
+from rowwise.tables.store.policy import Ints
 
 HOT = "hot.arrow"
 HOT_schema = pa.schema({"table": pa.dictionary(pa.int32(), pa.string()), "row": pa.int64(), "count": pa.int64()})

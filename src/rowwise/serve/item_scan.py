@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rowwise.models.retrieval import largest
-from rowwise.ops.interact import dots
+from rowwise.tables.ops.interact import dots
 
 SLICE_bytes = 4 << 20  # of vectors: some milliseconds, also where they come from memory that is busy
 

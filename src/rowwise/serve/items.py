@@ -29,7 +29,7 @@ from rowwise.serve.contents import LIST, StoredFile, find_changes, read_files, r
 from rowwise.serve.item_index import ItemIndex
 from rowwise.serve.item_scan import ItemFilter, ItemScan, NearItems
 from rowwise.serve.sides import SideTable
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 RETRIEVAL, FACTS, ITEMS, VECTORS, INDEX = (
     "retrieval", "retrieval.json", "items.parquet", "items.vectors", "items.faiss",

@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from rowwise.ops.host_rows import HostRows
 from rowwise.serve.cached_rows import RowCounts
 from rowwise.serve.traffic import Traffic
 from rowwise.serve.version import ServedVersion
+from rowwise.tables.ops.host_rows import HostRows
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)

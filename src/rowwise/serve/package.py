@@ -35,7 +35,7 @@ from rowwise.ingest.kinds import is_list
 from rowwise.ingest.unpacked import read_arrow_file, write_arrow_file
 from rowwise.serve.contents import digest_of, hash_files, open_checked, read_files, reading_export
 from rowwise.serve.traffic import Traffic
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 CURRENT, MODEL, GOLDEN, STATS = "current.json", "model.json", "golden.arrow", "stats.json"
 MOST_BYTES = 1 << 30  # of model.json, which has the vocabularies, and of golden.arrow

@@ -24,7 +24,7 @@ from rowwise.serve.request import RequestRows
 from rowwise.serve.retrieval import ItemQuery, RetrievedItems
 from rowwise.serve.traffic import is_chosen
 from rowwise.serve.version import ServedVersion
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 REQUEST, VERSION = "rowwise:request", "rowwise:version"
 K, EXACT, AMONG, WITHOUT, ITEMS, SCORES = (  # of a search

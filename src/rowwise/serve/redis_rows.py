@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from rowwise.base.arriving import Arriving, is_idle
 from rowwise.errors import SpecError, printable
 from rowwise.serve.later import LaterCalls
-from rowwise.store.policy import Ints, mix64
-from rowwise.store.shared_cache import Bytes
+from rowwise.tables.store.policy import Ints, mix64
+from rowwise.tables.store.shared_cache import Bytes
 
 TIMEOUT_s = 0.05  # of a node: to connect, send and answer
 MOST_TIMEOUTS = 4  # of slow nodes in one batch, which then asks no other

@@ -16,8 +16,8 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.errors import CheckpointError, StoreError
 from rowwise.serve.row_memory import CachedTables
 from rowwise.serve.shared_rows import NewerChunks
-from rowwise.store.policy import Ints
-from rowwise.store.shared_cache import Bytes, read_rows
+from rowwise.tables.store.policy import Ints
+from rowwise.tables.store.shared_cache import Bytes, read_rows
 
 
 class _StoredChunk(NamedTuple):

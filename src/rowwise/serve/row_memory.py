@@ -13,7 +13,7 @@ from rowwise.base.quantity import format_bytes
 from rowwise.checkpoint.manifest import CheckpointManifest
 from rowwise.errors import SpecError
 from rowwise.serve.shared_rows import room_of
-from rowwise.store.shared_cache import CacheShape
+from rowwise.tables.store.shared_cache import CacheShape
 
 PAGE_bytes = 4096
 

@@ -19,7 +19,7 @@ from rowwise.serve.redis_rows import RedisAddress, RedisNodes, RedisRows
 from rowwise.serve.row_files import RowFiles
 from rowwise.serve.row_memory import CachedTables, RowMemory, divide_memory, tables_of
 from rowwise.serve.shared_rows import NewerChunks, SharedRows, memory_of_tables
-from rowwise.store.shared_cache import Bytes, SharedCache, next_tag
+from rowwise.tables.store.shared_cache import Bytes, SharedCache, next_tag
 
 
 @final

@@ -29,7 +29,7 @@ from rowwise.serve.record import RequestRecorder
 from rowwise.serve.request import RequestReader, RequestRows
 from rowwise.serve.traffic import Traffic
 from rowwise.serve.version import ServedVersion
-from rowwise.store.policy import Ints
+from rowwise.tables.store.policy import Ints
 
 
 class Predictions(NamedTuple):

@@ -21,12 +21,12 @@ from rowwise.base.storage.folder import Folder
 from rowwise.checkpoint.manifest import CheckpointFile, CheckpointManifest, TensorChunk, TensorEntry
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.tables import full_name, table_modules
-from rowwise.embedding import Embeddings
 from rowwise.errors import CheckpointError
-from rowwise.ops import rowtype
-from rowwise.ops.arena import Arena
-from rowwise.ops.newer import NewerRows, NewerRowsOfTable
-from rowwise.spec import Table
+from rowwise.tables.embedding import Embeddings
+from rowwise.tables.ops import rowtype
+from rowwise.tables.ops.arena import Arena
+from rowwise.tables.ops.newer import NewerRows, NewerRowsOfTable
+from rowwise.tables.spec import Table
 
 ROOM_SHARE, LEAST_ROOM = 4, 1024  # a table has room for so many newer rows: a quarter of its own, and some
 

@@ -7,12 +7,12 @@ from typing import Literal
 import pyarrow as pa
 
 from rowwise.models.link import AmountLink
-from rowwise.ops.host_rows import HostRows
 from rowwise.serve.cached_rows import CachedRows
 from rowwise.serve.forward import Forward
 from rowwise.serve.package import ColumnStats
 from rowwise.serve.retrieval import Retriever
 from rowwise.serve.sides import SideTable
+from rowwise.tables.ops.host_rows import HostRows
 
 Identity = Literal["exact", "close"]
 

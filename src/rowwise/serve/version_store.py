@@ -45,7 +45,7 @@ from rowwise.serve.package import (
     write_traffic,
 )
 from rowwise.serve.traffic import Traffic
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 FILES, OWNER = "files", "store.json"  # in the store; in the folder: whose copies these are
 LISTS = "lists"  # in the folder: the list of each version that is there

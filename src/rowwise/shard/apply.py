@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from rowwise.comm.interface import Comm
-from rowwise.embedding import Embeddings
 from rowwise.errors import SpecError
 from rowwise.plan import Plan
 from rowwise.shard.embeddings import ShardedEmbeddings, check_merge_shared, check_sharding, check_tiers
-from rowwise.spec import Table, Wire
-from rowwise.store.row_store import OpenStore
-from rowwise.store.row_stream import RowStream
+from rowwise.tables.embedding import Embeddings
+from rowwise.tables.spec import Table, Wire
+from rowwise.tables.store.row_store import OpenStore
+from rowwise.tables.store.row_stream import RowStream
 
 Module = TypeVar("Module", bound=nn.Module)
 RUN_bytes = 32 << 20

@@ -15,11 +15,11 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from rowwise.batch import Jagged, SharedBags
 from rowwise.errors import IdError
-from rowwise.ops.unknown import UnknownIds
 from rowwise.shard.pack import BagSet, PackedBatch, Packer, RoutedBatch
 from rowwise.shard.routes import PieceGroup, Routes, pooled_columns
+from rowwise.tables.batch import Jagged, SharedBags
+from rowwise.tables.ops.unknown import UnknownIds
 
 
 @final

@@ -1,9 +1,9 @@
 """Removes repeated ids of sequences before they are sent: one vector per distinct id, and one merged gradient.
 
 Within blocks of 256 samples only, as gradients are merged block by block anyway ([Note: Merge order] in
-`ops/_cpp/tables.h`): the result has the same bits if the batches of all ranks are full blocks. A batch that is not is
-sent as it is. The distinct ids of a block are sent as its first bag, so the owners of the rows need to know nothing of
-it. Repeats between blocks, or between the features of a table, are sent.
+`tables/ops/_cpp/tables.h`): the result has the same bits if the batches of all ranks are full blocks. A batch that is
+not is sent as it is. The distinct ids of a block are sent as its first bag, so the owners of the rows need to know
+nothing of it. Repeats between blocks, or between the features of a table, are sent.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,12 +13,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowwise.batch import Jagged
-from rowwise.ops import check
-from rowwise.ops.jagged import deduplicate
-from rowwise.ops.merged import merge_ids
-from rowwise.ops.reference.sums import BLOCK
-from rowwise.spec import Pooling, Table
+from rowwise.tables.batch import Jagged
+from rowwise.tables.ops import check
+from rowwise.tables.ops.jagged import deduplicate
+from rowwise.tables.ops.merged import merge_ids
+from rowwise.tables.ops.reference.sums import BLOCK
+from rowwise.tables.spec import Pooling, Table
 
 MOST_DISTINCT = 0.8  # share of distinct ids; above it the batch is sent as it is, as expanding costs more than it saves
 

@@ -22,17 +22,8 @@ from typing import Any, NamedTuple, NoReturn, Self, final
 import torch
 from torch import Tensor, nn
 
-from rowwise.batch import Jagged, KeyedJagged
 from rowwise.comm.interface import Comm
-from rowwise.embedding import Embeddings, LookedUp, Vectors, break_graph, point_parameters
 from rowwise.errors import PeerError, RowwiseError, SpecError, StateError
-from rowwise.hashing.managed.lookup import Evicted, LocalBuckets, LocalIds
-from rowwise.ops.arena import Arena
-from rowwise.ops.layout import TablePiece
-from rowwise.ops.lookup import StagedGradients
-from rowwise.ops.tiles import Tiles
-from rowwise.ops.unknown import count_unknown
-from rowwise.ops.update import run_all
 from rowwise.plan import TIERS, Plan, Tile
 from rowwise.shard.ahead import BatchesAhead
 from rowwise.shard.exchange import BatchLookup, EmbeddingExchange, Phase, ReceiveVectors, no_timing, start_exchange
@@ -45,10 +36,19 @@ from rowwise.shard.replicated import ReplicatedUpdate
 from rowwise.shard.returns import ReturnedGradients
 from rowwise.shard.routes import RankPiece, Routes, make_routes
 from rowwise.shard.tiers import runnable_tiers
-from rowwise.spec import Pooling, Table, Wire
-from rowwise.store.disk import DiskRows
-from rowwise.store.row_store import OpenStore
-from rowwise.store.row_stream import RowStream
+from rowwise.tables.batch import Jagged, KeyedJagged
+from rowwise.tables.embedding import Embeddings, LookedUp, Vectors, break_graph, point_parameters
+from rowwise.tables.ids.managed.lookup import Evicted, LocalBuckets, LocalIds
+from rowwise.tables.ops.arena import Arena
+from rowwise.tables.ops.layout import TablePiece
+from rowwise.tables.ops.lookup import StagedGradients
+from rowwise.tables.ops.tiles import Tiles
+from rowwise.tables.ops.unknown import count_unknown
+from rowwise.tables.ops.update import run_all
+from rowwise.tables.spec import Pooling, Table, Wire
+from rowwise.tables.store.disk import DiskRows
+from rowwise.tables.store.row_store import OpenStore
+from rowwise.tables.store.row_stream import RowStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +188,7 @@ class ShardedEmbeddings(nn.Module):
 
     @property
     def merge_shared(self) -> bool:
-        """Whether gradients of a shared bag are summed before they are sent: [Note: Merged bags] in `ops/shared.py`."""
+        """Whether gradients of shared bags are summed first: [Note: Merged bags] in `tables/ops/shared.py`."""
         return self._exchange.merge_shared
 
     @merge_shared.setter

@@ -24,17 +24,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from rowwise.batch import Jagged
 from rowwise.comm.interface import Comm
-from rowwise.ops.output_cache import empty_cached
-from rowwise.ops.shared import (
-    FeatureColumns,
-    FeatureVectors,
-    merge_neighbours,
-    merge_vectors,
-    select_columns,
-    sum_over_samples,
-)
 from rowwise.shard.bag_sets import split_bag_sets
 from rowwise.shard.hosts import HostExchange
 from rowwise.shard.pack import BagSet, RoutedBatch
@@ -43,7 +33,17 @@ from rowwise.shard.pooled import PendingGradients, PooledExchange
 from rowwise.shard.returns import ReturnedGradients, SentGradients
 from rowwise.shard.routes import ExchangePath, Routes
 from rowwise.shard.vectors import PendingBlocks
-from rowwise.spec import Pooling, Wire
+from rowwise.tables.batch import Jagged
+from rowwise.tables.ops.output_cache import empty_cached
+from rowwise.tables.ops.shared import (
+    FeatureColumns,
+    FeatureVectors,
+    merge_neighbours,
+    merge_vectors,
+    select_columns,
+    sum_over_samples,
+)
+from rowwise.tables.spec import Pooling, Wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +242,8 @@ class EmbeddingExchange:
         shared = routed.jagged.shared
         if not self.merge_shared or not routed.shared_features or shared is None:
             return [self._all_features.start_backward(routed.jagged, routed.samples_W, grad_BS)]
-        # One gradient per distinct bag travels, for each bag set by itself: [Note: Merged bags] in `ops/shared.py`.
+        # One gradient per distinct bag travels, for each bag set by itself: [Note: Merged bags] in
+        # `tables/ops/shared.py`.
         exchanges = self._exchanges_for(routed.shared_features)
         own_BS, shared_BS = (select_columns(grad_BS, self._columns_of(exchange.routes)) for exchange in exchanges)
         steps = zip(exchanges, routed.bag_sets, (own_BS, sum_over_samples(shared_BS, shared)), strict=True)

@@ -1,9 +1,9 @@
 """`FullRowUpdate`: updates column-cut tables whose optimizer needs statistics of full rows, by exchanging partial sums.
 
 Row-wise optimizers, LAMB and clipping need sums over all columns of a row. Each rank sums its own columns as far as
-the tree of [Note: Column sums] in `ops/_cpp/simd.h` stays inside them, the ranks with columns of the same rows exchange
-these partial sums, and each finishes the tree: the same bits as one device. What remains is a plain SGD step, which the
-kernel applies and rounds. Such tables cost a few more passes over their gradients.
+the tree of [Note: Column sums] in `tables/ops/_cpp/simd.h` stays inside them, the ranks with columns of the same rows
+exchange these partial sums, and each finishes the tree: the same bits as one device. What remains is a plain SGD step,
+which the kernel applies and rounds. Such tables cost a few more passes over their gradients.
 
 From `ops`: `MergedGradients` are the touched rows of a piece and their summed gradients. A `RowRule` is an optimizer in
 two parts: `terms` gives the values to sum over each row, `finish` the step that follows from the sums. A `Node` is an
@@ -20,17 +20,17 @@ from torch import Tensor
 
 from rowwise.comm.interface import Comm
 from rowwise.errors import GradientError
-from rowwise.ops import rowtype
-from rowwise.ops.layout import RULES, TableDescriptor
-from rowwise.ops.merged import MergedGradients, apply_merged, merge_staged
-from rowwise.ops.reference.apply import REFERENCE, RowRule, root
-from rowwise.ops.tiles import Tiles
-from rowwise.ops.tree import Node, nodes_of, sum_nodes
-from rowwise.ops.update import concat_staged, next_step, reorder_by_rank
 from rowwise.plan import Plan
-from rowwise.row_optimizers import KernelHyperparameters, Sgd
 from rowwise.shard.routes import PieceGroup, RankPiece, Routes, column_owners
-from rowwise.spec import Table
+from rowwise.tables.ops import rowtype
+from rowwise.tables.ops.layout import RULES, TableDescriptor
+from rowwise.tables.ops.merged import MergedGradients, apply_merged, merge_staged
+from rowwise.tables.ops.reference.apply import REFERENCE, RowRule, root
+from rowwise.tables.ops.tiles import Tiles
+from rowwise.tables.ops.tree import Node, nodes_of, sum_nodes
+from rowwise.tables.ops.update import concat_staged, next_step, reorder_by_rank
+from rowwise.tables.row_optimizers import KernelHyperparameters, Sgd
+from rowwise.tables.spec import Table
 
 _RowRange = tuple[int, tuple[int, int]]  # index of the table, and first and last row + 1
 WEIGHT_DECAY, CLIP = (KernelHyperparameters._fields.index(name) for name in ("weight_decay", "clip"))

@@ -16,7 +16,7 @@ from rowwise.comm.interface import Comm
 from rowwise.shard.pooled import pick_columns, place_columns, segments_from_output, segments_to_output
 from rowwise.shard.routes import ExchangePath, Routes
 from rowwise.shard.vectors import Block, ExpectedBlock, WireCodecs, concat_blocks
-from rowwise.spec import Wire
+from rowwise.tables.spec import Wire
 
 
 @final

@@ -16,8 +16,8 @@ from torch import Tensor
 from rowwise.comm.interface import Comm
 from rowwise.comm.status import RankStatus, raise_if_any_failed
 from rowwise.errors import BatchError, RowwiseError
-from rowwise.hashing.managed.lookup import Evicted, IdCounts, LocalBuckets
-from rowwise.hashing.managed.piece import find_buckets
+from rowwise.tables.ids.managed.lookup import Evicted, IdCounts, LocalBuckets
+from rowwise.tables.ids.managed.piece import find_buckets
 
 
 @final

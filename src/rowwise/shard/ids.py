@@ -18,18 +18,18 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from rowwise.batch import Jagged, KeyedJagged
 from rowwise.comm.chain import CollectiveChain, CollectiveSteps
 from rowwise.comm.interface import Comm
 from rowwise.comm.status import RankStatus, raise_if_any_failed
 from rowwise.errors import BatchError, RowwiseError
-from rowwise.ops.check import check_features
-from rowwise.ops.tiles import per_id_weights_require_grad
-from rowwise.ops.unknown import UnknownIds
 from rowwise.shard.bag_sets import SharedBatchPacker
 from rowwise.shard.pack import PackedBatch, Packer, RoutedBatch
 from rowwise.shard.routes import Routes
-from rowwise.spec import Pooling
+from rowwise.tables.batch import Jagged, KeyedJagged
+from rowwise.tables.ops.check import check_features
+from rowwise.tables.ops.tiles import per_id_weights_require_grad
+from rowwise.tables.ops.unknown import UnknownIds
+from rowwise.tables.spec import Pooling
 
 DIGEST_bits = 32
 

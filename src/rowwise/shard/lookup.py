@@ -10,10 +10,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowwise.ops.tiles import Tiles
 from rowwise.shard.exchange import LookupOutputs, VectorGradients
 from rowwise.shard.pack import BagSet, RoutedBatch
 from rowwise.shard.routes import ExchangePath, PieceGroup
+from rowwise.tables.ops.tiles import Tiles
 
 
 @final

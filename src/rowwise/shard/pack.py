@@ -12,16 +12,16 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from rowwise.batch import Jagged
 from rowwise.errors import BatchError, IdError
-from rowwise.ops import check
-from rowwise.ops.jagged import bucketize, row_bounds
-from rowwise.ops.pinned import copy_to
-from rowwise.ops.tiles import check_weights
-from rowwise.ops.unknown import UnknownIds, map_unknown
 from rowwise.shard.distinct import DistinctIds, deduplicate_sequences, repeatable_features
 from rowwise.shard.routes import ExchangePath, FeatureSlice, Routes
-from rowwise.spec import Pooling
+from rowwise.tables.batch import Jagged
+from rowwise.tables.ops import check
+from rowwise.tables.ops.jagged import bucketize, row_bounds
+from rowwise.tables.ops.pinned import copy_to
+from rowwise.tables.ops.tiles import check_weights
+from rowwise.tables.ops.unknown import UnknownIds, map_unknown
+from rowwise.tables.spec import Pooling
 
 WIDE_ROWS = 1 << 31
 NO_LIMIT = torch.iinfo(torch.int64).max
@@ -172,7 +172,8 @@ class Packer:
             positions = buckets.positions_N
         batch, slices_PC = jagged.batch_size, self._slices_for(jagged)
         slices_PC = slices_PC * torch.tensor([batch, 1])
-        # Defined in `ops/reference/exchange.py`: writes all messages, and checks each id against its slice's rows.
+        # Defined in `tables/ops/reference/exchange.py`: writes all messages, and checks each id against its slice's
+        # rows.
         args = values, lengths, weights, slices_PC, self._messages_WC, batch
         words, starts_W1, counts_P = torch.ops.rowwise.pack_ids(*args)
         if needs_positions:

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from rowwise.comm.codec import gradient_scale
 from rowwise.comm.interface import Comm
-from rowwise.ops.layout import MODES, FeatureDescriptor
 from rowwise.shard.pack import BagSet
 from rowwise.shard.routes import ExchangePath, PerIdPiece, Routes
 from rowwise.shard.vectors import Block, ExpectedBlock, WireCodecs, concat_blocks
-from rowwise.spec import Wire
+from rowwise.tables.ops.layout import MODES, FeatureDescriptor
+from rowwise.tables.spec import Wire
 
 
 @final

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from rowwise.comm.codec import gradient_scale, scale_groups_of
 from rowwise.comm.interface import Comm
-from rowwise.ops.output_cache import empty_cached
 from rowwise.shard.pack import BagSet
 from rowwise.shard.routes import ColumnSegment, ExchangePath, Routes
 from rowwise.shard.vectors import Block, ExpectedBlock, PendingBlocks, WireCodecs
-from rowwise.spec import Wire
+from rowwise.tables.ops.output_cache import empty_cached
+from rowwise.tables.spec import Wire
 
 WIDTH, SEGMENT_FIELDS = 3, 5  # of a segment, as the operator `place` reads it
 
@@ -98,7 +98,7 @@ class PendingGradients:
 
 def place_columns(blocks: list[Tensor], segments_RC: Tensor, out_BS: Tensor) -> None:
     """Copy or add columns of blocks [B, columns] to the output, segment by segment (`segments_to_output`)."""
-    # The operator is defined in `ops/reference/exchange.py`.
+    # The operator is defined in `tables/ops/reference/exchange.py`.
     torch.ops.rowwise.place([block.contiguous() for block in blocks], segments_RC, out_BS)
 
 

@@ -18,14 +18,14 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from rowwise.batch import Jagged
 from rowwise.comm.call import CollectiveCall
 from rowwise.comm.rehearse import rehearsal_comm
-from rowwise.ops.layout import FeatureDescriptor, TablePiece
-from rowwise.ops.lookup import StagedGradients
 from rowwise.plan import Plan, Tier
 from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.spec import Link, Table, Topology, Wire, stored_bytes
+from rowwise.tables.batch import Jagged
+from rowwise.tables.ops.layout import FeatureDescriptor, TablePiece
+from rowwise.tables.ops.lookup import StagedGradients
+from rowwise.tables.spec import Link, Table, Topology, Wire, stored_bytes
 
 KiB = 1024
 # Without it Linux reserves no more addresses than it has memory. Python has a name for it from 3.13 on.

@@ -12,16 +12,16 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowwise.batch import Jagged
 from rowwise.comm.interface import Comm
 from rowwise.errors import GradientError
-from rowwise.ops.jagged import permute
-from rowwise.ops.layout import FeatureDescriptor, TableDescriptor, TableGroup
-from rowwise.ops.lookup import StagedGradients
-from rowwise.ops.merged import MergedGradients, apply_merged, merge_staged
-from rowwise.ops.tiles import Tiles
-from rowwise.ops.update import concat_staged, next_step, run_all, update
-from rowwise.spec import Pooling
+from rowwise.tables.batch import Jagged
+from rowwise.tables.ops.jagged import permute
+from rowwise.tables.ops.layout import FeatureDescriptor, TableDescriptor, TableGroup
+from rowwise.tables.ops.lookup import StagedGradients
+from rowwise.tables.ops.merged import MergedGradients, apply_merged, merge_staged
+from rowwise.tables.ops.tiles import Tiles
+from rowwise.tables.ops.update import concat_staged, next_step, run_all, update
+from rowwise.tables.spec import Pooling
 
 
 @final

@@ -12,13 +12,13 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from rowwise.batch import Jagged
 from rowwise.errors import GradientError
-from rowwise.ops.bad_gradient import find_bad_gradient
-from rowwise.ops.layout import TablePiece, lay_out_tables, make_group
-from rowwise.ops.lookup import LookupCall
-from rowwise.ops.tiles import max_abs
-from rowwise.spec import Pooling, Table
+from rowwise.tables.batch import Jagged
+from rowwise.tables.ops.bad_gradient import find_bad_gradient
+from rowwise.tables.ops.layout import TablePiece, lay_out_tables, make_group
+from rowwise.tables.ops.lookup import LookupCall
+from rowwise.tables.ops.tiles import max_abs
+from rowwise.tables.spec import Pooling, Table
 
 
 class SentGradients(NamedTuple):

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from msgspec import structs
 
 from rowwise.plan import Plan, Tile, tiles_by_table
-from rowwise.row_optimizers import needs_full_rows
-from rowwise.spec import Pooling, Table, Topology
+from rowwise.tables.row_optimizers import needs_full_rows
+from rowwise.tables.spec import Pooling, Table, Topology
 
 
 class ExchangePath(StrEnum):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rowwise.comm.codec import BlockScales, WireCodec, codec_of
 from rowwise.comm.interface import Comm, Work
-from rowwise.spec import Wire, WireType
+from rowwise.tables.spec import Wire, WireType
 
 
 class Block(NamedTuple):

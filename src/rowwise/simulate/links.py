@@ -16,7 +16,7 @@ from rowwise.perf.hardware import FLOAT_bytes, Machine
 from rowwise.perf.links import LinkArrays, uniform_network
 from rowwise.perf.sums import far_coding_s
 from rowwise.simulate.traffic import Flow
-from rowwise.spec import LINKS, RUN, FarType, Link, Topology, WireType
+from rowwise.tables.spec import LINKS, RUN, FarType, Link, Topology, WireType
 
 Cause = Literal["device", "memory", "host link", "links in hosts", "network", "uplink", "latency", "batches"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)

@@ -31,7 +31,7 @@ from rowwise.simulate.traffic import (
     block_bytes,
     outer_flow,
 )
-from rowwise.spec import LINKS, Link, Topology, Wire
+from rowwise.tables.spec import LINKS, Link, Topology, Wire
 
 Model = LearnedModel | Roofline
 

@@ -25,7 +25,7 @@ from rowwise.planner.problem import PlanRequest
 from rowwise.simulate.links import CAUSES, Links
 from rowwise.simulate.loads import EvenPieces, MissingMemory, TableLoads, even_loads, planned_loads
 from rowwise.simulate.step import StepWork
-from rowwise.spec import FLOATS, Topology, Wire
+from rowwise.tables.spec import FLOATS, Topology, Wire
 
 SEARCH_s = 0.02
 FASTER = 2.0  # how much faster each resource is made in turn

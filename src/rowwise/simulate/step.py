@@ -15,7 +15,7 @@ from rowwise.perf.dense_parallel import BF16_bytes, DenseSide, FLOAT_bytes
 from rowwise.perf.step_program import StageRef, TimelineStage, look_ahead
 from rowwise.simulate.links import Cause, Links, Seconds, add_seconds
 from rowwise.simulate.traffic import Flow
-from rowwise.spec import FLOATS, FarType, Wire
+from rowwise.tables.spec import FLOATS, FarType, Wire
 
 BUCKET_bytes = 4 << 20  # of gradients that are summed at once, at least
 UPDATE_PASSES = 3  # over the numbers of a parameter and its gradient; and two over each number of optimizer state

@@ -31,7 +31,7 @@ from rowwise.simulate.simulation import (
     make_request,
     simulate,
 )
-from rowwise.spec import Codecs, Topology, Wire, WireType
+from rowwise.tables.spec import Codecs, Topology, Wire, WireType
 
 MOST_COMBINATIONS = 10_000
 BASELINE = "full"  # how dense layers are stored where everything is sharded

@@ -12,9 +12,9 @@ import numpy as np
 
 from rowwise.perf.access import Curves, Floats, Workload
 from rowwise.plan import Plan
-from rowwise.row_optimizers import Lamb
 from rowwise.shard.routes import ExchangePath, RankPiece, Routes, column_owners, make_routes
-from rowwise.spec import LINKS, Link, Pooling, Table, Topology, Wire, WireType
+from rowwise.tables.row_optimizers import Lamb
+from rowwise.tables.spec import LINKS, Link, Pooling, Table, Topology, Wire, WireType
 
 FLOAT_bytes, ID_bytes, WORD_bytes = 4, 8, 4
 HEADER_bytes = 24  # to each rank before its ids, and in a gather of sizes

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rowwise.ops.threads import one_thread
+from rowwise.tables.ops.threads import one_thread
 from rowwise.train.exact import RunSums, parts_of, to_float64
 from rowwise.train.loss_settings import AmountLoss, Poisson
 from rowwise.train.samples import Samples

@@ -24,7 +24,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from rowwise.ops.threads import one_thread
+from rowwise.tables.ops.threads import one_thread
 from rowwise.train.samples import Samples
 from rowwise.train.state import State, check_alike, check_positive, join, merge_newest, part, read_int, read_tensor
 

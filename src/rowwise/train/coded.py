@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from rowwise.comm.codec import WireCodec
 from rowwise.comm.interface import Comm, Work
-from rowwise.spec import RUN
+from rowwise.tables.spec import RUN
 
 
 @final

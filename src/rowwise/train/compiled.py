@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.errors import NativeError
-from rowwise.ops.linear import current_library
+from rowwise.tables.ops.linear import current_library
 from rowwise.train.dense_parallel import find_units
 
 VARIANTS = 4  # of a layer: with autocast or not, with gradients of its inputs or not

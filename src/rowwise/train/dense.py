@@ -18,7 +18,7 @@ from rowwise.comm.codec import codec_of
 from rowwise.comm.interface import Comm, Work
 from rowwise.errors import SpecError
 from rowwise.shard.exchange import Phase, no_timing
-from rowwise.spec import FarType, Wire
+from rowwise.tables.spec import FarType, Wire
 from rowwise.train.coded import CodedSum
 from rowwise.train.two_level import TwoLevelSum
 

@@ -21,10 +21,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from rowwise.comm.fsdp import FsdpOptions, fill_parameters, recompute, shard_parameters
 from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
-from rowwise.hashing.make import IdTables
 from rowwise.models.histories import HistoryEncoder
 from rowwise.shard.embeddings import AnyEmbeddings
-from rowwise.spec import Topology
+from rowwise.tables.ids.make import IdTables
+from rowwise.tables.spec import Topology
 from rowwise.train.settings import DenseParallel
 
 LEAST_UNIT = 1 << 12  # parameters; a gather of fewer costs more than they take

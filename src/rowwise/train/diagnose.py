@@ -11,10 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from rowwise.batch import Batch
-from rowwise.embedding import Embeddings, Vectors
-from rowwise.hashing.make import IdTables
-from rowwise.spec import Pooling
+from rowwise.tables.batch import Batch
+from rowwise.tables.embedding import Embeddings, Vectors
+from rowwise.tables.ids.make import IdTables
+from rowwise.tables.spec import Pooling
 
 
 @dataclass(slots=True)

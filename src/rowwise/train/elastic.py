@@ -1,10 +1,10 @@
 """Sums the gradients of dense parameters to the same bits for any number of ranks: a fixed tree over virtual shards.
 
 A step's batch is cut into V virtual shards for any number of ranks; rank r computes the r-th run of them, one by one.
-Their gradients are the leaves of the tree in `ops/tree.py`. A rank adds the nodes whose leaves it has, so it holds at
-most two copies of the dense gradients per level of the tree. The nodes above are added reduce-scatter style: each rank
-adds a share of the numbers, then all gather the shares. The methods are those of `DenseGradients`. Not supported:
-overlap with the backward, lossy wires.
+Their gradients are the leaves of the tree in `tables/ops/tree.py`. A rank adds the nodes whose leaves it has, so it
+holds at most two copies of the dense gradients per level of the tree. The nodes above are added reduce-scatter style:
+each rank adds a share of the numbers, then all gather the shares. The methods are those of `DenseGradients`. Not
+supported: overlap with the backward, lossy wires.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
-from rowwise.ops.tree import add_leaf, nodes_of, sum_nodes
+from rowwise.tables.ops.tree import add_leaf, nodes_of, sum_nodes
 from rowwise.train.dense import flatten, reduce_present, unflatten
 
 

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rowwise.ops.threads import one_thread
+from rowwise.tables.ops.threads import one_thread
 from rowwise.train.exact import PARTS, UNITS, carry, parts_of, to_float64
 from rowwise.train.samples import Samples
 from rowwise.train.state import State, read_tensor

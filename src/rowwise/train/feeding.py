@@ -6,7 +6,7 @@ Known limits: rank 0 reports its own host only.
 from collections.abc import Callable
 
 from rowwise.ingest.service.client import ServiceHealth
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 from rowwise.train.run_folder import Cell
 
 AskHealth = Callable[[], ServiceHealth | None]  # None: no workers, the trainer prepares its batches itself

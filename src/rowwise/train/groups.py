@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import final
 
-from rowwise.batch import Batch
 from rowwise.errors import DataError
-from rowwise.hashing.embeddings import MappedEmbeddings
 from rowwise.ingest.batcher import Batcher, Position
-from rowwise.ops.pinned import pinned
+from rowwise.tables.batch import Batch
+from rowwise.tables.ids.embeddings import MappedEmbeddings
+from rowwise.tables.ops.pinned import pinned
 from rowwise.train.on_device import Move, check_on_host
 from rowwise.train.ranks import empty_batch_template
 from rowwise.train.step import StepContext, count_samples

@@ -6,7 +6,7 @@ from rowwise.base.value import MOST_STEPS, check_most
 from rowwise.errors import SpecError
 from rowwise.ingest.labels import LabelValues
 from rowwise.models.link import AmountLink
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 
 class LogLoss(Value, frozen=True, tag="log_loss", tag_field="kind"):

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rowwise.batch import Batch
+from rowwise.tables.batch import Batch
 from rowwise.train.amounts import amount_loss
 from rowwise.train.loss_settings import (
     Bootstrap,

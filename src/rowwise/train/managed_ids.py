@@ -12,8 +12,8 @@ from typing import NamedTuple, final
 
 from torch import Tensor
 
-from rowwise.hashing.managed.embeddings import ManagedEmbeddings
-from rowwise.hashing.managed.piece import ManagedCounters
+from rowwise.tables.ids.managed.embeddings import ManagedEmbeddings
+from rowwise.tables.ids.managed.piece import ManagedCounters
 from rowwise.train.run_folder import Cell, RunFolder, evicted_ids_name
 
 Evictions = list[tuple[int, str, Tensor]]  # step, table, ids

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.batch import Batch
 from rowwise.comm.gather import all_gather_rows
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
@@ -25,6 +24,7 @@ from rowwise.models.next_item import NextItem, mean_over_lists, sampled_softmax_
 from rowwise.models.retrieval import Candidates, in_batch_softmax
 from rowwise.models.second_copy import second_copy_of
 from rowwise.models.two_tower import VectorModel
+from rowwise.tables.batch import Batch
 from rowwise.train.loss_settings import CoTeaching, LabelLoss, LogLoss
 from rowwise.train.losses import click_loss
 

@@ -3,7 +3,7 @@
 The thread that makes a batch checks its ids and puts it into pinned memory; a stream of its own copies the batch while
 an earlier step computes. Loss and norm come back by a copy that is read when the next step has been launched. A loss
 or a gradient that is not finite changes no dense weight and none of the rows that it reaches; the kernels' fault words
-(`ops/faults.py`) raise it a step later.
+(`tables/ops/faults.py`) raise it a step later.
 
 With several ranks the loss is added up on the devices, so all ranks judge alike; an error of a kernel ends its rank,
 and then the others. The ids of sharded tables stay on the host, which routes them. With virtual shards, or sums that
@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rowwise.batch import Batch, Jagged
-from rowwise.hashing.make import IdTables
-from rowwise.ops.faults import FaultWord
-from rowwise.ops.pinned import copy_to
-from rowwise.ops.unknown import UnknownIds, count_unknown, map_unknown
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
+from rowwise.tables.batch import Batch, Jagged
+from rowwise.tables.ids.make import IdTables
+from rowwise.tables.ops.faults import FaultWord
+from rowwise.tables.ops.pinned import copy_to
+from rowwise.tables.ops.unknown import UnknownIds, count_unknown, map_unknown
 
 
 class StepNumbers(Protocol):

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from rowwise.row_optimizers import Schedule
+from rowwise.tables.row_optimizers import Schedule
 from rowwise.train.dense_parallel import is_dtensor
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
 

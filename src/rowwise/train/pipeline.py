@@ -28,14 +28,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from rowwise.batch import Batch, Jagged, KeyedJagged
 from rowwise.comm.chain import CollectiveChain
 from rowwise.errors import RowwiseError
-from rowwise.hashing.embeddings import MappedEmbeddings
-from rowwise.hashing.managed.embeddings import ManagedEmbeddings
 from rowwise.ingest.batcher import Position
-from rowwise.ops.faults import check_faults
 from rowwise.shard.embeddings import ShardedEmbeddings
+from rowwise.tables.batch import Batch, Jagged, KeyedJagged
+from rowwise.tables.ids.embeddings import MappedEmbeddings
+from rowwise.tables.ids.managed.embeddings import ManagedEmbeddings
+from rowwise.tables.ops.faults import check_faults
 from rowwise.train.groups import UpdateGroup, UpdateGroups
 from rowwise.train.late import LateUpdates
 from rowwise.train.step import StepContext, StepResult, run_step, split_batches, start_header

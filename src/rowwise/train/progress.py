@@ -1,7 +1,7 @@
 """The progress of a run: numbers in the manifest of a checkpoint, and what is due according to them."""
 
 from rowwise.ingest.batcher import Position
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 from rowwise.train.settings import Evaluation, Saving, Training
 
 

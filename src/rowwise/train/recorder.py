@@ -21,11 +21,11 @@ import msgspec
 import torch
 from torch import Tensor
 
-from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.status import gather_object
-from rowwise.spec import Value
-from rowwise.store.row_store import StoreUse, sum_up
+from rowwise.tables.batch import Batch
+from rowwise.tables.spec import Value
+from rowwise.tables.store.row_store import StoreUse, sum_up
 from rowwise.train.breakdown import PhaseSeconds
 from rowwise.train.cache_counts import CacheCounts, cache_rows_of_csv, disk_cells
 from rowwise.train.evaluate import (

@@ -13,7 +13,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowwise.batch import Batch
 from rowwise.comm.gather import all_gather_rows
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
@@ -23,6 +22,7 @@ from rowwise.models.histories import items_of, sample_of_each, single_ids
 from rowwise.models.inference import autocast, evaluation_mode
 from rowwise.models.next_item import NextItem, last_of_each
 from rowwise.models.two_tower import VectorModel
+from rowwise.tables.batch import Batch
 from rowwise.train.evaluate import Scores
 from rowwise.train.on_device import to_device
 from rowwise.train.ranking import Ranking

@@ -19,7 +19,7 @@ from rowwise.checkpoint.read import Checkpoint, reading_data
 from rowwise.comm.status import gather_object
 from rowwise.errors import AgreedError, CheckpointError
 from rowwise.ingest.batcher import Position
-from rowwise.ops.linear import choose_library, current_library, has_onednn
+from rowwise.tables.ops.linear import choose_library, current_library, has_onednn
 from rowwise.train.dense import DenseGradients
 from rowwise.train.progress import Progress
 from rowwise.train.recorder import Recorder

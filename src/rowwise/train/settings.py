@@ -10,8 +10,8 @@ from typing import Literal
 
 from rowwise.base.value import MOST_BATCH, MOST_STEPS, MOST_THREADS, check_most
 from rowwise.errors import SpecError
-from rowwise.row_optimizers import Schedule
-from rowwise.spec import Value
+from rowwise.tables.row_optimizers import Schedule
+from rowwise.tables.spec import Value
 from rowwise.train.loss_settings import AnyLoss, LogLoss
 
 MOST_AHEAD = 4096  # batches or splits prepared ahead

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median_low
 from typing import final
 
-from rowwise.spec import Topology
+from rowwise.tables.spec import Topology
 from rowwise.train.breakdown import PhaseSeconds
 
 SLOW = 1.5  # times the median of all hosts

@@ -42,7 +42,7 @@ from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError
 from rowwise.shard.embeddings import AnyEmbeddings
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 from rowwise.train.dense_parallel import is_dtensor, local_rows, reshard
 from rowwise.train.draws import random_state, seed_draws, set_random_state
 from rowwise.train.id_maps import check_maps

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import final
 
 from rowwise.plan import Forecast
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 from rowwise.train.breakdown import PHASES, Breakdown, PhaseSeconds
 from rowwise.train.feeding import AskHealth, DataWait, no_service, worker_cells
 from rowwise.train.progress import Progress

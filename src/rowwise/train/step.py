@@ -24,20 +24,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rowwise.batch import Batch
 from rowwise.comm.chain import CollectiveChain
 from rowwise.comm.interface import Comm
 from rowwise.comm.solo import solo
 from rowwise.comm.status import raise_if_any_rank_failed
 from rowwise.errors import BatchError, GradientError, SpecError, UpdateError
-from rowwise.hashing.make import IdTables
-from rowwise.hashing.managed.embeddings import ManagedEmbeddings
 from rowwise.ingest.batch_shard import BatchShard
 from rowwise.models.inference import autocast
-from rowwise.ops.threads import one_thread
-from rowwise.ops.update import run_all
 from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
-from rowwise.spec import Wire
+from rowwise.tables.batch import Batch
+from rowwise.tables.ids.make import IdTables
+from rowwise.tables.ids.managed.embeddings import ManagedEmbeddings
+from rowwise.tables.ops.threads import one_thread
+from rowwise.tables.ops.update import run_all
+from rowwise.tables.spec import Wire
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.compiled import compile_dense
 from rowwise.train.dense import DenseGradients

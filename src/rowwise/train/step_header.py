@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rowwise.batch import Batch
 from rowwise.comm.chain import CollectiveChain, CollectiveSteps
 from rowwise.comm.interface import Comm
 from rowwise.comm.status import RankStatus, raise_if_any_failed
 from rowwise.errors import BatchError, GradientError, PeerError
+from rowwise.tables.batch import Batch
 
 NO_BATCH = -1
 LOSS, DENSE, ROWS = 1, 2, 3  # kinds of a `StepFailure`

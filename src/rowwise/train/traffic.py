@@ -13,11 +13,11 @@ import msgspec
 import torch
 from torch import Tensor
 
-from rowwise.batch import Batch
 from rowwise.errors import StateError
-from rowwise.hashing.make import IdTables
 from rowwise.shard.embeddings import AnyEmbeddings
-from rowwise.spec import Table, Value, state_bytes
+from rowwise.tables.batch import Batch
+from rowwise.tables.ids.make import IdTables
+from rowwise.tables.spec import Table, Value, state_bytes
 from rowwise.train.repeats import IdSample
 from rowwise.train.run_folder import Cell
 

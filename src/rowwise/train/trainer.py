@@ -16,7 +16,6 @@ from typing import final
 from msgspec import structs
 from torch import nn
 
-from rowwise.batch import Batch
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.comm.interface import Comm
 from rowwise.comm.status import raising_on_all_ranks
@@ -24,7 +23,8 @@ from rowwise.errors import AgreedError, GradientError, SpecError, UpdateError
 from rowwise.ingest.batcher import Batcher, Position
 from rowwise.ingest.service.client import ServiceHealth
 from rowwise.plan import Forecast
-from rowwise.spec import Wire
+from rowwise.tables.batch import Batch
+from rowwise.tables.spec import Wire
 from rowwise.train.breakdown import PAUSED, Breakdown
 from rowwise.train.diagnose import find_cause
 from rowwise.train.draws import random_state, set_random_state

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from rowwise.comm.codec import sum_codec_of
 from rowwise.comm.interface import Comm, Work
-from rowwise.spec import RUN, FarType
+from rowwise.tables.spec import RUN, FarType
 from rowwise.train.coded import CodedSum
 
 

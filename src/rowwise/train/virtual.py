@@ -17,10 +17,10 @@ from itertools import pairwise
 
 import torch
 
-from rowwise.batch import Batch
 from rowwise.errors import BatchError
-from rowwise.ops import jagged
-from rowwise.ops.reference.sums import BLOCK
+from rowwise.tables.batch import Batch
+from rowwise.tables.ops import jagged
+from rowwise.tables.ops.reference.sums import BLOCK
 from rowwise.train.draws import seeded
 from rowwise.train.objective import Outcome
 

@@ -28,7 +28,7 @@ from rowwise.ingest.service.memory import SlotMemory, make_memory
 from rowwise.ingest.service.messages import Connection
 from rowwise.ingest.service.worker import prepare_split
 from rowwise.ingest.warehouse.ranges import ReadCounters, counters_of
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 SPLITS = 3
 ROUNDS = (2, 7)  # at least, and at most

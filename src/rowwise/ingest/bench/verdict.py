@@ -12,7 +12,7 @@ from rowwise.ingest.bench.measure import PreparationTimes
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.kinds import is_list, is_text
 from rowwise.ingest.service.scaling import SPARE
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 SPEEDS = (100_000, 300_000, 1_000_000)  # samples a second
 HUGE_BYTES, HUGE_ROWS, TINY_ROWS = 512 << 20, 1 << 20, 4096

@@ -22,7 +22,7 @@ from rowwise.ingest.datasets.stored import StoredDataset
 from rowwise.ingest.datasets.synthetic import synthetic
 from rowwise.ingest.delimited import CsvReader
 from rowwise.ingest.parquet import ParquetReader
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 FOLDER = Path("data")
 FROM_FILES: dict[str, StoredDataset] = display_ads.DATASETS | ratings.DATASETS | platforms.DATASETS

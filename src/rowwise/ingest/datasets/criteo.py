@@ -12,7 +12,7 @@ from rowwise.ingest.datasets.dataset import Dataset, PartReader, hold_out
 from rowwise.ingest.datasets.source import Download
 from rowwise.ingest.delimited import CsvReader, Dialect
 from rowwise.ingest.reader import Reader
-from rowwise.spec import Table
+from rowwise.tables.spec import Table
 
 NUMBERS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))

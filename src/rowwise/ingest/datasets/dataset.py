@@ -13,7 +13,7 @@ from rowwise.ingest.columns import Columns
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.reader import Reader, Split
 from rowwise.ingest.warehouse.ranges import ReadCounters, counters_of
-from rowwise.spec import Table
+from rowwise.tables.spec import Table
 
 PARTS = ("train", "valid", "test")  # names of the files of a stored dataset
 

@@ -18,7 +18,7 @@ from rowwise.ingest.parquet import ENDINGS as PARQUET
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.reader import Reader, find_files
 from rowwise.ingest.warehouse.storage import is_url
-from rowwise.spec import Table
+from rowwise.tables.spec import Table
 
 DELIMITED = ENDINGS  # how names of files end that are not Parquet
 ONE_BYTE = ("utf-8", "cp1252", "latin-1")  # of these encodings, no text has a byte that is zero

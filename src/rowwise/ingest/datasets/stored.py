@@ -22,7 +22,7 @@ from rowwise.ingest.columns import Columns, Sparse
 from rowwise.ingest.datasets.dataset import PARTS, Dataset, open_stored
 from rowwise.ingest.datasets.source import Download, SourceFolder
 from rowwise.ingest.vocabulary import LEAST_ROWS, IdCounter, write_vocabularies
-from rowwise.spec import Pooling, Table
+from rowwise.tables.spec import Pooling, Table
 
 TRAIN, VALID, TEST = 0, 1, 2
 GROUP_ROWS = 1 << 16

@@ -17,8 +17,8 @@ from rowwise.ingest.columns import Columns, Dense, Sparse
 from rowwise.ingest.datasets.dataset import Dataset
 from rowwise.ingest.generator import GeneratorReader
 from rowwise.ingest.mix import Words, mix, unit
-from rowwise.row_optimizers import RowWiseAdagrad
-from rowwise.spec import Normal, Pooling, Table, Value
+from rowwise.tables.row_optimizers import RowWiseAdagrad
+from rowwise.tables.spec import Normal, Pooling, Table, Value
 
 Doubles = NDArray[np.float64]
 TEACHER_DIM = 4

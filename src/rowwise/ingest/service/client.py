@@ -22,7 +22,7 @@ from rowwise.ingest.block import Bytes, EncodedRows
 from rowwise.ingest.service.coordinator import ClientAttached, SplitDelivery, SplitId, SplitReleased, WorkerTimes
 from rowwise.ingest.service.memory import SlotMemory
 from rowwise.ingest.service.messages import Connection, Message
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 POLL_S = 0.05
 

@@ -20,7 +20,7 @@ from rowwise.errors import SpecError
 from rowwise.ingest.block import BlockLayout
 from rowwise.ingest.prepare import PreparationSeconds
 from rowwise.ingest.service.scaling import ServiceLoad, wanted_workers
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 
 class ServiceConfig(Value, frozen=True):

@@ -23,7 +23,7 @@ from rowwise.ingest.service.client import HostTransport, ServiceClient
 from rowwise.ingest.service.coordinator import ServiceConfig
 from rowwise.ingest.service.memory import make_memory
 from rowwise.ingest.service.messages import BeginService, Connection
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 HOST = "rowwise.ingest.service.host"
 MAX_RESTARTS = 1000

@@ -24,7 +24,7 @@ from rowwise.ingest.service.coordinator import (
     WorkerJoined,
     WorkerLost,
 )
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 LENGTH = struct.Struct("<I?")
 GONE = "a process of the service that prepares rows has ended"

@@ -10,7 +10,7 @@ from typing import Self
 
 from msgspec import structs
 
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 WAITED = 0.01  # share of an interval that trainers may wait
 SPARE = 1.1  # workers per worker needed on average: splits differ in size

@@ -14,7 +14,7 @@ from rowwise.errors import SpecError
 from rowwise.ingest.kinds import decoded_kind, element_of, is_text
 from rowwise.ingest.reader import Split
 from rowwise.ingest.transform.arrays import list_like
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 Kinds = tuple[pa.DataType, ...]
 Arrays = tuple[pa.Array, ...]

@@ -30,7 +30,7 @@ from rowwise.ingest.warehouse.layout import VERSION, FlattenedColumns, Warehouse
 from rowwise.ingest.warehouse.parts import RowQueue, WarehouseWriter
 from rowwise.ingest.warehouse.source import ConversionSource, Progress, UnitRows, rows_from
 from rowwise.ingest.warehouse.spill import Spill, SpillRange, check_session
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 
 class ConversionSummary(Value, frozen=True):

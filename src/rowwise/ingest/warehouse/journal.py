@@ -22,7 +22,7 @@ from rowwise.base.storage.interface import ObjectExistsError
 from rowwise.base.textfile import MOST_BYTES, append, decode_json, open_regular, read_bytes, refuse_links, sync
 from rowwise.errors import DataError
 from rowwise.ingest.warehouse.layout import Key, WarehouseLayout
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 FOLDER = "_rowwise"
 LONGEST_NAME = 255

@@ -15,7 +15,7 @@ from rowwise.base.inside import fault_of_name
 from rowwise.base.textfile import parse_whole
 from rowwise.errors import DataError, SpecError
 from rowwise.ingest.reader import check_columns
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 VERSION = 1
 LEAST_MEMORY = 450_000_000

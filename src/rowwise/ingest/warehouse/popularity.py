@@ -14,7 +14,7 @@ import msgspec
 from rowwise.base.textfile import decode_json, read_bytes
 from rowwise.ingest.warehouse.journal import FOLDER
 from rowwise.ingest.warehouse.storage import is_url
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 DAY_S = 86_400
 PLACE = Path(FOLDER) / "popularity"

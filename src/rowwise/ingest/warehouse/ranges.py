@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 from pyarrow import types
 
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 GAP_BYTES = 1 << 20
 PADDING = 100  # bytes: old writers did not count the dictionary's header in a chunk's size

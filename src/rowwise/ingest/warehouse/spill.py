@@ -27,7 +27,7 @@ from rowwise.ingest.mix import Words, mix
 from rowwise.ingest.warehouse.hive import Cell
 from rowwise.ingest.warehouse.layout import BASE_MEMORY, WarehouseLayout, table_bytes
 from rowwise.ingest.warehouse.source import UnitRows
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 BUCKET_BITS = 12
 HASH = "\x00hash"  # name of an extra column: the session's hash

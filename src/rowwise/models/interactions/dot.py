@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rowwise.errors import SpecError
 from rowwise.models.mlp import Mlp
-from rowwise.ops.interact import interact
+from rowwise.tables.ops.interact import interact
 
 
 class DotInteraction(nn.Module):

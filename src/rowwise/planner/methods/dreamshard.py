@@ -34,7 +34,7 @@ from rowwise.errors import SpecError
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.reuse import BINS, reuse_bins
 from rowwise.planner.problem import NO_UNIT, Index, Placement, PlacementProblem, PlanRequest
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 Reals = NDArray[np.floating[Any]]  # 64 bits; 32 in training
 SHIPPED = Path(__file__).with_name("dreamshard.json")

@@ -11,10 +11,6 @@ from msgspec import structs
 
 from rowwise.base.records import CompressionAdvice, TableAdvice
 from rowwise.errors import SpecError
-from rowwise.hashing.allocate import Allocation, SizeOption, allocate, list_options
-from rowwise.hashing.idmap import IdMap
-from rowwise.hashing.methods import IdHistory, table_bytes
-from rowwise.idmaps import StoredIds
 from rowwise.recipes.compose import set_threads
 from rowwise.recipes.compress import schedule
 from rowwise.recipes.compress.estimate import TimeLimit
@@ -29,7 +25,11 @@ from rowwise.recipes.model_kinds import check_use
 from rowwise.recipes.recipe import About, Recipe, Tables, check_amounts
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.text import RECIPE, write
-from rowwise.spec import Table
+from rowwise.tables.idmaps import StoredIds
+from rowwise.tables.ids.allocate import Allocation, SizeOption, allocate, list_options
+from rowwise.tables.ids.idmap import IdMap
+from rowwise.tables.ids.methods import IdHistory, table_bytes
+from rowwise.tables.spec import Table
 
 ADVICE = "advice.json"
 PROBE_ALL = "probe-all.safetensors"

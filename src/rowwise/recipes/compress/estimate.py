@@ -28,7 +28,7 @@ from rowwise.recipes.compress.selection import CompressionGoal, TableSelection
 from rowwise.recipes.compress.trials import change_recipe
 from rowwise.recipes.compress.window import DataWindow
 from rowwise.recipes.resolved import make_batcher
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 from rowwise.train.trainer import RunDisplay, Trainer
 
 SAMPLED = 3  # splits

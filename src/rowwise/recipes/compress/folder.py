@@ -22,7 +22,7 @@ from rowwise.calibrate.folder import lock_exclusively
 from rowwise.errors import SpecError
 from rowwise.recipes.compress.schedule import TrialSpec
 from rowwise.recipes.recipe import Recipe
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 SPEC, TRIALS, PROBE = "order.json", "trials.jsonl", "probe.safetensors"
 # Sections of a recipe that change measurements

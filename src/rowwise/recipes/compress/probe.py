@@ -19,11 +19,7 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from rowwise.base.textfile import open_regular
-from rowwise.batch import Jagged
-from rowwise.embedding import Embeddings
 from rowwise.errors import DataError, SpecError
-from rowwise.hashing.embeddings import MappedEmbeddings
-from rowwise.hashing.methods import FoldedVectors, IdHistory
 from rowwise.models.wide import ENDING
 from rowwise.recipes.compose import make_job, make_model
 from rowwise.recipes.compress import refit
@@ -32,7 +28,11 @@ from rowwise.recipes.model_configs import MLP_WIDTHS, Model, layers_of
 from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.recipe import Tables
 from rowwise.recipes.resolved import ResolvedRecipe, make_batcher
-from rowwise.spec import Constant, RowType, Table, Value
+from rowwise.tables.batch import Jagged
+from rowwise.tables.embedding import Embeddings
+from rowwise.tables.ids.embeddings import MappedEmbeddings
+from rowwise.tables.ids.methods import FoldedVectors, IdHistory
+from rowwise.tables.spec import Constant, RowType, Table, Value
 from rowwise.train.settings import Saving
 from rowwise.train.trainer import Settings, Trainer
 

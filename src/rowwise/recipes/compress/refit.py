@@ -1,7 +1,7 @@
 """Learns the probe's vectors of ids again: once without each fold of the samples, and once from all samples.
 
-[Note: Folds] in `hashing/idmap.py` says why. The probe was trained on all samples; its weights stay fixed, except for
-rows of the tables to compress, which restart at 0. Each set of vectors takes one pass over the rows.
+[Note: Folds] in `tables/ids/idmap.py` says why. The probe was trained on all samples; its weights stay fixed, except
+for rows of the tables to compress, which restart at 0. Each set of vectors takes one pass over the rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,15 +12,15 @@ import torch
 from msgspec import structs
 from torch import nn
 
-from rowwise.batch import Batch
-from rowwise.embedding import Embeddings
-from rowwise.hashing.folds import assign_folds
-from rowwise.hashing.methods import FoldedVectors
 from rowwise.models.wide import ENDING
 from rowwise.recipes.compose import make_model
 from rowwise.recipes.recipe import Tables
 from rowwise.recipes.resolved import ResolvedRecipe, make_batcher
-from rowwise.row_optimizers import Sgd
+from rowwise.tables.batch import Batch
+from rowwise.tables.embedding import Embeddings
+from rowwise.tables.ids.folds import assign_folds
+from rowwise.tables.ids.methods import FoldedVectors
+from rowwise.tables.row_optimizers import Sgd
 from rowwise.train.objective import Clicks
 
 FOLDS = 4

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 from rowwise.base.records import ModelScore, SizePoint
-from rowwise.hashing.allocate import SizeOption
 from rowwise.recipes.compress.folder import Trial
 from rowwise.recipes.compress.schedule import TrialSpec, full_model_trials
+from rowwise.tables.ids.allocate import SizeOption
 
 Metrics = Mapping[str, Mapping[str, float]]  # of each label
 

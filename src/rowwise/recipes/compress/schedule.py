@@ -7,7 +7,7 @@ method, because these depend most on the size, and one other method are always t
 import math
 from collections.abc import Mapping, Sequence
 
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 
 STEPS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # ratios to try over the wanted one
 LEAST_RATIO = 1.5

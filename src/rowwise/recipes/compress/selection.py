@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from rowwise.base.records import KeptTable
 from rowwise.errors import SpecError
-from rowwise.hashing.methods import table_bytes
-from rowwise.hashing.open import open_map
-from rowwise.spec import Table, Value
+from rowwise.tables.ids.methods import table_bytes
+from rowwise.tables.ids.open import open_map
+from rowwise.tables.spec import Table, Value
 
 LEAST_IDS, LEAST_FRACTION = 1000, 0.01  # smaller tables are not compressed; fraction of all bytes
 

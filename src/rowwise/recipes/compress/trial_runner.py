@@ -10,11 +10,6 @@ from time import perf_counter
 import msgspec
 
 from rowwise.errors import SpecError
-from rowwise.hashing.allocate import FULL, Allocation
-from rowwise.hashing.file import save
-from rowwise.hashing.idmap import IdMap
-from rowwise.hashing.methods import make_map, table_bytes
-from rowwise.idmaps import StoredIds
 from rowwise.recipes.compress import schedule
 from rowwise.recipes.compress.estimate import TimeLimit
 from rowwise.recipes.compress.folder import Trial, TrialFolder, TrialFolderSpec
@@ -25,7 +20,12 @@ from rowwise.recipes.compress.schedule import TrialSpec
 from rowwise.recipes.compress.selection import TableSelection
 from rowwise.recipes.compress.trials import Metrics, run_trial
 from rowwise.recipes.compress.window import DataWindow
-from rowwise.spec import Table
+from rowwise.tables.idmaps import StoredIds
+from rowwise.tables.ids.allocate import FULL, Allocation
+from rowwise.tables.ids.file import save
+from rowwise.tables.ids.idmap import IdMap
+from rowwise.tables.ids.methods import make_map, table_bytes
+from rowwise.tables.spec import Table
 
 TOGETHER = "*"  # in place of a table's name: all chosen tables
 TRIAL_MAP = ".trial-{}.idmap"

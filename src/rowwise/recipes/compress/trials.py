@@ -9,11 +9,11 @@ from typing import final
 
 from msgspec import structs
 
-from rowwise.idmaps import StoredIds
 from rowwise.recipes.compose import make_evaluator, make_job, make_model, make_settings
 from rowwise.recipes.compress.window import DataWindow
 from rowwise.recipes.recipe import Tables
 from rowwise.recipes.resolved import ResolvedRecipe, make_batcher
+from rowwise.tables.idmaps import StoredIds
 from rowwise.train.evaluate import Evaluator, Scores
 from rowwise.train.settings import Log
 from rowwise.train.trainer import RunDisplay, Trainer

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rowwise.base.records import Dependence, IdEffect, Importance
-from rowwise.batch import Batch
 from rowwise.models.inference import autocast, evaluation_mode
 from rowwise.recipes.explain.rows import HeldRows, pieces
+from rowwise.tables.batch import Batch
 from rowwise.train.evaluate import NONE as NO_ID
 from rowwise.train.evaluate import ids_or_none
 from rowwise.train.on_device import to_device

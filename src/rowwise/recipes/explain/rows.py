@@ -11,9 +11,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from rowwise.batch import Batch, Jagged
 from rowwise.errors import DataError
-from rowwise.ops.jagged import concatenate, permute
+from rowwise.tables.batch import Batch, Jagged
+from rowwise.tables.ops.jagged import concatenate, permute
 from rowwise.train.virtual import split
 
 

@@ -35,7 +35,7 @@ from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import parse, read, write
 from rowwise.recipes.trained import evaluate
 from rowwise.recipes.tune.space import Space, changes_of, own_values, search_space, stored, suggest
-from rowwise.spec import Value
+from rowwise.tables.spec import Value
 from rowwise.train.loss_settings import AmountLoss
 from rowwise.train.trainer import RunDisplay
 

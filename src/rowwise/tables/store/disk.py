@@ -1,0 +1,250 @@
+"""`DiskRows`: tables whose rows and optimizer state are on disk, with a cache of rows in memory.
+
+Kernels see the cache: `pin` replaces row numbers by slots for a call. A row travels with its optimizer state. A row
+that was never changed takes no memory: `SlotTable.initial` makes it when it is looked up. The file has no name and ends
+with the process: a run that was killed starts from its checkpoint.
+
+[Note: Rows in slots]
+Staged gradients keep row numbers. A lookup and its update each pin their rows, so rows may leave the cache in between,
+and no budget is too small for gradient accumulation: a single call of a kernel must fit.
+"""
+
+import ctypes
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from ctypes import byref
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn, final
+
+import torch
+from torch import Tensor
+
+from rowwise.base.quantity import format_bytes
+from rowwise.errors import StateError, StoreError
+from rowwise.tables.store import native
+from rowwise.tables.store.native import NativeTable, Segment, Status
+from rowwise.tables.store.policy import DEFAULT_POLICY, WAYS, Policy
+from rowwise.tables.store.row_store import (
+    CacheCounters,
+    OpenStore,
+    RecordStore,
+    SlotIds,
+    SlotTable,
+    StoreUse,
+    TooManyRowsError,
+    sum_up,
+)
+from rowwise.tables.store.sizes import FLOAT_bytes, HEADER_bytes, INDEX_bytes
+
+SEGMENT_bytes = 8 << 20  # of one write: rows go to disk at its sequential speed
+UNUSABLE, A_FOLDER = "rows could not be read or written", "a folder on a disk that can be written, by `disk`"
+
+
+@final
+class DiskRows(RecordStore):
+    """Rows on disk, of all tables of one arena."""
+
+    reads_ahead = True
+
+    def __init__(
+        self,
+        tables: Sequence[SlotTable],
+        folder: Path,
+        *,
+        policy: Policy = DEFAULT_POLICY,
+        segment_bytes: int = SEGMENT_bytes,
+        uring: bool = True,
+    ) -> None:
+        """`folder`: where the file without a name is made."""
+        super().__init__(tables)
+        self.folder = folder
+        self._library, self._tier = native.library(), None
+        described = (NativeTable * len(tables))()
+        for table, entry in zip(tables, described, strict=True):
+            slots = len(table.row_memory) - table.overflow
+            assert slots > 0, table.name
+            assert slots % WAYS == 0, table.name
+            entry.rows, entry.slots, entry.overflow, entry.policy = table.rows, slots, table.overflow, policy == "lfu"
+            entry.row_bytes, entry.state_bytes = table.row_bytes, table.state_width * 4
+            entry.row_memory, entry.state_memory = table.row_memory.data_ptr(), table.state_memory.data_ptr()
+            entry.slot_rows = table.slot_rows.data_ptr()
+        status = Status()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{folder}: {UNUSABLE}: {error.strerror}", A_FOLDER) from None
+        path = os.fsencode(folder)
+        self._tier = self._library.tier_open(path, segment_bytes, uring, len(tables), described, byref(status))
+        self._check(status)
+
+    @classmethod
+    def opener(cls, folder: Path) -> OpenStore:
+        return lambda slots: cls(slots.tables, folder)
+
+    def __del__(self) -> None:
+        if getattr(self, "_tier", None):
+            self._library.tier_close(self._tier)
+
+    def __reduce__(self) -> NoReturn:
+        names = ", ".join(table.name for table in self.tables)
+        raise StateError(f"tables on disk cannot be copied or pickled ({names})", "a checkpoint")
+
+    @property
+    def file(self) -> int:
+        """The descriptor of the file."""
+        return int(self._library.tier_file(self._tier))
+
+    @property
+    def disk_bytes(self) -> int:
+        return int(self._library.tier_disk_bytes(self._tier))
+
+    @contextmanager
+    def pin(self, ids: SlotIds, *, changes: bool, counts: bool) -> Iterator[Tensor]:
+        ids = ids._replace(values_N=ids.values_N.contiguous())
+        slots_N, status = ids.values_N.clone(), Status()
+        segments = _segments(ids, slots_N)
+        with self.lock:
+            self._library.tier_pin(self._tier, len(segments), segments, changes, counts, byref(status))
+        if status.code == native.BAD_ID:
+            raise RuntimeError(f"rowwise: an id is outside table {self.tables[status.table].name!r}")
+        self._check(status)
+        for number in {segment.table for segment in segments}:
+            self._make_new_rows(number)
+        try:
+            yield slots_N
+        finally:
+            self._call("tier_unpin")  # changed rows that have no slot in their set are written
+
+    def read_ahead(self, ids: SlotIds) -> None:
+        """See `RowStore`. May be called for further batches before a lookup: the rows of the last four are kept."""
+        ids = ids._replace(values_N=ids.values_N.contiguous())
+        segments, status = _segments(ids, ids.values_N), Status()
+        with self.lock:
+            self._library.tier_read_ahead(self._tier, len(segments), segments, byref(status))
+        if status.code != native.BAD_ID:
+            self._check(status)
+
+    def read(self, table: int, rows_U: Tensor) -> tuple[Tensor, Tensor]:
+        one = self.tables[table]
+        rows_U = rows_U.long().contiguous()
+        stored = torch.empty(len(rows_U), one.row_bytes, dtype=torch.uint8)
+        state = torch.empty(len(rows_U), one.state_width)
+        found = torch.empty(len(rows_U), dtype=torch.bool)
+        pointers = [x.data_ptr() for x in (stored, state, found)]
+        self._call("tier_read", table, rows_U.data_ptr(), len(rows_U), *pointers)
+        new_U = (~found).nonzero().flatten()
+        if len(new_U):
+            stored[new_U], state[new_U] = one.initial(rows_U[new_U])
+        return stored, state
+
+    def write(self, table: int, rows_U: Tensor, stored: Tensor, state: Tensor) -> None:
+        rows_U, stored, state = rows_U.long().contiguous(), stored.contiguous(), state.contiguous()
+        self._call("tier_write", table, rows_U.data_ptr(), len(rows_U), stored.data_ptr(), state.data_ptr())
+
+    def written(self, table: int, first: int, last: int) -> Tensor:
+        with self.lock:
+            self._call("tier_flush")
+            rows_U = torch.empty(self._library.tier_written(self._tier, table, first, last, None), dtype=torch.int64)
+            self._library.tier_written(self._tier, table, first, last, rows_U.data_ptr())
+        return rows_U
+
+    def forget(self, table: int) -> None:
+        with self.lock:
+            self._library.tier_forget(self._tier, table)
+
+    def use(self) -> StoreUse:
+        values = (ctypes.c_double * len(native.IO_COUNTERS))()
+        with self.lock:
+            self._library.tier_io(self._tier, values)
+        counted: dict[str, Any] = dict(zip(native.IO_COUNTERS, values, strict=True))
+        counted |= {name: int(counted[name]) for name in ("reads", "read_bytes", "written_bytes")}
+        of_disk = StoreUse(**counted, disk_bytes=self.disk_bytes)
+        of_tables = (StoreUse(tables={one.name: self.counters(number)}) for number, one in enumerate(self.tables))
+        return sum_up([of_disk, *of_tables])
+
+    @property
+    def place(self) -> str:
+        return f"on disk ({self.folder})"
+
+    def counters(self, table: int) -> CacheCounters:
+        values = (ctypes.c_int64 * len(native.COUNTERS))()
+        self._library.tier_counters(self._tier, table, values)
+        counted = dict(zip(native.COUNTERS, values, strict=True))
+        return CacheCounters(**counted, memory_bytes=_memory_bytes(self.tables[table]))
+
+    def read_intervals(self, since_s: float) -> list[tuple[float, float]]:
+        """When rows were read, by time.perf_counter: the latest 4,096 intervals that end after `since_s`."""
+        begins, ends = ((ctypes.c_double * native.MOST_INTERVALS)() for _ in range(2))
+        count = self._library.tier_busy(self._tier, since_s, native.MOST_INTERVALS, begins, ends)
+        return list(zip(begins[:count], ends[:count], strict=True))
+
+    def _make_new_rows(self, number: int) -> None:
+        """Fill the slots of rows that were never written."""
+        count = self._library.tier_new_rows(self._tier, number, None, None)
+        if not count:
+            return
+        rows_U, slots_U = torch.empty(2, count, dtype=torch.int64)
+        self._library.tier_new_rows(self._tier, number, rows_U.data_ptr(), slots_U.data_ptr())
+        table = self.tables[number]
+        table.row_memory[slots_U], table.state_memory[slots_U] = table.initial(rows_U)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = Status()
+        with self.lock:
+            getattr(self._library, name)(self._tier, *arguments, byref(status))
+        self._check(status)
+
+    def _check(self, status: Status) -> None:
+        if status.code == native.OK:
+            return
+        name = self.tables[status.table].name if 0 <= status.table < len(self.tables) else ""
+        match status.code:
+            case native.TOO_SMALL:
+                raise TooManyRowsError(name, status.distinct)
+            case native.DAMAGED:
+                row = f"table {name!r}, row {status.row}: its" if status.row >= 0 else "a"
+                raise StoreError(
+                    f"{row} record in {self.folder} does not match its checksum",
+                    hint="use another disk, and resume from a checkpoint",
+                )
+            case native.IO:
+                raise StoreError(f"{self.folder}: {self._system_error(status.error)}")
+            case native.LOG_FULL:
+                raise StoreError(
+                    f"table {name!r} has more records on disk than 2**32", hint="cut the table into more tiles"
+                )
+            case native.FORKED:
+                raise StoreError(f"{self.folder}: {UNUSABLE} by a fork of their process", "tables made in the fork")
+            case _:
+                raise StoreError(f"the memory of the caches of {len(self.tables)} tables on disk was not allocated")
+
+    def _system_error(self, number: int) -> str:
+        text = f"{UNUSABLE}: {os.strerror(number)}"
+        if number != errno.ENOSPC:
+            return f"{text}: expected {A_FOLDER}"
+        free = ""
+        with suppress(OSError):
+            space = os.statvfs(self.folder)
+            free = f", {format_bytes(space.f_bavail * space.f_frsize)} are free"
+        used = format_bytes(self.disk_bytes) if self._tier else "0 B"
+        return f"{text}; the rows take {used}{free}: expected more space, or another folder by `disk`"
+
+
+def _segments(ids: SlotIds, slots_N: Tensor) -> Any:
+    """The ids of features with tables on disk, and where their slots go."""
+    values_N, bounds = ids.values_N, ids.bounds_F1.tolist()
+    size, address, slots = values_N.element_size(), values_N.data_ptr(), slots_N.data_ptr()
+    found = [
+        Segment(table, size == 8, address + begin * size, end - begin, slots + begin * size)
+        for table, (begin, end) in zip(ids.tables_F, pairwise(bounds), strict=True)
+        if table >= 0
+    ]
+    return (Segment * len(found))(*found)
+
+
+def _memory_bytes(table: SlotTable) -> int:
+    slot_bytes = table.row_bytes + table.state_width * FLOAT_bytes + HEADER_bytes
+    return len(table.row_memory) * slot_bytes + table.rows * INDEX_bytes

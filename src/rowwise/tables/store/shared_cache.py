@@ -1,0 +1,171 @@
+"""`SharedCache`: rows of one width in memory that processes share, which is asked for the rows of whole batches.
+
+A row has a key: its number among the rows of all tables. Sets, ways and the choice of a victim are those of
+[Note: Row cache] in `policy.py`, with three differences. A row that the cache lacks enters after its batch, so no way
+is pinned. Rows that a batch needs are copied out, so others may take their slots at any time. Counts are halved once in
+64 accesses of a slot, so rows that are no longer asked for leave.
+
+Processes never wait for each other; see [Note: Shared sets] in `_cpp/shared_cache.cpp`.
+"""
+
+import ctypes
+import functools
+import os
+from ctypes import POINTER, byref, c_int32, c_int64, c_void_p
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rowwise.base.library import Signatures, bind_library
+from rowwise.errors import StoreError
+from rowwise.tables.store.native import LIBRARY
+from rowwise.tables.store.policy import DEFAULT_POLICY, WAYS, Ints, Policy
+
+Bytes = NDArray[np.uint8]
+TAGS, MOST_TAGS = 16, 1 << 20  # the byte of a cache's memory where tags are counted
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = [(name, c_int64) for name in ("slots", "row_bytes", "keys", "lfu")]
+
+
+class CacheShape(NamedTuple):
+    """The size of a cache."""
+
+    slots: int  # a multiple of 32
+    row_bytes: int
+    keys: int  # keys are smaller, or share the counts of others
+    policy: Policy = DEFAULT_POLICY
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the cache."""
+        return int(_library().shared_cache_bytes(byref(self._native)))
+
+    @property
+    def _native(self) -> _Shape:
+        return _Shape(self.slots, self.row_bytes, self.keys, self.policy == "lfu")
+
+    @classmethod
+    def within(cls, size_bytes: int, row_bytes: int, keys: int, policy: Policy = DEFAULT_POLICY) -> "CacheShape":
+        """As many slots as fit; none where not even one set does."""
+        fixed = cls(0, row_bytes, keys, policy).size_bytes
+        of_a_set = cls(WAYS << 10, row_bytes, keys, policy).size_bytes - fixed >> 10
+        found = cls(max(0, size_bytes - fixed) // of_a_set * WAYS, row_bytes, keys, policy)
+        while found.slots and found.size_bytes > size_bytes:  # its parts are rounded up
+            found = found._replace(slots=found.slots - WAYS)
+        return found
+
+
+class CachedFeatures(NamedTuple):
+    """The features of a batch whose tables are cached, as the library takes them."""
+
+    array: Ints  # [F, 4]: the feature's index in the batch, key of row 0, number of the table, address of its memory
+
+
+class MissingRows(NamedTuple):
+    """Rows that a batch needs and the cache lacks."""
+
+    rows_M4: Ints  # as the library has them: key, address, number of the table, place in its memory
+    distinct: int  # rows of the batch
+
+    @property
+    def keys_M(self) -> Ints:
+        return np.ascontiguousarray(self.rows_M4[:, 0])
+
+    def places_of(self, table: int) -> Ints:
+        """The places of rows of a table."""
+        return self.rows_M4[self.rows_M4[:, 2] == table, 3]
+
+
+@final
+class SharedCache:
+    """One process's view of a cache.
+
+    Args:
+        memory: of `shape.size_bytes`, zeroed before the first process uses it; processes map the same.
+        shape: of the cache.
+        tag: rows of another tag are other rows; see `next_tag`.
+    """
+
+    def __init__(self, memory: Bytes, shape: CacheShape, tag: int = 0) -> None:
+        assert memory.nbytes >= shape.size_bytes
+        self.shape, self.tag, self._memory = shape, tag, memory
+        self._library = _library()
+        self._cache = self._library.shared_cache_open(memory.ctypes.data, byref(shape._native))
+        if not self._cache:
+            raise StoreError("no memory to open a cache of rows")
+
+    def __del__(self) -> None:
+        if getattr(self, "_cache", None):
+            self._library.shared_cache_close(self._cache)
+
+    def take(self, features: CachedFeatures, offsets: Ints, batch: int, rows_N: Ints) -> MissingRows:
+        """Replace the rows of a batch by places in their table's memory, and copy those there that are cached.
+
+        Rows and offsets are trusted. Places of a table begin with 0, in the order of the batch.
+        """
+        distinct = c_int64()
+        missing = self._library.shared_cache_take(
+            self._cache, self.tag, len(features.array), features.array.ctypes.data, offsets.ctypes.data, batch,
+            rows_N.ctypes.data, byref(distinct),
+        )  # fmt: skip
+        if missing < 0:
+            raise StoreError(f"no memory for the map of a batch of {len(rows_N)} ids")
+        if not missing:
+            return MissingRows(np.empty((0, 4), np.int64), distinct.value)
+        address = self._library.shared_cache_missing(self._cache)
+        found = np.ctypeslib.as_array(ctypes.cast(address, POINTER(c_int64)), (missing, 4)).copy()
+        return MissingRows(found, distinct.value)
+
+    def put(self, missing: MissingRows, rows_MB: Bytes) -> None:
+        """Copy rows into the memory of their tables, and into the cache."""
+        count, wanted = len(missing.rows_M4), missing.rows_M4.ctypes.data
+        self._library.shared_cache_put(self._cache, self.tag, count, wanted, rows_MB.ctypes.data)
+
+    def put_defaults(self, missing: MissingRows, rows_TB: Bytes) -> None:
+        """Copy a table's default row to each of these places; the cache itself stays without them."""
+        assert rows_TB.flags.c_contiguous
+        first, row_bytes = rows_TB.ctypes.data, self.shape.row_bytes
+        for _, address, table, _ in missing.rows_M4.tolist():
+            ctypes.memmove(address, first + table * row_bytes, row_bytes)
+
+    def warm(self, keys_M: Ints, rows_MB: Bytes, counts_M: Ints) -> None:
+        """Put rows into the cache that were accessed so often; those that come last leave last."""
+        keys_M, counts_M = (np.ascontiguousarray(x, np.int64) for x in (keys_M, counts_M))
+        self._library.shared_cache_warm(
+            self._cache, self.tag, len(keys_M), keys_M.ctypes.data, rows_MB.ctypes.data, counts_M.ctypes.data
+        )
+
+
+def next_tag(memory: Bytes) -> int:
+    """A tag that no rows of a cache have, as each call adds one to a count in its memory. Not safe between threads."""
+    count = memory[TAGS : TAGS + 8].view(np.int64)
+    count[0] = (count[0] + 1) % MOST_TAGS
+    return int(count[0])
+
+
+def read_rows(file: int, begins_M: Ints, rows_MB: Bytes) -> None:
+    """Read rows from places in a file; raises OSError. Those that are not in memory are read at the same time."""
+    begins_M = np.ascontiguousarray(begins_M, np.int64)
+    count, row_bytes = rows_MB.shape
+    error = _library().read_rows(file, count, begins_M.ctypes.data, row_bytes, rows_MB.ctypes.data)
+    if error:
+        raise OSError(error, os.strerror(error))
+
+
+@functools.cache
+def _library() -> Any:
+    numbers = c_void_p
+    signatures: Signatures = {
+        "shared_cache_bytes": (c_int64, [POINTER(_Shape)]),
+        "shared_cache_open": (c_void_p, [numbers, POINTER(_Shape)]),
+        "shared_cache_close": (None, [c_void_p]),
+        "shared_cache_take": (c_int64, [c_void_p, c_int64, c_int64, numbers, numbers, c_int64, numbers, numbers]),
+        "shared_cache_missing": (c_void_p, [c_void_p]),
+        "shared_cache_put": (None, [c_void_p, c_int64, c_int64, numbers, numbers]),
+        "shared_cache_warm": (None, [c_void_p, c_int64, c_int64, numbers, numbers, numbers]),
+        "read_rows": (c_int32, [c_int32, c_int64, numbers, c_int64, numbers]),
+    }
+    return bind_library(LIBRARY, signatures)
