@@ -22,7 +22,7 @@ from parts.dense_parallel_work import measure, measure_torch, units_of
 from parts.report import at_least, at_most, finish, options, parsed
 from rich.progress import track
 
-from rowwise.comm.spawn import run_processes
+from rowwise.parallel.comm.spawn import run_processes
 from rowwise.perf.dense_parallel import fsdp_cost, replicated_cost
 from rowwise.train.settings import DenseParallel
 

@@ -41,10 +41,10 @@ from rowwise import (
 )
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
-from rowwise.comm.interface import Comm
-from rowwise.comm.thread import run_threads
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.thread import run_threads
+from rowwise.parallel.shard import shard
 from rowwise.planner import row_wise
-from rowwise.shard import shard
 from rowwise.tables.idmaps import HashIds
 from rowwise.train.recorder import memory_bytes
 from rowwise.train.snapshot import collect, restore

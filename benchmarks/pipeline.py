@@ -5,8 +5,8 @@
 Two processes of one thread each train a DLRM by `Trainer`: 13 dense numbers, 26 tables of dim 64 with row-wise Adagrad,
 Zipf(1.05) ids, Adam on the dense layers. `train.pipeline_depth` is the number of steps in flight; 1 is sequential. The
 side `stale` has `train.staleness: 1`. Sides take turns (A B A B) in the same processes; a time is the 20 % quantile
-over blocks of steps. A slower link is simulated (`comm/delayed.py`): a collective begins after a latency, or when its
-bytes are sent. Sections:
+over blocks of steps. A slower link is simulated (`parallel/comm/delayed.py`): a collective begins after a latency, or
+when its bytes are sent. Sections:
 
     delay       a link whose latencies take as long in a sequential step as all else, and one whose bytes do
     busy        the link of this machine, both cores at work: what the pipeline costs where there is nothing to hide
@@ -48,7 +48,7 @@ from parts.report import at_least, at_most, exactly, finish, has_peer, options, 
 from parts.shard_work import Load, Shape
 from parts.tiers_work import Size
 
-from rowwise.comm.spawn import run_processes
+from rowwise.parallel.comm.spawn import run_processes
 
 WORLD = 2
 CACHED = 0.2  # of rows and state on disk

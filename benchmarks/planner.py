@@ -27,11 +27,11 @@ import numpy as np
 from parts import planner_tasks as tasks
 from parts.report import at_least, at_most, exactly, finish, geomean, has_peer, options, parsed
 
+from rowwise.parallel.plan import Plan, Tier
 from rowwise.perf.access import Workload
 from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.perf.roofline import Roofline
 from rowwise.perf.torchrec import TorchRecModel
-from rowwise.plan import Plan, Tier
 from rowwise.planner.methods.named import METHODS, run_method
 from rowwise.planner.milp import certify
 from rowwise.planner.options import make_problem

@@ -28,11 +28,11 @@ from parts.report import exactly, finish, options, parsed
 from torch.profiler import ProfilerActivity, profile
 
 from rowwise import Embeddings, Plan, RowWiseAdagrad, Table
-from rowwise.comm.interface import Comm
-from rowwise.comm.spawn import run_processes
-from rowwise.plan import Tile
-from rowwise.shard.apply import copy_tables
-from rowwise.shard.embeddings import ShardedEmbeddings
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.spawn import run_processes
+from rowwise.parallel.plan import Tile
+from rowwise.parallel.shard.apply import copy_tables
+from rowwise.parallel.shard.embeddings import ShardedEmbeddings
 from rowwise.tables.batch import Jagged
 from rowwise.tables.ops.jagged import share
 

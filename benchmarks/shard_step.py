@@ -41,7 +41,7 @@ from parts.report import at_least, at_most, environment, exactly, finish, has_pe
 from parts.shard_ranks import AHEAD, OURS, THEIRS, Order, elastic, everything, scaling, speed
 from parts.shard_work import Load, Shape
 
-from rowwise.comm.spawn import run_processes
+from rowwise.parallel.comm.spawn import run_processes
 
 WORLD = 2
 SECTIONS = ("speed", "scaling", "bytes", "plans", "elastic")

@@ -29,7 +29,7 @@ QUEUE_bytes = 2 << 20  # of a cable: with a short queue, retransmissions after 2
 LEAST_BURST_bytes = 70_000  # a whole packet as the kernel segments it
 PORT = 29_500
 TOOLS = ("ip", "tc", "unshare", "nsenter")
-PRELOADED = ("rowwise.comm.launch", "rowwise.cli.rank", "rowwise.cli.main")
+PRELOADED = ("rowwise.parallel.comm.launch", "rowwise.cli.rank", "rowwise.cli.main")
 
 
 @functools.cache

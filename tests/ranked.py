@@ -10,12 +10,12 @@ from torch import nn
 from trainings import Net, World, bits, with_cell
 
 from rowwise import Adam, Plan, RowWiseAdagrad, Table
-from rowwise.comm.interface import Comm
-from rowwise.comm.thread import run_threads
 from rowwise.ingest import Batcher, BatchShard
-from rowwise.plan import Tile
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.thread import run_threads
+from rowwise.parallel.plan import Tile
+from rowwise.parallel.shard import shard
 from rowwise.planner import column_wise, replicated, row_wise, table_wise
-from rowwise.shard import shard
 from rowwise.tables.spec import Wire
 from rowwise.tables.store.row_store import OpenStore
 from rowwise.train.evaluate import ClickEvaluator

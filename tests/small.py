@@ -4,8 +4,8 @@ import torch
 from pyarrow import parquet as pq
 from safetensors.torch import load_file
 
-from rowwise.comm.thread import run_threads
 from rowwise.ingest.datasets.synthetic import SyntheticColumns
+from rowwise.parallel.comm.thread import run_threads
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode
 from rowwise.train.saved import CheckpointFolder

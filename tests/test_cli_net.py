@@ -8,8 +8,8 @@ from recipes.test_hosts import make_network
 from report.markup_check import check
 
 from rowwise.cli.net import write_network
-from rowwise.comm.probe import ProbeSample, ProbeSamples
 from rowwise.errors import PeerError
+from rowwise.parallel.comm.probe import ProbeSample, ProbeSamples
 from rowwise.perf.links import NetworkHost, read_network
 
 

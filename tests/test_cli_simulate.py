@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rowwise.parallel.plan import Plan
 from rowwise.perf.links import Network, NetworkHost, PairLink
-from rowwise.plan import Plan
 from rowwise.recipes.find import load
 from rowwise.simulate.simulation import describe_wire
 from rowwise.tables.spec import Codecs, Wire, WireType

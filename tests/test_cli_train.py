@@ -377,7 +377,7 @@ def test_a_run_in_use_and_stopped_twice(refused, tmp_path):
 
 
 def test_who_makes_ranks_loads_no_torch():
-    check = "import sys, rowwise.cli.launch, rowwise.comm.spawn; assert 'torch' not in sys.modules"
+    check = "import sys, rowwise.cli.launch, rowwise.parallel.comm.spawn; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True)
 
 

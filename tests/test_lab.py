@@ -8,7 +8,7 @@ import pytest
 import torch
 from lab import Lab
 
-from rowwise.comm.launch import connect
+from rowwise.parallel.comm.launch import connect
 
 pytestmark = [pytest.mark.dist, pytest.mark.skipif(bool(lab.missing()), reason=f"no lab: {lab.missing()}")]
 

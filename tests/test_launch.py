@@ -22,7 +22,7 @@ from launching import (
 from small import write_rows
 
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.plan import Plan
+from rowwise.parallel.plan import Plan
 from rowwise.train.saved import CheckpointFolder
 
 pytestmark = [pytest.mark.dist, pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="wants Linux")]

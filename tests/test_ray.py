@@ -183,7 +183,7 @@ def poll_all(node):
 
 MEETS = """
 from rowwise.cli.environment import CommandEnvironment
-from rowwise.comm.launch import ListeningSocket, meet
+from rowwise.parallel.comm.launch import ListeningSocket, meet
 import os
 one = CommandEnvironment.read(os.environ).torchrun
 listener = None if one.listener is None else ListeningSocket(one.listener, one.world)

@@ -8,7 +8,7 @@ import torchrec_ranks
 from msgspec import structs
 
 from rowwise import Plan, Pooling, RowType, Sgd, SpecError, Table, Tile, Topology
-from rowwise.comm.spawn import run_processes
+from rowwise.parallel.comm.spawn import run_processes
 from rowwise.perf import Access, Roofline, Workload, hardware_named
 from rowwise.perf.hardware import Machine
 from rowwise.planner import layouts

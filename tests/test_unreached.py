@@ -4,8 +4,8 @@ import pytest
 from unreached import Module, Walk, walked
 
 KEPT = {
-    "rowwise.shard.rehearse.rehearse": "public: one step of one rank of any world, before there are machines",
-    "rowwise.shard.rehearse.Rehearsal.total_bytes": "likewise",
+    "rowwise.parallel.shard.rehearse.rehearse": "public: one step of one rank of any world, before there are machines",
+    "rowwise.parallel.shard.rehearse.Rehearsal.total_bytes": "likewise",
     "rowwise.recipes.torchrec.sharding_plan": "public: TorchRec's own objects from an exported plan",
     "rowwise.tables.batch.Jagged.to_keyed": "public: TorchRec's KeyedJaggedTensor out",
     "rowwise.serve.client.ScoringClient.score_table": "public: rows of a table, which travel as Arrow",
@@ -15,7 +15,7 @@ KEPT = {
     "rowwise.tables.ids.native.limit_isa": "likewise",
     "rowwise.ingest.native.isa": "likewise",
     "rowwise.ingest.native.limit_isa": "likewise",
-    "rowwise.tables.store.policy.access_batch": "the policies of the row cache as pure functions: the oracle of its tests",
+    "rowwise.tables.store.policy.access_batch": "the row cache as pure functions: the oracle of its tests",
     "rowwise.tables.store.policy.CacheState.empty": "likewise",
 }
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from rowwise import Adam, Batch, Embeddings, Pooling, RowWiseAdagrad, Table
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.comm.interface import Comm
 from rowwise.ingest import Batcher, Batching, BatchShard, Columns, Dense, FrameReader, Sparse
+from rowwise.parallel.comm.interface import Comm
 from rowwise.tables.ops.jagged import concatenate
 from rowwise.tables.row_optimizers import RowOptimizer
 from rowwise.train.breakdown import Breakdown

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from rowwise import Mlp
-from rowwise.comm.interface import Comm
 from rowwise.models.dhen import DhenLayer
 from rowwise.models.interactions import CrossInteraction, LinearInteraction
 from rowwise.models.mlp import stack
+from rowwise.parallel.comm.interface import Comm
 from rowwise.perf.dense_parallel import DenseUnits
 from rowwise.tables.spec import Wire
 from rowwise.train.dense import DenseGradients

@@ -99,7 +99,7 @@ def time_collectives(rank: int, size: int, repeats: int, hosts: list[str]) -> di
     """Seconds of all-reduces and all-to-alls in the given order and in that of `hosts`, in turn."""
     import torch
 
-    from rowwise.comm.launch import HostOrder, meet
+    from rowwise.parallel.comm.launch import HostOrder, meet
 
     meeting = meet(60.0)
     comms = {"given": meeting.join(), "found": meeting.join(HostOrder(hosts=tuple(hosts)))}

@@ -16,7 +16,7 @@ from torch import nn
 
 from parts import BENCHMARKS
 from parts.report import at_least, at_most, exactly
-from rowwise.comm.interface import Comm
+from rowwise.parallel.comm.interface import Comm
 from rowwise.perf.hardware import hardware_named
 from rowwise.perf.links import Network, NetworkHost, PairLink
 from rowwise.perf.sums import SumCosts
@@ -103,7 +103,7 @@ def _row_of(name: str, wire: Wire, found_W: Sequence[dict], numbers: int) -> dic
 
 def sums_of_rank(rank: int, numbers: int, rounds: int) -> dict[str, Any]:
     """Sums of every kind, one after the other, round after round."""
-    from rowwise.comm.launch import connect
+    from rowwise.parallel.comm.launch import connect
     from rowwise.train.dense import DenseGradients
 
     comm = connect()

@@ -15,9 +15,9 @@ from torch import nn
 from parts.pipeline_work import Block, batch_of, time_block
 from parts.shard_rowwise import plan_of
 from parts.shard_work import Load, Shape, parts_of, whole_model
-from rowwise.comm.delayed import DelayedTransport, delay
-from rowwise.comm.simulated_link import SimulatedLink
-from rowwise.shard.apply import shard
+from rowwise.parallel.comm.delayed import DelayedTransport, delay
+from rowwise.parallel.comm.simulated_link import SimulatedLink
+from rowwise.parallel.shard.apply import shard
 
 BATCHES = 8  # that the steps go through
 PROBE_s = 30e-3  # latency by which the latencies of a step are counted: long beside other differences

@@ -12,7 +12,7 @@ from typing import Any
 
 from parts.pipeline_disk import DiskOrder, DiskSide
 from parts.pipeline_ranks import Group, Order, count_latencies
-from rowwise.comm.simulated_link import SimulatedLink
+from rowwise.parallel.comm.simulated_link import SimulatedLink
 
 DEPTH = 2
 SECONDS = ("begin_s", "end_s")

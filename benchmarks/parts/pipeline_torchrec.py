@@ -15,7 +15,7 @@ from parts.shard_ranks import AHEAD, THEIRS, check_same
 from parts.shard_rowwise import Rowwise
 from parts.shard_torchrec import TorchRec, join, meet
 from parts.shard_work import Turn, whole_model
-from rowwise.comm.simulated_link import SimulatedLink
+from rowwise.parallel.comm.simulated_link import SimulatedLink
 
 SHARES = {"none": 0.0, "1/4": 0.25, "1": 1.0}  # of the time that our sequential step computes: a collective's latency
 TRIES = 5

@@ -14,8 +14,8 @@ from torch import nn
 
 from parts.shard_work import SLOW_LR, Parts
 from rowwise import Batch
-from rowwise.comm.interface import Comm
 from rowwise.ingest.batcher import Position
+from rowwise.parallel.comm.interface import Comm
 from rowwise.train.objective import Clicks
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.settings import DenseAdam, Log, Settings, Training

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from parts.shard_work import NAMES, SLOW_LR, Parts, Pieces
 from rowwise import DLRM, Batch
-from rowwise.comm.interface import Comm
-from rowwise.comm.thread import run_threads
-from rowwise.plan import Plan, Tile
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.thread import run_threads
+from rowwise.parallel.plan import Plan, Tile
+from rowwise.parallel.shard.apply import shard
 from rowwise.planner import layouts
-from rowwise.shard.apply import shard
 from rowwise.tables.spec import Codecs, RowType, Table, Topology, Wire
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.objective import Clicks

@@ -10,11 +10,11 @@ from parts.dlrm import DENSE
 from parts.tiers_work import EPS, LR, START, STATE, Size, chunks, frequent_rows, ids_of
 from parts.timer import timed_s
 from rowwise import DLRM, Embeddings, Jagged, Plan, RowWiseAdagrad, Table
-from rowwise.comm.solo import solo
-from rowwise.plan import Tile
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.plan import Tile
+from rowwise.parallel.shard.apply import shard
+from rowwise.parallel.shard.embeddings import ShardedEmbeddings
 from rowwise.recipes.placement import fill_caches
-from rowwise.shard.apply import shard
-from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.tables.spec import Constant
 from rowwise.tables.store.disk import DiskRows
 from rowwise.tables.store.policy import WAYS

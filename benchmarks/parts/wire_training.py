@@ -7,7 +7,7 @@ from torch import nn
 
 from parts.recipe_job import job_of
 from rowwise import Batch, Topology
-from rowwise.comm.interface import Comm
+from rowwise.parallel.comm.interface import Comm
 from rowwise.recipes.compose import make_evaluator, make_model, make_settings
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.tables.ops import jagged
@@ -22,7 +22,7 @@ def train(resolved: ResolvedRecipe, wire: Wire, world: Topology, *, feedback: bo
 
     Without `feedback`, sums in two levels forget what they round, also where a recipe may not ask for that.
     """
-    from rowwise.comm.thread import run_threads
+    from rowwise.parallel.comm.thread import run_threads
 
     # Made before there are threads: initial weights are drawn from the one generator that torch has.
     models = [make_model(resolved)]
@@ -35,7 +35,7 @@ def train_rank(
 ) -> dict[str, float]:
     """As `Trainer` does, without its folder; every rank evaluates all rows, as a lookup takes all ranks."""
     from parts.shard_rowwise import plan_of
-    from rowwise.shard.apply import shard
+    from rowwise.parallel.shard.apply import shard
     from rowwise.train.step import StepContext, step
 
     model = shard(model, plan_of(resolved.tables, "row-wise", comm.topology), comm, wire=wire)

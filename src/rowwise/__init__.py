@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from rowwise.models.xdeepfm import XDeepFM as XDeepFM
     from rowwise.notebook import FittedRun as FittedRun
     from rowwise.notebook import fit as fit
-    from rowwise.plan import Plan as Plan
-    from rowwise.plan import Tile as Tile
+    from rowwise.parallel.plan import Plan as Plan
+    from rowwise.parallel.plan import Tile as Tile
     from rowwise.recipes.asgi import asgi_app as asgi_app
     from rowwise.tables.batch import Batch as Batch
     from rowwise.tables.batch import Jagged as Jagged
@@ -130,7 +130,7 @@ _HOMES = {
     "models.wukong": ("Wukong",),
     "models.xdeepfm": ("XDeepFM",),
     "tables.ops.interact": ("interact",),
-    "plan": ("Plan", "Tile"),
+    "parallel.plan": ("Plan", "Tile"),
     "notebook": ("FittedRun", "fit"),
     "recipes.asgi": ("asgi_app",),
     "tables.row_optimizers": ("Adagrad", "Adam", "Ftrl", "Lamb", "RowWiseAdagrad", "RowWiseAdam", "Schedule", "Sgd"),

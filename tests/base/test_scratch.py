@@ -96,7 +96,11 @@ def test_a_killed_training_leaves_nothing_after_the_next_start(tmp_path, place, 
 
 @pytest.mark.dist
 def test_ranks_leave_nothing_and_say_nothing_at_the_end(place):
-    lines = ("from rowwise.comm.spawn import run_processes", "if __name__ == '__main__':", "    run_processes(2, str)")
+    lines = (
+        "from rowwise.parallel.comm.spawn import run_processes",
+        "if __name__ == '__main__':",
+        "    run_processes(2, str)",
+    )
     (place.parent / "ranks.py").write_text("\n".join(lines))
     process = started(place, "ranks.py", cwd=place.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.communicate() == ("", "")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rowwise.calibrate.fit_links import USUAL_id_bytes, fit_links
 from rowwise.calibrate.links import MOST_FLOATS, MOST_SKEW_s, draw_exchange
 from rowwise.calibrate.trust import MOST_WAITED
-from rowwise.comm.spawn import run_processes
+from rowwise.parallel.comm.spawn import run_processes
 from rowwise.perf.hardware import hardware_named
 
 

@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rowwise.calibrate.net import find_groups, make_network, number_racks, read_racks
-from rowwise.comm.probe import ProbeSample, ProbeSamples, tournament
 from rowwise.errors import SpecError
+from rowwise.parallel.comm.probe import ProbeSample, ProbeSamples, tournament
 from rowwise.perf.collective import message_s
 from rowwise.perf.links import LinkArrays, NetworkHost
 

@@ -8,9 +8,9 @@ from rowwise.calibrate import steps
 from rowwise.calibrate.measure_plans import measure_plan_results
 from rowwise.calibrate.steps import StepMeasurement, StepTimes, _check_plans, _merge_ranks, measure_plans
 from rowwise.errors import SpecError
+from rowwise.parallel.plan import Plan, Tile
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.hardware import hardware_named
-from rowwise.plan import Plan, Tile
 from rowwise.planner.pipeline import make_plans
 from rowwise.tables.spec import Pooling, Table, Topology
 

@@ -10,7 +10,7 @@ from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import CheckpointManifest
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
-from rowwise.comm import run_threads
+from rowwise.parallel.comm import run_threads
 from rowwise.planner import column_wise, replicated, row_wise
 from rowwise.train.snapshot import collect
 

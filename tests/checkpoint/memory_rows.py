@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from rowwise.shard.embeddings import LocalTile, ShardedEmbeddings
+from rowwise.parallel.shard.embeddings import LocalTile, ShardedEmbeddings
 
 
 @dataclass

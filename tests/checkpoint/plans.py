@@ -11,8 +11,8 @@ from torch import nn
 
 from rowwise import Embeddings, Jagged, Plan, Pooling, Table, Topology
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.shard.apply import shard
-from rowwise.shard.embeddings import ShardedEmbeddings
+from rowwise.parallel.shard.apply import shard
+from rowwise.parallel.shard.embeddings import ShardedEmbeddings
 from rowwise.tables.ops import rowtype
 from rowwise.train.optimizers import make_optimizer
 from rowwise.train.settings import DenseAdam

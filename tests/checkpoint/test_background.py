@@ -9,7 +9,7 @@ from rowwise import CheckpointError
 from rowwise.checkpoint import write as writing
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.comm.thread import run_threads
+from rowwise.parallel.comm.thread import run_threads
 from rowwise.train.saved import CheckpointFolder
 
 

@@ -15,7 +15,7 @@ from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import FileSizes, write
-from rowwise.comm.thread import run_threads
+from rowwise.parallel.comm.thread import run_threads
 from rowwise.tables.ops.rowtype import pack
 
 DIM = 32

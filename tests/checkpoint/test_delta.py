@@ -24,9 +24,9 @@ from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import CheckpointManifest
 from rowwise.checkpoint.policy import LONGEST, average_bytes, is_full_due
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.comm.solo import solo
-from rowwise.comm.thread import run_threads
-from rowwise.shard.apply import shard
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.comm.thread import run_threads
+from rowwise.parallel.shard.apply import shard
 from rowwise.tables.ops.jagged import split
 from rowwise.tables.spec import TRAINED_TYPES
 from rowwise.train import saved as saving

@@ -12,8 +12,8 @@ from checkpoint import checkpoint_ranks
 from checkpoint.checkpoint_ranks import state_at
 
 from rowwise.checkpoint.write import PART
-from rowwise.comm.spawn import run_processes
 from rowwise.errors import PeerError
+from rowwise.parallel.comm.spawn import run_processes
 from rowwise.train.saved import CheckpointFolder
 
 WORLD = 3

@@ -16,9 +16,9 @@ from rowwise import CheckpointError, Plan, RowWiseAdagrad, Table, Tile
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
-from rowwise.comm.spawn import run_processes
-from rowwise.comm.thread import run_threads
-from rowwise.shard.apply import shard
+from rowwise.parallel.comm.spawn import run_processes
+from rowwise.parallel.comm.thread import run_threads
+from rowwise.parallel.shard.apply import shard
 from rowwise.train.snapshot import collect, restore, warm_start
 
 WORLDS = (1, 2, 3, 8)

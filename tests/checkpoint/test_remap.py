@@ -28,7 +28,7 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.remap import remap
 from rowwise.checkpoint.rewrite import retype_tables, rewrite
 from rowwise.checkpoint.write import write
-from rowwise.plan import Plan
+from rowwise.parallel.plan import Plan
 from rowwise.planner import column_wise, row_wise
 from rowwise.recipes.compose import make_model
 from rowwise.recipes.resolved import evaluation_batches

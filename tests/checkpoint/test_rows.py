@@ -12,7 +12,7 @@ from rowwise.checkpoint import files
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import FileSizes, write
-from rowwise.shard.apply import cut_columns
+from rowwise.parallel.shard.apply import cut_columns
 from rowwise.tables.ops.rowtype import pack, unpack
 from rowwise.train.snapshot import collect, restore_model
 

@@ -18,11 +18,11 @@ from rowwise.checkpoint import windows
 from rowwise.checkpoint.delta import round_shards
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import FileSizes, write
-from rowwise.comm.solo import solo
-from rowwise.comm.thread import run_threads
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.comm.thread import run_threads
+from rowwise.parallel.shard import apply
+from rowwise.parallel.shard.apply import copy_tables, shard
 from rowwise.planner.layouts import column_wise, row_wise
-from rowwise.shard import apply
-from rowwise.shard.apply import copy_tables, shard
 from rowwise.tables.ops.jagged import split
 from rowwise.tables.spec import TRAINED_TYPES
 from rowwise.train.saved import CheckpointFolder, CheckpointReduction

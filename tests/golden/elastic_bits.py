@@ -12,10 +12,10 @@ import torch
 from shard.layout_cases import CASES
 
 from rowwise import Adagrad, Adam, Embeddings, Ftrl, Jagged, Lamb, Plan, RowWiseAdagrad, Sgd, Table, Topology
-from rowwise.comm.interface import Comm
-from rowwise.comm.thread import run_threads
-from rowwise.shard.apply import copy_tables
-from rowwise.shard.embeddings import LocalTile, ShardedEmbeddings
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.thread import run_threads
+from rowwise.parallel.shard.apply import copy_tables
+from rowwise.parallel.shard.embeddings import LocalTile, ShardedEmbeddings
 from rowwise.tables.ops import rowtype
 from rowwise.tables.ops.jagged import split
 

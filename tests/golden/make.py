@@ -22,8 +22,8 @@ from small import write_rows
 
 from rowwise import Plan, Table, Topology
 from rowwise.cli.main import make_app
+from rowwise.parallel.plan import Forecast, Tile
 from rowwise.perf.exchange import ExchangeNetwork, Exchanges
-from rowwise.plan import Forecast, Tile
 from rowwise.planner import column_wise, grid, replicated, row_wise
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import read

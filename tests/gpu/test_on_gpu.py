@@ -8,11 +8,11 @@ from problems import OPTIMIZERS, Problem, make_problem, problems, tables_of_row_
 from rowwise import Batch, Embeddings, Jagged, Plan, Pooling, RowWiseAdagrad, Sgd, Table
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
-from rowwise.comm.solo import solo
 from rowwise.errors import DeviceError
-from rowwise.plan import Tile
-from rowwise.shard.apply import copy_tables
-from rowwise.shard.embeddings import ShardedEmbeddings
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.plan import Tile
+from rowwise.parallel.shard.apply import copy_tables
+from rowwise.parallel.shard.embeddings import ShardedEmbeddings
 from rowwise.tables.ops.faults import FaultWord, check_faults
 from rowwise.tables.ops.layout import FeatureDescriptor
 from rowwise.tables.ops.linear import linear

@@ -2,10 +2,10 @@
 
 from msgspec import structs
 
+from rowwise.parallel.plan import TIERS
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.hardware import Machine, hardware_named
 from rowwise.perf.roofline import Roofline
-from rowwise.plan import TIERS
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.problem import PlanRequest
 from rowwise.tables.row_optimizers import Adam, RowWiseAdagrad, Sgd

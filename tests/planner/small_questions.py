@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import strategies as st
 from msgspec import structs
 
+from rowwise.parallel.plan import TIERS
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.hardware import LinkRates, Machine, hardware_named
 from rowwise.perf.roofline import Roofline
-from rowwise.plan import TIERS
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.problem import NO_UNIT, Placement, PlacementProblem, PlanRequest
 from rowwise.tables.row_optimizers import Adam, RowWiseAdagrad, Sgd

@@ -12,8 +12,8 @@ from planner.asked import question, stored
 from planner.small_questions import units_of
 
 from rowwise.errors import SpecError
+from rowwise.parallel.plan import TIERS
 from rowwise.perf.access import Access
-from rowwise.plan import TIERS
 from rowwise.planner.alternatives import compute_alternatives
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.explain import explain

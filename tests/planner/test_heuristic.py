@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import Adam, Plan, Pooling, RowType, RowWiseAdagrad, Sgd, SpecError, Table, Tile, Topology
-from rowwise.plan import tiles_by_table
+from rowwise.parallel.plan import tiles_by_table
 from rowwise.planner.heuristic import simple_plan
 from rowwise.planner.layouts import table_wise
 

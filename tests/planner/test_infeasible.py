@@ -11,9 +11,9 @@ from perf.networks import profile
 from planner.asked import question, stored
 
 from rowwise.errors import SpecError
+from rowwise.parallel.plan import TIERS
 from rowwise.perf.learned import LearnedModel
 from rowwise.perf.roofline import Roofline
-from rowwise.plan import TIERS
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.infeasible import InfeasibleError, least_bytes, useful_fixes
 from rowwise.planner.options import make_problem

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from shard.layout_cases import CASES
 
 from rowwise import Plan, RowType, Table, Tile, Topology, planner
+from rowwise.parallel.plan import column_block
 from rowwise.perf.hardware import Machine, hardware_named
-from rowwise.plan import column_block
 from rowwise.planner.infer_layout import infer_kind
 from rowwise.planner.kinds import candidate_kinds, tiles_of
 from rowwise.planner.layouts import LAYOUTS as RECORDS
@@ -155,7 +155,7 @@ def test_cases_are_what_they_are_called():
 def test_the_decision_shows_the_code_that_there_is():
     root = Path(__file__).parents[2]
     decision = (root / "docs/decisions/0009-plans-are-tiles.md").read_text()
-    layouts, cases = "src/rowwise/planner/layouts.py", "tests/shard/layout_cases.py"
+    layouts, cases = "src/rowwise/planner/layouts.py", "tests/parallel/shard/layout_cases.py"
     code = [(root / file).read_text() for file in (layouts, layouts, cases)]
     shown = re.findall(r"```python\n(.*?)```", decision, re.S)
     assert len(shown) == len(code)

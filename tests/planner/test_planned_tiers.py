@@ -11,7 +11,7 @@ from planner.asked import question
 from planner.small_questions import questions
 
 from rowwise.errors import SpecError
-from rowwise.plan import TIERS
+from rowwise.parallel.plan import TIERS
 from rowwise.planner.infeasible import InfeasibleError, has_plan
 from rowwise.planner.options import make_problem
 from rowwise.planner.pipeline import make_plan

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 import torch.distributed as dist
 
-from rowwise.comm.launch import HostOrder, Meeting
-from rowwise.comm.torch import Rendezvous
 from rowwise.errors import AgreedError, SpecError
+from rowwise.parallel.comm.launch import HostOrder, Meeting
+from rowwise.parallel.comm.torch import Rendezvous
 from rowwise.perf.links import Network, NetworkHost, NetworkProbe
 from rowwise.recipes.hosts import list_hosts, order_hosts
 from rowwise.tables.spec import Topology

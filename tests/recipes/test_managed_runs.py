@@ -13,8 +13,8 @@ from rowwise import CheckpointError, DataError, ManagedEmbeddings, Plan, SpecErr
 from rowwise.checkpoint.export import export_parquet, export_torch, own_names, torchrec_names
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.rewrite import retype_tables, rewrite
-from rowwise.comm.thread import run_threads
 from rowwise.errors import TableMemoryError
+from rowwise.parallel.comm.thread import run_threads
 from rowwise.planner import row_wise
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.outlook import dry_run

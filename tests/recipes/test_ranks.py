@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from rowwise import DataError, Plan, SpecError, Topology
 from rowwise.cli.environment import HINT, CommandEnvironment, Torchrun
 from rowwise.cli.main import make_app
-from rowwise.comm.solo import solo
-from rowwise.comm.spawn import RankFailure, RanksFailed
-from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError, TableMemoryError
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.comm.spawn import RankFailure, RanksFailed
+from rowwise.parallel.comm.thread import run_threads
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.device_tables import move_sharded
 from rowwise.recipes.placement import describe_cached_tiles, rank_bytes, table_bytes, tiles_bytes

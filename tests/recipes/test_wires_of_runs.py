@@ -6,8 +6,8 @@ import pytest
 from small import recipe, sections
 
 from rowwise import SpecError, Topology, Wire
-from rowwise.comm.launch import HostOrder
-from rowwise.comm.thread import run_threads
+from rowwise.parallel.comm.launch import HostOrder
+from rowwise.parallel.comm.thread import run_threads
 from rowwise.perf.links import Network, NetworkHost, PairLink
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.hosts import NetworkOfRun, OrderedHosts, ordered_links

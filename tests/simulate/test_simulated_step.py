@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from rowwise.errors import SpecError
+from rowwise.parallel.plan import Plan
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.dense_layers import parse_layers, side_of_layers
 from rowwise.perf.dense_parallel import FLOAT_bytes
@@ -17,7 +18,6 @@ from rowwise.perf.hardware import Machine, MakingTimes, StageOverhead, hardware_
 from rowwise.perf.links import Network, NetworkHost, PairLink, uniform_network
 from rowwise.perf.sums import SumCosts
 from rowwise.perf.timeline import stage_times, steady_step
-from rowwise.plan import Plan
 from rowwise.planner.layouts import table_wise
 from rowwise.planner.machines import machine_named
 from rowwise.simulate.links import CAUSES, Links

@@ -10,9 +10,9 @@ from shard.jobs import WORLDS, draw_job, draw_wire, make_job
 from shard.layout_cases import CASES
 
 from rowwise import Pooling
-from rowwise.shard.distinct import deduplicate_sequences, repeatable_features
-from rowwise.shard.rehearse import RehearsedRank, rehearse
-from rowwise.shard.routes import make_routes
+from rowwise.parallel.shard.distinct import deduplicate_sequences, repeatable_features
+from rowwise.parallel.shard.rehearse import RehearsedRank, rehearse
+from rowwise.parallel.shard.routes import make_routes
 from rowwise.simulate.traffic import LINKS, BatchCounts, PlanTraffic
 
 

@@ -20,9 +20,9 @@ from rowwise import (
     Wukong,
     XDeepFM,
 )
-from rowwise.plan import Plan
+from rowwise.parallel.plan import Plan
+from rowwise.parallel.shard import shard
 from rowwise.planner import table_wise
-from rowwise.shard import shard
 from rowwise.tables.row_optimizers import Sgd
 from rowwise.train.dense_parallel import ShardedConstruction, local_part, shard_dense, shards_of, unit_shapes
 from rowwise.train.settings import DenseAdam

@@ -17,13 +17,13 @@ from train import breakdown_ranks
 from trainings import work_of
 
 from rowwise import DLRM, Embeddings, IdError, Plan
-from rowwise.comm.interface import WaitTime
-from rowwise.comm.shared import HAS_SHARED_MEMORY
-from rowwise.comm.spawn import run_processes
-from rowwise.comm.thread import run_threads
+from rowwise.parallel.comm.interface import WaitTime
+from rowwise.parallel.comm.shared import HAS_SHARED_MEMORY
+from rowwise.parallel.comm.spawn import run_processes
+from rowwise.parallel.comm.thread import run_threads
+from rowwise.parallel.shard.embeddings import ShardedEmbeddings
+from rowwise.parallel.shard.exchange import EmbeddingExchange, no_timing
 from rowwise.planner import row_wise
-from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.shard.exchange import EmbeddingExchange, no_timing
 from rowwise.train.breakdown import PAUSED, PHASES, Breakdown
 from rowwise.train.objective import Clicks
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseSgd, Training

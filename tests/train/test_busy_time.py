@@ -17,13 +17,13 @@ from trainings import Killed, World, fast, read_csv
 from rowwise import Adam, Jagged, Plan, Table
 from rowwise.base.quantity import SPACE
 from rowwise.cli.console import show_result
-from rowwise.comm.group import PendingCollective, ReceivedTensor, TransportComm
-from rowwise.comm.interface import TransferObserver, WaitTime
-from rowwise.comm.solo import solo
-from rowwise.comm.thread import run_threads
-from rowwise.plan import Tile
+from rowwise.parallel.comm.group import PendingCollective, ReceivedTensor, TransportComm
+from rowwise.parallel.comm.interface import TransferObserver, WaitTime
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.comm.thread import run_threads
+from rowwise.parallel.plan import Tile
+from rowwise.parallel.shard.embeddings import ShardedEmbeddings
 from rowwise.recipes.run_result import RunResult
-from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.train.breakdown import BESIDE, PAUSED, PHASES, Breakdown
 from rowwise.train.settings import Log, Saving
 from rowwise.train.stages import PhaseTime

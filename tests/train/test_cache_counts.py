@@ -12,9 +12,9 @@ from trainings import fast, read_csv
 
 from rowwise import Embeddings, Table
 from rowwise.cli.console import LiveLine
-from rowwise.comm.solo import solo
-from rowwise.plan import Plan, Tile
-from rowwise.shard import shard
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.plan import Plan, Tile
+from rowwise.parallel.shard import shard
 from rowwise.tables.store.row_store import CacheCounters, SlotIds, StoreUse, sum_up
 from rowwise.train.cache_counts import CacheCounts, disk_cells
 from rowwise.train.run_folder import HEADERS

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from rowwise import Batch, Jagged, SpecError, Table
 from rowwise.checkpoint.manifest import CheckpointManifest
-from rowwise.comm.thread import run_threads
 from rowwise.models.second_copy import add_second_copy, second_tables
+from rowwise.parallel.comm.thread import run_threads
 from rowwise.recipes.export import export
 from rowwise.recipes.families import MODELS as CLICK_MODELS
 from rowwise.recipes.runs import TrainingRun

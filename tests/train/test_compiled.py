@@ -9,8 +9,8 @@ from train.dense_ranks import DIM, MODELS
 from trainings import work_of
 
 from rowwise import DCN, Embeddings, GradientError, NativeError, SpecError
-from rowwise.comm.spawn import run_processes
 from rowwise.models.inference import autocast
+from rowwise.parallel.comm.spawn import run_processes
 from rowwise.recipes.runs import TrainingRun
 from rowwise.train.compiled import check_compiler, compile_dense
 from rowwise.train.settings import DenseParallel, Training

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rowwise import SpecError
-from rowwise.comm.solo import solo
-from rowwise.comm.thread import run_threads
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.comm.thread import run_threads
 from rowwise.tables.spec import RowType, Wire
 from rowwise.train.coded import RUN
 from rowwise.train.dense import BUCKET_BYTES, DenseGradients

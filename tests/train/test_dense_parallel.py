@@ -9,9 +9,9 @@ from small import RECIPE, recipe, write_rows
 from train import dense_ranks
 
 from rowwise import DCN, SpecError, Table, Topology, make_embeddings
-from rowwise.comm.solo import solo
-from rowwise.comm.spawn import RanksFailed, run_processes
-from rowwise.comm.thread import run_threads
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.comm.spawn import RanksFailed, run_processes
+from rowwise.parallel.comm.thread import run_threads
 from rowwise.perf.dense_parallel import DenseSide, DenseUnits
 from rowwise.recipes.runs import TrainingRun
 from rowwise.tables.idmaps import QuotientRemainderIds

@@ -6,8 +6,8 @@ from ops.test_tree import make_leaves, root_of
 from torch import nn
 
 from rowwise import SpecError
-from rowwise.comm.solo import solo
-from rowwise.comm.thread import run_threads
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.comm.thread import run_threads
 from rowwise.train.elastic import ElasticGradients
 
 SHAPES = [(5, 3), (), (11,), (2,), (4,)]

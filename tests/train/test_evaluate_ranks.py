@@ -11,9 +11,9 @@ from ranked import TIMEOUT_S, Ranked
 from trainings import COLUMNS, fast, make_rows, with_cell
 
 from rowwise import BatchError, DataError
-from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError, RowwiseError
 from rowwise.ingest import Batcher, Batching, FrameReader
+from rowwise.parallel.comm.thread import run_threads
 from rowwise.tables.ops.jagged import permute
 from rowwise.train.evaluate import ClickEvaluator, Slicing
 

@@ -12,12 +12,12 @@ from torch import nn
 from trainings import bits, fast, left
 
 from rowwise import IdError, Jagged, Plan, Pooling, Table, make_embeddings
-from rowwise.comm.group import TransportComm
-from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError, BatchError
 from rowwise.ingest import Batcher
+from rowwise.parallel.comm.group import TransportComm
+from rowwise.parallel.comm.thread import run_threads
+from rowwise.parallel.shard.embeddings import ShardedEmbeddings
 from rowwise.planner import row_wise, table_wise
-from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.tables.embedding import Embeddings
 from rowwise.tables.idmaps import HashIds
 from rowwise.train.settings import DenseAdam, Log, Saving

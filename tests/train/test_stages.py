@@ -6,8 +6,8 @@ import pytest
 from ranked import Ranked, train
 from trainings import World, fast, read_csv
 
-from rowwise.comm.thread import run_threads
-from rowwise.plan import Forecast
+from rowwise.parallel.comm.thread import run_threads
+from rowwise.parallel.plan import Forecast
 from rowwise.train.breakdown import PHASES
 from rowwise.train.settings import Log, Saving
 from rowwise.train.trainer import Trainer

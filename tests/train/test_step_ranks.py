@@ -14,11 +14,11 @@ from torch import nn
 from trainings import join, work_of
 
 from rowwise import DLRM, BatchError, Embeddings, GradientError, IdError, Jagged, Plan, RowWiseAdagrad, SpecError, Table
-from rowwise.comm.group import TransportComm
-from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError, PeerError, RowwiseError, UpdateError
+from rowwise.parallel.comm.group import TransportComm
+from rowwise.parallel.comm.thread import run_threads
+from rowwise.parallel.shard import shard
 from rowwise.planner import column_wise, replicated, table_wise
-from rowwise.shard import shard
 from rowwise.tables.batch import Batch
 from rowwise.tables.ops.jagged import permute
 from rowwise.tables.spec import Codecs, RowType, Wire

@@ -7,7 +7,7 @@ import pytest
 from ranked import ELASTIC, ELASTIC_ROWS, Ranked, tensor_bits, train
 from trainings import fast
 
-from rowwise.comm import run_processes
+from rowwise.parallel.comm import run_processes
 from rowwise.train.loss_settings import LogLoss, Smc
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import Log, Saving

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rowwise import SpecError, Topology
-from rowwise.comm.spawn import run_processes
-from rowwise.comm.thread import run_threads
+from rowwise.parallel.comm.spawn import run_processes
+from rowwise.parallel.comm.thread import run_threads
 from rowwise.perf.wires import two_level_bytes
 from rowwise.tables.spec import RUN, FarType, Wire
 from rowwise.train.dense import DenseGradients

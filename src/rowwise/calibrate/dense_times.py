@@ -16,9 +16,9 @@ from torch import Tensor
 
 from rowwise.base.quantity import round_digits
 from rowwise.calibrate.kernels import low_quantile
-from rowwise.comm.interface import Comm
-from rowwise.comm.spawn import run_processes
 from rowwise.models.mlp import Linear
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.spawn import run_processes
 from rowwise.perf.linear_times import Grid, LinearTimes, SumTimes
 from rowwise.tables.spec import Topology
 

@@ -23,9 +23,10 @@ from rowwise.calibrate.draw import DIMS, FLOAT_bytes
 from rowwise.calibrate.ids import draw_batch
 from rowwise.calibrate.kernels import flush_bytes
 from rowwise.calibrate.samples import LinkSample
-from rowwise.comm.interface import Comm
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.plan import Plan, Tile
+from rowwise.parallel.shard.embeddings import ShardedEmbeddings
 from rowwise.perf.access import Access, Workload
-from rowwise.plan import Plan, Tile
 from rowwise.planner.layouts import (
     COLUMN_WISE,
     REPLICATED,
@@ -38,7 +39,6 @@ from rowwise.planner.layouts import (
     row_wise,
     table_wise,
 )
-from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.tables.batch import Jagged
 from rowwise.tables.row_optimizers import Sgd
 from rowwise.tables.spec import Table

@@ -22,8 +22,8 @@ from rowwise.calibrate.kernels import KernelBench
 from rowwise.calibrate.links import measure_exchange
 from rowwise.calibrate.samples import SetSample, read_samples, write_sample
 from rowwise.calibrate.trust import MOST_WAITED, waited_s
-from rowwise.comm.interface import Comm
-from rowwise.comm.spawn import run_processes
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.spawn import run_processes
 from rowwise.tables.spec import Topology
 
 ReportProgress = Callable[[str, float], None]  # measurements in words, and the fraction done

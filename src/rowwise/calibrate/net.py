@@ -16,8 +16,8 @@ from msgspec import structs
 
 from rowwise.base.quantity import round_digits
 from rowwise.base.textfile import read_text
-from rowwise.comm.probe import ProbeSample, ProbeSamples
 from rowwise.errors import SpecError
+from rowwise.parallel.comm.probe import ProbeSample, ProbeSamples
 from rowwise.perf.access import Floats
 from rowwise.perf.links import Network, NetworkHost, NetworkProbe
 

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from rowwise.calibrate.ids import draw_batch
 from rowwise.calibrate.kernels import flush_bytes, low_quantile
-from rowwise.comm.interface import Comm
-from rowwise.comm.spawn import run_processes
 from rowwise.errors import SpecError
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.spawn import run_processes
+from rowwise.parallel.plan import Plan
+from rowwise.parallel.shard.embeddings import ShardedEmbeddings
+from rowwise.parallel.shard.rehearse import held_bytes
 from rowwise.perf.access import Workload
 from rowwise.perf.host_memory import free_bytes
 from rowwise.perf.memory import FLOAT_bytes
-from rowwise.plan import Plan
-from rowwise.shard.embeddings import ShardedEmbeddings
-from rowwise.shard.rehearse import held_bytes
 from rowwise.tables.batch import Jagged
 from rowwise.tables.spec import FLOATS, Topology, Wire
 

@@ -15,13 +15,13 @@ from msgspec import structs
 from rowwise.base.quantity import round_digits
 from rowwise.calibrate.ids import draw_batch
 from rowwise.calibrate.links import PhaseClock, exchange_step
-from rowwise.comm.interface import Comm
-from rowwise.comm.spawn import run_processes
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.spawn import run_processes
+from rowwise.parallel.plan import Plan
+from rowwise.parallel.shard.embeddings import ShardedEmbeddings
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.exchange import Amounts, Exchanges, NarrowWires, WireCost
-from rowwise.plan import Plan
 from rowwise.planner.layouts import table_wise
-from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.tables.row_optimizers import Sgd
 from rowwise.tables.spec import Codecs, Table, Topology, Wire, WireType
 

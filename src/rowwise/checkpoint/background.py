@@ -24,7 +24,7 @@ from torch import Tensor
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import THREADS, assign_shards, run_on_all_ranks, write
-from rowwise.comm.interface import Comm
+from rowwise.parallel.comm.interface import Comm
 from rowwise.tables.ops.output_cache import empty_cached
 
 RUN_bytes = 64 << 20  # copied by one thread: long enough to go past the caches

@@ -15,7 +15,7 @@ from rowwise.checkpoint.stream import shard_outline, write_streamed
 from rowwise.checkpoint.windows import Tell
 from rowwise.checkpoint.write import deal_shared
 from rowwise.errors import CheckpointError
-from rowwise.plan import Plan, Tile
+from rowwise.parallel.plan import Plan, Tile
 from rowwise.tables.spec import RowType, Table
 
 STATE = ("optimizers", "recorder")  # data of the manifest that belongs to tensors of state

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import Span, TensorEntry
-from rowwise.plan import Tile, column_block
-from rowwise.shard.embeddings import AnyEmbeddings
+from rowwise.parallel.plan import Tile, column_block
+from rowwise.parallel.shard.embeddings import AnyEmbeddings
 from rowwise.tables.embedding import Embeddings
 from rowwise.tables.managed import ID
 from rowwise.tables.row_optimizers import needs_full_rows

@@ -38,10 +38,10 @@ from rowwise.checkpoint.manifest import (
     TensorEntry,
 )
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.comm.interface import Comm
-from rowwise.comm.solo import solo
-from rowwise.comm.status import all_gather_text, gather_object
 from rowwise.errors import CheckpointError
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.comm.status import all_gather_text, gather_object
 from rowwise.tables.spec import Value
 
 THREADS = 2  # one waits for the disk, or computes a checksum, while the other writes

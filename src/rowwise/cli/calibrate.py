@@ -168,7 +168,7 @@ def _add_tables(spec: "MeasurementSpec", path: Path, dim: int | None) -> "Measur
 def _measure(spec: "MeasurementSpec", folder: "MeasurementFolder", minutes: float, report: ReportProgress) -> None:
     """Measure for so many minutes; a rank that fails becomes one line, or the traceback of a bug."""
     from rowwise.calibrate.measure import measure
-    from rowwise.comm.spawn import RanksFailed
+    from rowwise.parallel.comm.spawn import RanksFailed
 
     try:
         measure(spec, folder, minutes, report)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rowwise.base.storage.folder import Folder
     from rowwise.checkpoint.read import DamagedChunk
-    from rowwise.plan import Plan
+    from rowwise.parallel.plan import Plan
     from rowwise.tables.spec import Table
 
 RunOrCheckpoint = Annotated[
@@ -337,7 +337,7 @@ def _parse_types(texts: "Sequence[str]") -> dict[str, RowType]:
 
 
 def _read_plan(file: Path | None, ranks: int, tables: "list[Table]") -> "Plan":
-    from rowwise.plan import Plan
+    from rowwise.parallel.plan import Plan
     from rowwise.planner import simple_plan
     from rowwise.tables.spec import Topology
 

@@ -1,6 +1,7 @@
 """Starts the ranks of train and resume: this process alone, processes of its own (`--nproc`), or a rank of torchrun.
 
-A process that starts ranks only waits for them and loads no torch; see [Note: How ranks end] in `comm/spawn.py`.
+A process that starts ranks only waits for them and loads no torch; see [Note: How ranks end] in
+`parallel/comm/spawn.py`.
 """
 
 import signal
@@ -16,13 +17,13 @@ from rowwise.cli.environment import CommandEnvironment, Torchrun
 from rowwise.cli.run_request import RUN, MemoryNotes, NoteStore, RunRequest
 from rowwise.cli.signals import note_signals
 from rowwise.cli.terminal import make_terminal
-from rowwise.comm.rank_start import RankStart
-from rowwise.comm.spawn import RankProcesses, RanksFailed
 from rowwise.errors import AgreedError, PeerError, RowwiseError, SpecError, one_line, printable
+from rowwise.parallel.comm.rank_start import RankStart
+from rowwise.parallel.comm.spawn import RankProcesses, RanksFailed
 from rowwise.tables.spec import Topology
 
 if TYPE_CHECKING:
-    from rowwise.comm.interface import Comm
+    from rowwise.parallel.comm.interface import Comm
 
 MOST_RANKS = 1024  # processes of this machine
 AGAIN = "start all ranks again to go on from the newest checkpoint: rowwise resume RUN, or train with the same --run"
@@ -85,7 +86,7 @@ def parse_ranks(nproc: int | None, timeout: float | None, environment: CommandEn
 def _run_torchrun_rank(request: RunRequest, torchrun: Torchrun, timeout_s: float) -> int:
     """Run as a rank of torchrun, and print its error; an AgreedError is printed by the rank that failed."""
     from rowwise.cli.rank import run_rank
-    from rowwise.comm.launch import ListeningSocket, TorchrunNotes, meet
+    from rowwise.parallel.comm.launch import ListeningSocket, TorchrunNotes, meet
     from rowwise.recipes.hosts import order_hosts
 
     comm = None

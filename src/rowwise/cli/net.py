@@ -21,8 +21,8 @@ from rowwise.cli.terminal import make_terminal, print_json, refuse_nan
 from rowwise.errors import PeerError, RowwiseError, SpecError
 
 if TYPE_CHECKING:
-    from rowwise.comm.interface import Comm
-    from rowwise.comm.probe import ProbeSamples
+    from rowwise.parallel.comm.interface import Comm
+    from rowwise.parallel.comm.probe import ProbeSamples
     from rowwise.perf.links import NetworkHost
 
 FEWEST_s, MOST_s = 1.0, 86_400.0
@@ -147,8 +147,8 @@ def _check_seconds(seconds: float, most: float) -> None:
 
 def _probe_job(seconds: float, attempt: int) -> "tuple[ProbeSamples, tuple[NetworkHost, ...]] | None":
     """Probe between the hosts of torchrun; the result is on the first rank."""
-    from rowwise.comm.launch import meet
-    from rowwise.comm.probe import probe as probe_links
+    from rowwise.parallel.comm.launch import meet
+    from rowwise.parallel.comm.probe import probe as probe_links
     from rowwise.recipes.hosts import list_hosts
 
     meeting = meet(MEETING_s, attempt)
@@ -164,12 +164,12 @@ def _probe_job(seconds: float, attempt: int) -> "tuple[ProbeSamples, tuple[Netwo
 
 def _probe_here(nproc: int, seconds: float) -> "tuple[ProbeSamples, tuple[NetworkHost, ...]]":
     """Probe between processes of this machine, each taken for a host."""
-    from rowwise.comm.rank_start import RankStart
-    from rowwise.comm.spawn import RankProcesses
+    from rowwise.parallel.comm.rank_start import RankStart
+    from rowwise.parallel.comm.spawn import RankProcesses
     from rowwise.perf.links import NetworkHost
     from rowwise.tables.spec import Topology
 
-    topology, start = Topology(hosts=nproc), RankStart(preload=("rowwise.comm.probe",))
+    topology, start = Topology(hosts=nproc), RankStart(preload=("rowwise.parallel.comm.probe",))
     ranks = RankProcesses(topology, probe_rank, (seconds,), start)
     status = make_terminal(stderr=True).status(f"probing between {nproc} processes here")
     with status, ranks, note_signals(ranks.ask_to_stop):
@@ -179,9 +179,9 @@ def _probe_here(nproc: int, seconds: float) -> "tuple[ProbeSamples, tuple[Networ
 
 def probe_rank(comm: "Comm", seconds: float) -> "ProbeSamples | None":
     """One process of a trial."""
-    from rowwise.comm.group import TransportComm
-    from rowwise.comm.probe import probe as probe_links
-    from rowwise.comm.torch import TorchTransport
+    from rowwise.parallel.comm.group import TransportComm
+    from rowwise.parallel.comm.probe import probe as probe_links
+    from rowwise.parallel.comm.torch import TorchTransport
 
     assert isinstance(comm, TransportComm)
     assert isinstance(comm.transport, TorchTransport)

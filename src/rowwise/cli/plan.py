@@ -22,10 +22,10 @@ from rowwise.errors import SpecError
 from rowwise.tables.spec import LINKS, Codecs, Wire
 
 if TYPE_CHECKING:
+    from rowwise.parallel.plan import Plan, Tier
     from rowwise.perf.access import Workload
     from rowwise.perf.cost import CostModel
     from rowwise.perf.hardware import Machine
-    from rowwise.plan import Plan, Tier
     from rowwise.planner.constraints import Constraints
     from rowwise.planner.explain import Explanation
     from rowwise.planner.inputs import PlanInputs
@@ -346,8 +346,8 @@ def _parse_layouts(text: str) -> tuple[str, ...]:
 
 
 def _parse_tiers(text: str | None, machine: "Machine") -> "frozenset[Tier]":
-    from rowwise.plan import TIERS
-    from rowwise.shard.tiers import DEVICE_TIERS
+    from rowwise.parallel.plan import TIERS
+    from rowwise.parallel.shard.tiers import DEVICE_TIERS
 
     if text is None:
         return DEVICE_TIERS
@@ -370,7 +370,7 @@ def _make_plan(
     request: "PlanRequest", options: SearchOptions, old: "Plan | None"
 ) -> "tuple[PlanResult, tuple[str, ...]]":
     """The plan, and notes on the search."""
-    from rowwise.shard.tiers import DEVICE_TIERS
+    from rowwise.parallel.shard.tiers import DEVICE_TIERS
 
     if options.measured and not request.tiers <= DEVICE_TIERS:
         raise SpecError("--measure with --tiers: rows below the device are not measured yet", "one of them")
@@ -433,7 +433,7 @@ def _parse_seconds(text: str) -> float:
 
 
 def read_plan(path: Path) -> "Plan":
-    from rowwise.plan import Plan
+    from rowwise.parallel.plan import Plan
 
     try:
         return Plan.from_json(read_bytes(path))

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from rowwise.base.quantity import format_bytes, format_seconds, pluralise
 from rowwise.cli.terminal import say
-from rowwise.plan import TIERS, Forecast, Plan
+from rowwise.parallel.plan import TIERS, Forecast, Plan
 from rowwise.tables.spec import stored_bytes
 
 if TYPE_CHECKING:

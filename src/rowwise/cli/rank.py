@@ -14,10 +14,10 @@ from rowwise.base.textfile import read_bytes
 from rowwise.cli.console import LiveLine, show_result, show_start, stop_on_signals
 from rowwise.cli.run_request import RUN, NoteStore, RunRequest
 from rowwise.cli.terminal import make_terminal, print_json, say
-from rowwise.comm.interface import Comm
-from rowwise.comm.solo import solo
-from rowwise.comm.status import on_first_rank
 from rowwise.errors import SpecError, printable
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.comm.status import on_first_rank
 from rowwise.recipes.hosts import NetworkOfRun
 from rowwise.recipes.run_result import finished_step
 from rowwise.recipes.runs import TrainingRun

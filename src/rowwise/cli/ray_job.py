@@ -25,8 +25,8 @@ from rowwise.base.quantity import pluralise
 from rowwise.base.textfile import parse_whole
 from rowwise.base.value import MOST_RANKS
 from rowwise.cli.environment import LISTENER
-from rowwise.comm.spawn import describe_exit
 from rowwise.errors import SpecError, one_line
+from rowwise.parallel.comm.spawn import describe_exit
 
 POLL_S = 1.0  # between two looks at the ranks
 ANSWER_S = 60.0  # of an actor, with its start; later ones are lost

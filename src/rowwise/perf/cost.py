@@ -17,8 +17,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rowwise.parallel.plan import Tier
 from rowwise.perf.access import Curves, Floats
-from rowwise.plan import Tier
 from rowwise.tables.spec import Topology, VectorExchange, Wire
 
 Ints = NDArray[np.int64]

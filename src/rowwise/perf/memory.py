@@ -5,9 +5,9 @@ Memory is a limit, not a cost: all cost models share this count.
 
 import numpy as np
 
+from rowwise.parallel.plan import TIERS
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.cost import Shards
-from rowwise.plan import TIERS
 from rowwise.tables.store.sizes import HEADER_bytes, cache_bytes_of, disk_bytes_of
 
 ID_bytes = 8

@@ -13,9 +13,9 @@ from math import ceil
 
 import numpy as np
 
+from rowwise.parallel.plan import Plan, Tile, tiles_by_table
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.memory import FLOAT_bytes
-from rowwise.plan import Plan, Tile, tiles_by_table
 from rowwise.planner.infer_layout import Units, infer_kind
 from rowwise.planner.kinds import PlacementKind, tiles_of
 from rowwise.planner.layouts import Layout

@@ -6,8 +6,8 @@ import numpy as np
 
 from rowwise.base import quantity
 from rowwise.base.records import RankPlacement, StepPlacement, TablePlacement
+from rowwise.parallel.plan import TIERS
 from rowwise.perf.access import Curves, Floats
-from rowwise.plan import TIERS
 from rowwise.planner.alternatives import compute_alternatives
 from rowwise.planner.explanation import Explanation
 from rowwise.planner.options import TableArrays, price_pieces

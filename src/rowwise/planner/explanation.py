@@ -8,7 +8,7 @@ import msgspec
 from rowwise.base import quantity
 from rowwise.base.records import ExplainedPlan, RankPlacement, StepPlacement, TablePlacement
 from rowwise.base.value import parse_json
-from rowwise.plan import TIERS
+from rowwise.parallel.plan import TIERS
 from rowwise.tables.spec import Value
 
 MANY_RANKS = 32  # more ranks are not listed one by one

@@ -13,7 +13,7 @@ import msgspec
 
 from rowwise.base.value import parse_json
 from rowwise.errors import SpecError
-from rowwise.plan import Plan, Tile, tiles_by_table
+from rowwise.parallel.plan import Plan, Tile, tiles_by_table
 from rowwise.planner.layouts import COLUMN_WISE, REPLICATED, ROW_WISE, TABLE_WISE
 from rowwise.tables.row_optimizers import needs_full_rows
 from rowwise.tables.spec import Pooling, RowType, Table, Topology, Value

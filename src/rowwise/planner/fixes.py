@@ -13,7 +13,7 @@ from msgspec import structs
 
 from rowwise.base import quantity
 from rowwise.base.value import MOST_RANKS
-from rowwise.plan import TIERS
+from rowwise.parallel.plan import TIERS
 from rowwise.planner.constraints import ALL
 from rowwise.planner.layouts import LAYOUTS, NAMES
 from rowwise.planner.problem import PlanRequest

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from rowwise.errors import SpecError
-from rowwise.plan import Plan, Tile
+from rowwise.parallel.plan import Plan, Tile
 from rowwise.planner.layouts import replicated, row_wise
 from rowwise.tables.spec import Pooling, Table, Topology, check_tables, stored_bytes
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from rowwise.base import quantity
 from rowwise.errors import SpecError
-from rowwise.plan import TIERS
+from rowwise.parallel.plan import TIERS
 from rowwise.planner.bound import OptionTotals, threshold_bound
 from rowwise.planner.fixes import MORE_DEVICES, Fix, all_fixes
 from rowwise.planner.native import AnnealingEffort, NativeProblem

@@ -5,7 +5,7 @@ Tiles that no layout of `LAYOUTS` makes have none.
 
 from collections.abc import Iterable, Sequence
 
-from rowwise.plan import Tile
+from rowwise.parallel.plan import Tile
 from rowwise.planner.kinds import PlacementKind, tiles_of
 from rowwise.planner.layouts import LAYOUTS, Layout
 from rowwise.tables.spec import Table, Topology

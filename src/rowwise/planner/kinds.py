@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from rowwise.parallel.plan import Tier, Tile
 from rowwise.perf.hardware import Machine
-from rowwise.plan import Tier, Tile
 from rowwise.planner.layouts import LAYOUTS, Layout, UnitKind
 from rowwise.tables.spec import Table, Topology
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rowwise.plan import Tile, column_block
+from rowwise.parallel.plan import Tile, column_block
 from rowwise.tables.spec import Table, Topology, VectorExchange
 
 Range = tuple[int, int]

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
+from rowwise.parallel.plan import TIERS, Tier, column_block
 from rowwise.perf.access import Curves, Floats
 from rowwise.perf.cost import Ints, Shards
 from rowwise.perf.memory import FLOAT_bytes, memory_bytes
-from rowwise.plan import TIERS, Tier, column_block
 from rowwise.planner.kinds import PlacementKind, candidate_kinds
 from rowwise.planner.problem import Index, Pieces, PlacementProblem, PlanRequest
 from rowwise.tables.spec import Table, check_names, state_bytes, state_slots

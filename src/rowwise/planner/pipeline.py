@@ -7,11 +7,11 @@ import numpy as np
 from msgspec import structs
 
 from rowwise.errors import SpecError
+from rowwise.parallel.plan import Forecast, Plan
 from rowwise.perf.access import Floats
 from rowwise.perf.exchange import waits_s
 from rowwise.perf.learned import LearnedModel
 from rowwise.perf.timeline import training_step_s
-from rowwise.plan import Forecast, Plan
 from rowwise.planner.bound import threshold_bound
 from rowwise.planner.constraints import Constraints
 from rowwise.planner.explanation import StepTimeline

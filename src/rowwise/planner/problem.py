@@ -18,11 +18,11 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
+from rowwise.parallel.plan import TIERS, Plan, Tier, Tile
 from rowwise.perf.access import Floats, Workload
 from rowwise.perf.cost import CostModel, Phi
 from rowwise.perf.dense_parallel import DenseSide
 from rowwise.perf.hardware import Machine
-from rowwise.plan import TIERS, Plan, Tier, Tile
 from rowwise.planner.constraints import UNCONSTRAINED, Constraints
 from rowwise.planner.kinds import PlacementKind, tiles_of
 from rowwise.planner.layouts import UNIT_KINDS

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rowwise.parallel.plan import Plan, tiles_by_table
 from rowwise.perf.access import Floats
 from rowwise.perf.exchange import Amounts, Exchanges, NarrowWires, WireCost
 from rowwise.perf.hardware import FLOAT_bytes, Hardware
 from rowwise.perf.wires import link_shares
-from rowwise.plan import Plan, tiles_by_table
 from rowwise.planner.problem import PlanRequest
 from rowwise.tables.spec import LINKS, Link, Table, Topology, WireType
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from rowwise.errors import SpecError
-from rowwise.plan import Plan
+from rowwise.parallel.plan import Plan
 from rowwise.planner.bound import threshold_bound
 from rowwise.planner.current_placement import CurrentPlacement, moved_bytes, placement_of_plan
 from rowwise.planner.infeasible import check_feasible

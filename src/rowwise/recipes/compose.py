@@ -14,7 +14,6 @@ from torch import nn
 
 from rowwise.base.processor import read_processor
 from rowwise.base.storage.folder import StorageFolder, parse_folder
-from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.labels import LabelValues
@@ -23,7 +22,8 @@ from rowwise.ingest.transform import AnyKind, MapId, UserFunction
 from rowwise.ingest.transform import load as load_transforms
 from rowwise.models.graph_tower import Pairs
 from rowwise.models.second_copy import add_second_copy, second_tables
-from rowwise.plan import Forecast
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.plan import Forecast
 from rowwise.recipes.code import split_name
 from rowwise.recipes.column_tables import add_column_tables, replace_vocabularies
 from rowwise.recipes.families import Asked, Building, Family, OwnFamily, SequenceFamily

@@ -9,13 +9,13 @@ from torch import nn
 
 from rowwise.base.quantity import format_bytes
 from rowwise.checkpoint.tables import full_name, table_modules
-from rowwise.comm.interface import Comm
-from rowwise.comm.status import all_gather_text, all_gather_uneven, raising_on_all_ranks
 from rowwise.errors import SpecError, TableMemoryError
-from rowwise.plan import Plan
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.status import all_gather_text, all_gather_uneven, raising_on_all_ranks
+from rowwise.parallel.plan import Plan
+from rowwise.parallel.shard.embeddings import ShardedEmbeddings
 from rowwise.recipes.placement import choose_of_modules, describe_pieces, table_bytes
 from rowwise.serve.row_tiers import DeviceRows
-from rowwise.shard.embeddings import ShardedEmbeddings
 from rowwise.tables.embedding import Embeddings
 from rowwise.tables.row_optimizers import Sgd
 from rowwise.train.on_device import prepare_device

@@ -28,13 +28,13 @@ from rowwise.checkpoint.rewrite import retype_tables, rewrite
 from rowwise.checkpoint.tables import full_name, is_needed_for_lookups, table_modules
 from rowwise.checkpoint.windows import Tell
 from rowwise.checkpoint.write import write
-from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError, RowwiseError, SpecError
 from rowwise.ingest.dialect import style_of
 from rowwise.ingest.pictures import FILES, INDEX
 from rowwise.ingest.transform import decode, load, serving, to_json
 from rowwise.models.inference import RowBlocks, inference_mode
 from rowwise.models.second_copy import NAME as SECOND_COPY
+from rowwise.parallel.comm.solo import solo
 from rowwise.planner import simple_plan
 from rowwise.recipes.code import modules_of_model, split_name
 from rowwise.recipes.compose import build_model, make_evaluator

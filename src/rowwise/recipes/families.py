@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, final
 from msgspec import structs
 from torch import nn
 
-from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
 from rowwise.ingest.columns import Columns
 from rowwise.models.autoint import AutoInt
@@ -31,6 +30,7 @@ from rowwise.models.wide import wide_tables
 from rowwise.models.wide_deep import WideDeep
 from rowwise.models.wukong import Wukong
 from rowwise.models.xdeepfm import XDeepFM
+from rowwise.parallel.comm.interface import Comm
 from rowwise.recipes.device_tables import move_to_device
 from rowwise.recipes.id_names import name_ids
 from rowwise.recipes.model_configs import (

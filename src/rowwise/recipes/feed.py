@@ -13,12 +13,12 @@ from typing import final
 
 from msgspec import structs
 
-from rowwise.comm.interface import Comm
-from rowwise.comm.status import broadcast_object, raising_on_all_ranks
 from rowwise.ingest.batcher import Batcher, EncodedSplit, OpenedSplit, Position
 from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.service.client import ServiceClient, ServiceHealth
 from rowwise.ingest.service.local import Service, Workers, make_client
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.status import broadcast_object, raising_on_all_ranks
 from rowwise.recipes.resolved import ResolvedRecipe, batch_shard_of, make_batcher
 
 

@@ -9,9 +9,9 @@ import msgspec
 
 from rowwise.base.textfile import decode_json, read_bytes, read_text
 from rowwise.calibrate.net import make_network
-from rowwise.comm.launch import HostOrder, Meeting
-from rowwise.comm.probe import probe
 from rowwise.errors import SpecError
+from rowwise.parallel.comm.launch import HostOrder, Meeting
+from rowwise.parallel.comm.probe import probe
 from rowwise.perf.links import LinkArrays, Network, NetworkHost, age_notes, group_runs, read_network
 from rowwise.planner.order import Sum, find_order
 from rowwise.recipes.recipe import PROBE

@@ -11,9 +11,9 @@ from torch import nn
 from rowwise.base.storage.folder import Folder, StorageFolder, parse_folder
 from rowwise.checkpoint.named import open_named
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.comm.solo import solo
 from rowwise.ingest.batch_shard import BatchShard
-from rowwise.plan import Plan
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.plan import Plan
 from rowwise.recipes.compose import make_model, make_objective, make_small_model, resolve
 from rowwise.recipes.dense_side import dense_side_of
 from rowwise.recipes.device_tables import describe_cached

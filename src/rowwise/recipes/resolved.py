@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rowwise.comm.interface import Comm
 from rowwise.ingest.batch_shard import BatchShard
 from rowwise.ingest.batcher import Batcher, Batching, Position, table_rows_for_ids
 from rowwise.ingest.bound import REQUEST, BoundPreparation
@@ -15,6 +14,7 @@ from rowwise.ingest.reader import Split
 from rowwise.ingest.transform import LoadedTransforms, serving
 from rowwise.models.link import AmountLink
 from rowwise.models.second_copy import second_tables
+from rowwise.parallel.comm.interface import Comm
 from rowwise.perf.wire_choice import WireChoice
 from rowwise.recipes.id_maps import stored_tables_of
 from rowwise.recipes.model_configs import Model

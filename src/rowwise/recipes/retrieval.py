@@ -11,8 +11,6 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
-from rowwise.comm.gather import all_gather_rows
-from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
 from rowwise.ingest.block import Ints
 from rowwise.ingest.columns import Columns
@@ -23,6 +21,8 @@ from rowwise.models.image_tower import DynamicImageTower, ImageTower, PictureTow
 from rowwise.models.inference import evaluation_mode
 from rowwise.models.retrieval import in_batch_bpr, in_batch_softmax
 from rowwise.models.two_tower import Tower, TwoTower, VectorModel
+from rowwise.parallel.comm.gather import all_gather_rows
+from rowwise.parallel.comm.interface import Comm
 from rowwise.recipes.families import Asked, Building, Family
 from rowwise.recipes.model_configs import GraphConfig, PictureConfig, TwoTowerConfig, kind_of
 from rowwise.recipes.resolved import ModelParts, ResolvedRecipe, evaluation_batches

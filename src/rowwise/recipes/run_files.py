@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from rowwise.base.textfile import read_bytes
-from rowwise.comm.interface import Comm
-from rowwise.comm.status import all_gather_uneven
 from rowwise.ingest.transform import sources, to_json
 from rowwise.ingest.warehouse.popularity import log_use
-from rowwise.plan import Plan
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.status import all_gather_uneven
+from rowwise.parallel.plan import Plan
 from rowwise.recipes.code import file_of
 from rowwise.recipes.compose import parts_of
 from rowwise.recipes.hosts import ENVIRONMENT, NETWORK, NetworkOfRun

@@ -7,9 +7,9 @@ import msgspec
 import torch
 
 from rowwise.base.textfile import decode_json, read_bytes
-from rowwise.comm.interface import Comm
-from rowwise.comm.status import all_gather_uneven
 from rowwise.ingest.quarantine import ROWS, count_quarantined, read_quarantined
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.status import all_gather_uneven
 from rowwise.tables.spec import Value
 from rowwise.train.feeding import DataWait
 from rowwise.train.progress import BestEvaluation

@@ -8,13 +8,13 @@ from torch import nn
 
 from rowwise.base.storage.folder import parse_folder
 from rowwise.base.textfile import read_bytes
-from rowwise.comm.interface import Comm
-from rowwise.comm.status import on_first_rank
 from rowwise.errors import SpecError
 from rowwise.ingest.transform import MapId
 from rowwise.ingest.transform import decode as decode_transforms
 from rowwise.ingest.vocabulary import check_grown
-from rowwise.plan import Plan
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.status import on_first_rank
+from rowwise.parallel.plan import Plan
 from rowwise.recipes.compose import make_job, make_model, parts_of, resolve, set_threads
 from rowwise.recipes.device_tables import room_of_gpus, take_gpu
 from rowwise.recipes.feed import Feed

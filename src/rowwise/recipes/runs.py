@@ -13,10 +13,10 @@ from typing import Any, Literal, final
 import msgspec
 
 from rowwise import report
-from rowwise.comm.interface import Comm
-from rowwise.comm.solo import solo
-from rowwise.comm.status import on_first_rank
 from rowwise.errors import AgreedError, CheckpointError, DataError, RowwiseError, StorageError
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.comm.status import on_first_rank
 from rowwise.recipes.access import ACCESS, AccessFile
 from rowwise.recipes.compose import make_evaluator, make_settings
 from rowwise.recipes.hosts import NetworkOfRun

@@ -13,12 +13,15 @@ from torch import nn
 
 from rowwise.base.quantity import format_bytes
 from rowwise.base.textfile import read_bytes
-from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError, TableMemoryError
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.plan import Plan
+from rowwise.parallel.shard.apply import shard
+from rowwise.parallel.shard.embeddings import check_cached
+from rowwise.parallel.shard.tiers import DEVICE_TIERS
 from rowwise.perf.access import Access, Workload
 from rowwise.perf.hardware import PRESETS, Hardware, Machine, hardware_named
 from rowwise.perf.learned import model_of
-from rowwise.plan import Plan
 from rowwise.planner.bound import OptionTotals
 from rowwise.planner.constraints import ALL, Constraints
 from rowwise.planner.infeasible import InfeasibleError
@@ -34,9 +37,6 @@ from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.placement import cache_tiles, fill_caches, has_disk_tables, tiles_bytes, uniform_workloads
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
-from rowwise.shard.apply import shard
-from rowwise.shard.embeddings import check_cached
-from rowwise.shard.tiers import DEVICE_TIERS
 from rowwise.tables.row_optimizers import needs_full_rows
 from rowwise.tables.spec import Pooling, Table, Topology
 from rowwise.tables.store.sizes import LOG_COPIES

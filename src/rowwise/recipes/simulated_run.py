@@ -12,9 +12,9 @@ from rowwise.base.records import Simulation
 from rowwise.base.textfile import decode_json, read_bytes, read_text
 from rowwise.base.value import MOST_RANKS
 from rowwise.errors import SpecError
+from rowwise.parallel.plan import Plan
 from rowwise.perf.hardware import Hardware, Machine
 from rowwise.perf.links import Network, read_network
-from rowwise.plan import Plan
 from rowwise.recipes.hosts import ENVIRONMENT, NETWORK, OrderedHosts
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.sharding import load_hardware

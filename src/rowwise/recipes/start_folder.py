@@ -7,9 +7,9 @@ from typing import Self, final
 
 import torch
 
-from rowwise.comm.interface import Comm
-from rowwise.comm.status import all_gather_uneven, on_first_rank
 from rowwise.errors import RowwiseError, SpecError
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.status import all_gather_uneven, on_first_rank
 from rowwise.train.run_folder import RunFolder
 
 

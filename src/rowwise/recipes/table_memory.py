@@ -17,11 +17,11 @@ import torch
 from msgspec import structs
 
 from rowwise.base.quantity import format_bytes
-from rowwise.comm.interface import Comm
-from rowwise.comm.status import all_gather_uneven
 from rowwise.errors import TableMemoryError
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.status import all_gather_uneven
+from rowwise.parallel.plan import Plan, Tile, tiles_by_table
 from rowwise.perf.host_memory import free_bytes, is_in_memory
-from rowwise.plan import Plan, Tile, tiles_by_table
 from rowwise.planner.fixes import with_row_state
 from rowwise.recipes.id_maps import stored_tables_of
 from rowwise.recipes.placement import piece_of, table_bytes

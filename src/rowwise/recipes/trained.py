@@ -9,9 +9,9 @@ from msgspec import structs
 from torch import nn
 
 from rowwise.base.textfile import read_bytes, read_text
-from rowwise.comm.solo import solo
 from rowwise.errors import DataError, SpecError
-from rowwise.plan import Plan
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.plan import Plan
 from rowwise.recipes.compose import make_evaluator, make_model, resolve, set_threads
 from rowwise.recipes.export_items import ranked_items
 from rowwise.recipes.id_maps import relocate_maps

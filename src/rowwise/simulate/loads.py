@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rowwise.parallel.plan import TIERS, Plan
 from rowwise.perf.access import Curves, Floats, Workload
 from rowwise.perf.learned import LearnedModel
 from rowwise.perf.roofline import Roofline
 from rowwise.perf.wires import link_shares
-from rowwise.plan import TIERS, Plan
 from rowwise.planner.kinds import CACHED, PlacementKind
 from rowwise.planner.layouts import TABLE_WISE
 from rowwise.planner.options import TableArrays, price_pieces

@@ -9,6 +9,7 @@ from rowwise.base.quantity import format_bytes
 from rowwise.base.records import Help, ResourceUse, SimulatedStage, Simulation, TierUse
 from rowwise.base.textfile import parse_whole
 from rowwise.errors import SpecError
+from rowwise.parallel.plan import TIERS, Plan
 from rowwise.perf.access import Workload
 from rowwise.perf.dense_layers import DenseLayers
 from rowwise.perf.dense_parallel import DenseSide
@@ -16,7 +17,6 @@ from rowwise.perf.hardware import Hardware, Machine
 from rowwise.perf.learned import model_of
 from rowwise.perf.links import LinkArrays, Network, age_notes
 from rowwise.perf.timeline import steady_step
-from rowwise.plan import TIERS, Plan
 from rowwise.planner.current_placement import placement_of_plan
 from rowwise.planner.infeasible import InfeasibleError
 from rowwise.planner.options import make_problem

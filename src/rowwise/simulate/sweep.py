@@ -13,9 +13,9 @@ from msgspec import structs
 from rowwise.base.records import Sweep, SweptRow
 from rowwise.base.textfile import parse_whole
 from rowwise.errors import SpecError
+from rowwise.parallel.plan import Plan
 from rowwise.perf.hardware import Machine
 from rowwise.perf.links import Network
-from rowwise.plan import Plan
 from rowwise.planner.infeasible import InfeasibleError
 from rowwise.planner.machines import machine_named, parse_size
 from rowwise.planner.pipeline import make_plan

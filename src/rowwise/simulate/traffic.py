@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from rowwise.parallel.plan import Plan
+from rowwise.parallel.shard.routes import ExchangePath, RankPiece, Routes, column_owners, make_routes
 from rowwise.perf.access import Curves, Floats, Workload
-from rowwise.plan import Plan
-from rowwise.shard.routes import ExchangePath, RankPiece, Routes, column_owners, make_routes
 from rowwise.tables.row_optimizers import Lamb
 from rowwise.tables.spec import LINKS, Link, Pooling, Table, Topology, Wire, WireType
 

@@ -306,7 +306,7 @@ class Topology(Value, frozen=True):
 
 
 class WireType(enum.StrEnum):
-    """Type of numbers sent between ranks; `comm/codec.py` has the codec of each."""
+    """Type of numbers sent between ranks; `parallel/comm/codec.py` has the codec of each."""
 
     FP32 = "fp32"
     FP16 = "fp16"

@@ -12,10 +12,11 @@ cannot tell waiting from sending, and it stays part of that phase.
 
 [Note: Busy and exposed] The main thread's seconds in a phase are the exposed ones. The resource that does the work may
 be busy for longer, while the main thread computes: the link from the call of a collective until its data have arrived
-([Note: Transfers] in `comm/interface.py`), the disk while reads are in flight, the reader while it makes a batch.
-Intervals of one phase that overlap count once. A transfer belongs to the phase and the step in which its collective was
-called, a read to the latest step for which rows were read ahead. For phases of the main thread busy and exposed seconds
-are the same. The disk counts how long a lookup waits for its rows; that is charged to `prefetch` instead of `lookup`.
+([Note: Transfers] in `parallel/comm/interface.py`), the disk while reads are in flight, the reader while it makes a
+batch. Intervals of one phase that overlap count once. A transfer belongs to the phase and the step in which its
+collective was called, a read to the latest step for which rows were read ahead. For phases of the main thread busy and
+exposed seconds are the same. The disk counts how long a lookup waits for its rows; that is charged to `prefetch`
+instead of `lookup`.
 
 In the timeline the main thread is in `wait` while it waits for the data of a transfer, for other ranks or for the disk.
 The waits of a lookup are drawn as one, at its begin.
@@ -34,9 +35,9 @@ from typing import NamedTuple, Protocol, final
 
 from torch.autograd import profiler
 
-from rowwise.comm.interface import Transfer, TransferObserver, WaitTime
-from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
-from rowwise.shard.exchange import no_timing
+from rowwise.parallel.comm.interface import Transfer, TransferObserver, WaitTime
+from rowwise.parallel.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
+from rowwise.parallel.shard.exchange import no_timing
 from rowwise.train.disk_reads import DiskReads
 from rowwise.train.timeline import LINK, PROCESSOR, Timeline
 

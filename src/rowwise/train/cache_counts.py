@@ -12,7 +12,7 @@ from typing import final
 
 from msgspec import structs
 
-from rowwise.shard.embeddings import AnyEmbeddings
+from rowwise.parallel.shard.embeddings import AnyEmbeddings
 from rowwise.tables.store.row_store import StoreUse, sum_up
 from rowwise.train.run_folder import Cell
 

@@ -14,8 +14,8 @@ from typing import final
 from torch import Tensor
 from torch.nn import functional as F
 
-from rowwise.comm.codec import WireCodec
-from rowwise.comm.interface import Comm, Work
+from rowwise.parallel.comm.codec import WireCodec
+from rowwise.parallel.comm.interface import Comm, Work
 from rowwise.tables.spec import RUN
 
 

@@ -14,10 +14,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from rowwise.comm.codec import codec_of
-from rowwise.comm.interface import Comm, Work
 from rowwise.errors import SpecError
-from rowwise.shard.exchange import Phase, no_timing
+from rowwise.parallel.comm.codec import codec_of
+from rowwise.parallel.comm.interface import Comm, Work
+from rowwise.parallel.shard.exchange import Phase, no_timing
 from rowwise.tables.spec import FarType, Wire
 from rowwise.train.coded import CodedSum
 from rowwise.train.two_level import TwoLevelSum

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from rowwise.comm.fsdp import FsdpOptions, fill_parameters, recompute, shard_parameters
-from rowwise.comm.interface import Comm
 from rowwise.errors import SpecError
 from rowwise.models.histories import HistoryEncoder
-from rowwise.shard.embeddings import AnyEmbeddings
+from rowwise.parallel.comm.fsdp import FsdpOptions, fill_parameters, recompute, shard_parameters
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.shard.embeddings import AnyEmbeddings
 from rowwise.tables.ids.make import IdTables
 from rowwise.tables.spec import Topology
 from rowwise.train.settings import DenseParallel

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import final
 
-from rowwise.shard.embeddings import AnyEmbeddings
+from rowwise.parallel.shard.embeddings import AnyEmbeddings
 
 
 @final

@@ -14,12 +14,12 @@ from typing import Protocol, final
 import torch
 from torch import Tensor, nn
 
-from rowwise.comm.interface import Comm
-from rowwise.comm.solo import solo
-from rowwise.comm.status import all_gather_uneven, broadcast_object, gather_object
 from rowwise.errors import SpecError
 from rowwise.models.histories import items_of
 from rowwise.models.inference import autocast, evaluation_mode
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.comm.status import all_gather_uneven, broadcast_object, gather_object
 from rowwise.tables.batch import Batch
 from rowwise.train.amounts import AmountMetrics, Values, metric_names
 from rowwise.train.loss_settings import AmountLoss, AnyLoss

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
-from rowwise.shard.embeddings import AnyEmbeddings
+from rowwise.parallel.shard.embeddings import AnyEmbeddings
 
 
 class HeldStep(NamedTuple):

@@ -13,10 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.comm.gather import all_gather_rows
-from rowwise.comm.interface import Comm
-from rowwise.comm.solo import solo
-from rowwise.comm.status import all_gather_uneven, raising_on_all_ranks
 from rowwise.errors import BatchError
 from rowwise.models.frequency import ItemFrequency
 from rowwise.models.histories import single_ids
@@ -24,6 +20,10 @@ from rowwise.models.next_item import NextItem, mean_over_lists, sampled_softmax_
 from rowwise.models.retrieval import Candidates, in_batch_softmax
 from rowwise.models.second_copy import second_copy_of
 from rowwise.models.two_tower import VectorModel
+from rowwise.parallel.comm.gather import all_gather_rows
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.comm.status import all_gather_uneven, raising_on_all_ranks
 from rowwise.tables.batch import Batch
 from rowwise.train.loss_settings import CoTeaching, LabelLoss, LogLoss
 from rowwise.train.losses import click_loss

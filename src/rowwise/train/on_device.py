@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
+from rowwise.parallel.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 from rowwise.tables.batch import Batch, Jagged
 from rowwise.tables.ids.make import IdTables
 from rowwise.tables.ops.faults import FaultWord

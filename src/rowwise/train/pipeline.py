@@ -28,10 +28,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from rowwise.comm.chain import CollectiveChain
 from rowwise.errors import RowwiseError
 from rowwise.ingest.batcher import Position
-from rowwise.shard.embeddings import ShardedEmbeddings
+from rowwise.parallel.comm.chain import CollectiveChain
+from rowwise.parallel.shard.embeddings import ShardedEmbeddings
 from rowwise.tables.batch import Batch, Jagged, KeyedJagged
 from rowwise.tables.ids.embeddings import MappedEmbeddings
 from rowwise.tables.ids.managed.embeddings import ManagedEmbeddings

@@ -11,9 +11,9 @@ from typing import final
 
 import torch
 
-from rowwise.comm.interface import Comm
-from rowwise.comm.status import broadcast_object
 from rowwise.errors import AgreedError, PeerError
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.status import broadcast_object
 from rowwise.tables.batch import Batch
 from rowwise.train.draws import seed_draws
 from rowwise.train.step_header import GlobalStatus, StepHeader, exchange_step_header

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.comm.status import gather_object
+from rowwise.parallel.comm.status import gather_object
 from rowwise.tables.batch import Batch
 from rowwise.tables.spec import Value
 from rowwise.tables.store.row_store import StoreUse, sum_up

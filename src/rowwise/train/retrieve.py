@@ -13,15 +13,15 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowwise.comm.gather import all_gather_rows
-from rowwise.comm.interface import Comm
-from rowwise.comm.solo import solo
-from rowwise.comm.status import all_gather_uneven, broadcast_object, gather_object
 from rowwise.errors import BatchError
 from rowwise.models.histories import items_of, sample_of_each, single_ids
 from rowwise.models.inference import autocast, evaluation_mode
 from rowwise.models.next_item import NextItem, last_of_each
 from rowwise.models.two_tower import VectorModel
+from rowwise.parallel.comm.gather import all_gather_rows
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.comm.status import all_gather_uneven, broadcast_object, gather_object
 from rowwise.tables.batch import Batch
 from rowwise.train.evaluate import Scores
 from rowwise.train.on_device import to_device

@@ -16,9 +16,9 @@ from torch import Tensor
 from rowwise.base.processor import GemmLibrary
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.read import Checkpoint, reading_data
-from rowwise.comm.status import gather_object
 from rowwise.errors import AgreedError, CheckpointError
 from rowwise.ingest.batcher import Position
+from rowwise.parallel.comm.status import gather_object
 from rowwise.tables.ops.linear import choose_library, current_library, has_onednn
 from rowwise.train.dense import DenseGradients
 from rowwise.train.progress import Progress

@@ -22,10 +22,10 @@ from rowwise.checkpoint.named import STEP, STEP_DIGITS, step_in
 from rowwise.checkpoint.policy import is_full_due
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import PART, assign_shards, run_on_all_ranks, write, write_data
-from rowwise.comm.interface import Comm
-from rowwise.comm.solo import solo
-from rowwise.comm.status import broadcast_object
 from rowwise.errors import CheckpointError
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.comm.status import broadcast_object
 
 
 class CheckpointReduction(NamedTuple):

@@ -38,10 +38,10 @@ from rowwise.checkpoint.tables import (
     table_modules,
     tensor_entries,
 )
-from rowwise.comm.interface import Comm
-from rowwise.comm.solo import solo
 from rowwise.errors import CheckpointError
-from rowwise.shard.embeddings import AnyEmbeddings
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.shard.embeddings import AnyEmbeddings
 from rowwise.tables.spec import Value
 from rowwise.train.dense_parallel import is_dtensor, local_rows, reshard
 from rowwise.train.draws import random_state, seed_draws, set_random_state

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import final
 
-from rowwise.plan import Forecast
+from rowwise.parallel.plan import Forecast
 from rowwise.tables.spec import Value
 from rowwise.train.breakdown import PHASES, Breakdown, PhaseSeconds
 from rowwise.train.feeding import AskHealth, DataWait, no_service, worker_cells

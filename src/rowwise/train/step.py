@@ -24,14 +24,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rowwise.comm.chain import CollectiveChain
-from rowwise.comm.interface import Comm
-from rowwise.comm.solo import solo
-from rowwise.comm.status import raise_if_any_rank_failed
 from rowwise.errors import BatchError, GradientError, SpecError, UpdateError
 from rowwise.ingest.batch_shard import BatchShard
 from rowwise.models.inference import autocast
-from rowwise.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
+from rowwise.parallel.comm.chain import CollectiveChain
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.solo import solo
+from rowwise.parallel.comm.status import raise_if_any_rank_failed
+from rowwise.parallel.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 from rowwise.tables.batch import Batch
 from rowwise.tables.ids.make import IdTables
 from rowwise.tables.ids.managed.embeddings import ManagedEmbeddings
@@ -354,7 +354,8 @@ def _differentiate(
 def _judge_gradients(context: StepContext, parts: Sequence[LossPart], number: int) -> tuple[StepNumbers, bool]:
     """Clip; returns loss and norm, and whether gradients of rows may overflow; raises if one is bad, on a GPU later.
 
-    The gather travels beside the gradients: most tables check gradients before these arrive, see `shard/returns.py`.
+    The gather travels beside the gradients: most tables check gradients before these arrive, see
+    `parallel/shard/returns.py`.
     """
     if context.runs_ahead:
         loss = sum((part.loss * part.share for part in parts if part.share), torch.zeros((), device=context.device))

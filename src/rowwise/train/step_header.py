@@ -1,8 +1,8 @@
 """The two small gathers of a step: that of the `StepHeader` before the forward, that of the losses after it.
 
 The header carries each rank's number of samples, whether it has more batches, whether it was asked to stop, and whether
-it failed. So the ranks of a run continue and end together ([Note: Rank status] in `comm/status.py`) without a further
-gather. A single rank gathers nothing. Both gathers can be started before their result is needed.
+it failed. So the ranks of a run continue and end together ([Note: Rank status] in `parallel/comm/status.py`) without a
+further gather. A single rank gathers nothing. Both gathers can be started before their result is needed.
 """
 
 import math
@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rowwise.comm.chain import CollectiveChain, CollectiveSteps
-from rowwise.comm.interface import Comm
-from rowwise.comm.status import RankStatus, raise_if_any_failed
 from rowwise.errors import BatchError, GradientError, PeerError
+from rowwise.parallel.comm.chain import CollectiveChain, CollectiveSteps
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.status import RankStatus, raise_if_any_failed
 from rowwise.tables.batch import Batch
 
 NO_BATCH = -1

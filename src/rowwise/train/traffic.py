@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rowwise.errors import StateError
-from rowwise.shard.embeddings import AnyEmbeddings
+from rowwise.parallel.shard.embeddings import AnyEmbeddings
 from rowwise.tables.batch import Batch
 from rowwise.tables.ids.make import IdTables
 from rowwise.tables.spec import Table, Value, state_bytes

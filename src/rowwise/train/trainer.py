@@ -17,12 +17,12 @@ from msgspec import structs
 from torch import nn
 
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.comm.interface import Comm
-from rowwise.comm.status import raising_on_all_ranks
 from rowwise.errors import AgreedError, GradientError, SpecError, UpdateError
 from rowwise.ingest.batcher import Batcher, Position
 from rowwise.ingest.service.client import ServiceHealth
-from rowwise.plan import Forecast
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.status import raising_on_all_ranks
+from rowwise.parallel.plan import Forecast
 from rowwise.tables.batch import Batch
 from rowwise.tables.spec import Wire
 from rowwise.train.breakdown import PAUSED, Breakdown

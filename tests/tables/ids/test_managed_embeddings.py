@@ -31,10 +31,10 @@ from rowwise import (
 )
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
-from rowwise.comm.thread import run_threads
 from rowwise.errors import AgreedError
+from rowwise.parallel.comm.thread import run_threads
+from rowwise.parallel.shard import shard
 from rowwise.planner import column_wise, replicated, row_wise, table_wise
-from rowwise.shard import shard
 from rowwise.tables.idmaps import HashIds
 from rowwise.tables.ops.jagged import share
 from rowwise.train.snapshot import collect, restore, restore_model, warm_start

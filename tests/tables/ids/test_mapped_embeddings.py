@@ -30,9 +30,9 @@ from rowwise import (
     Table,
     UnknownIdWarning,
 )
-from rowwise.comm.thread import run_threads
+from rowwise.parallel.comm.thread import run_threads
+from rowwise.parallel.shard import shard
 from rowwise.planner import row_wise
-from rowwise.shard import shard
 from rowwise.tables.idmaps import DoubleHashIds, HashIds
 from rowwise.tables.ids.embeddings import MappedEmbeddings
 from rowwise.tables.ids.make import make_embeddings

@@ -1,0 +1,107 @@
+"""`DelayedTransport`: another transport as if over a slower link, for tests and benchmarks of overlap on one machine.
+
+Each rank calls a collective of the other transport when its data would have arrived, so a collective ends at the
+arrival of the last rank's data. The caller goes on at once: a thread per group sleeps until then, which needs no
+privilege, unlike netem, and no processor. Bytes of a rank queue for the link, those of all its groups for one;
+latencies overlap. Tensors between CPUs only.
+"""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, final
+
+from torch import Tensor
+
+from rowwise.parallel.comm.call import CollectiveCall, count_sent
+from rowwise.parallel.comm.group import PendingCollective, Transport, TransportComm
+from rowwise.parallel.comm.simulated_link import SimulatedLink
+from rowwise.tables.spec import Topology
+
+
+@final
+@dataclass(slots=True)
+class LinkQueue:
+    """One rank's end of the link. The link may change between collectives, on all ranks alike."""
+
+    link: SimulatedLink
+    free_s: float = 0.0  # when all bytes so far are sent
+    _sending: threading.Lock = field(default_factory=threading.Lock)  # groups may be used by several threads
+
+    def send(self, count_bytes: int) -> float:
+        """Time of arrival of bytes that are sent now."""
+        with self._sending:
+            self.free_s = max(self.free_s, time.monotonic()) + count_bytes / self.link.bytes_s
+            return self.free_s + self.link.latency_s
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _DelayedCall:
+    """A call of the other transport, and when to call it."""
+
+    at_s: float
+    function: Callable[[], Any]
+    result: "Future[Any]" = field(default_factory=Future)
+
+
+def _run_calls(calls: "SimpleQueue[_DelayedCall | None]") -> None:
+    """The main function of a group's thread; it has no reference to the transport, which ends it when unused."""
+    while (call := calls.get()) is not None:
+        time.sleep(max(0.0, call.at_s - time.monotonic()))
+        try:
+            call.result.set_result(call.function())
+        except BaseException as error:
+            call.result.set_exception(error)
+        del call  # with its tensors
+
+
+@final
+class DelayedTransport:
+    """A transport whose collectives begin later."""
+
+    def __init__(self, inner: Transport, queue: LinkQueue, ranks: tuple[int, ...], rank: int) -> None:
+        """`ranks` of the group and `rank`, all of the world."""
+        self.inner, self.waited = inner, inner.waited  # the delay itself counts as transfer
+        self.queue, self._ranks, self._rank = queue, ranks, rank
+        self._calls: SimpleQueue[_DelayedCall | None] = SimpleQueue()
+        self._thread = threading.Thread(target=_run_calls, args=(self._calls,), name="delayed link", daemon=True)
+        self._thread.start()
+        self._end = weakref.finalize(self, self._calls.put, None)
+
+    def start(self, call: CollectiveCall, send_N: Tensor) -> PendingCollective:
+        w = len(self._ranks)
+        sent = count_sent(call, range(w), self._ranks.index(self._rank), Topology(devices=w))
+        # Not copied: the caller may change it only after it has waited.
+        begun = self._call(self.queue.send(sum(sent.values())), partial(self.inner.start, call, send_N))
+        return PendingCollective(lambda: begun.result().finish())
+
+    def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> Transport:
+        # After the calls that were started before it, as some transports count both.
+        inner = self._call(0.0, partial(self.inner.split, groups, group)).result()
+        if len(group) == 1:
+            return inner
+        return DelayedTransport(inner, self.queue, group, self._rank)
+
+    def close(self) -> None:
+        self._end()
+        self._thread.join()
+        self.inner.close()
+
+    def _call(self, at_s: float, function: Callable[[], Any]) -> "Future[Any]":
+        call = _DelayedCall(at_s, function)
+        self._calls.put(call)
+        return call.result
+
+
+def delay(comm: TransportComm, link: SimulatedLink) -> TransportComm:
+    """The same ranks over a slower link; a group of one rank has no link."""
+    if len(comm.ranks) == 1:
+        return comm
+    transport = DelayedTransport(comm.transport, LinkQueue(link), comm.ranks, comm.ranks[comm.rank])
+    return TransportComm(transport, comm.topology, comm.ranks[comm.rank], comm.ranks, comm.sent, comm.observer)

@@ -1,0 +1,162 @@
+"""FSDP2 over a `Comm`: torch's `fully_shard`, with the collectives of this package.
+
+Torch asks its process group for sizes and ranks only; the collectives themselves can be replaced, and are. So FSDP
+travels as all else does: over shared memory, gloo or a simulated link, with its bytes counted and its transfers seen.
+The process group is torch's "fake" one, which sends nothing; a default group that the process has is used instead. So
+operations of DTensors that communicate, such as `full_tensor`, do not work here.
+
+[Note: Hybrid] Ranks that follow each other share the parameters, F at a time. Torch sees a mesh of these F ranks. What
+a rank has received of the summed gradients is then added over the W / F ranks that hold the same part, by a hook.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rowwise.errors import SpecError
+from rowwise.parallel.comm.interface import Comm, Work
+
+PURPOSE = "dense"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FsdpOptions:
+    """Who shares parameters, and when they are gathered."""
+
+    shards: int  # ranks that share the parameters; a divisor of all ranks
+    reshard: bool = True  # free the gathered parameters after a forward
+    bf16: bool = False  # gather and multiply parameters of units in bfloat16; gradients are added in float32
+    prefetch: int = 1  # units that are gathered ahead
+
+
+def shard_parameters(
+    model: nn.Module, units: Sequence[nn.Module], comm: Comm, options: FsdpOptions, ignored: set[nn.Parameter]
+) -> None:
+    """Shard the parameters of each unit, and those of the model beside them, among ranks; a collective.
+
+    Parameters become DTensors, but for those in `ignored`. Units are gathered ahead in their order.
+    """
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+    world, shards = len(comm.ranks), options.shards
+    if shards < 1 or world % shards:
+        raise SpecError(f"{shards} ranks that share the dense parameters, of {world}", f"a divisor of {world}")
+    shard = comm.split([range(first, first + shards) for first in range(0, world, shards)])
+    same = comm.split([range(first, world, shards) for first in range(shards)])
+    types: dict[str, Any] = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if options.bf16 else {}
+    given: dict[str, Any] = {"mesh": _mesh(comm, shards), "ignored_params": ignored}
+    for unit in units:
+        fully_shard(unit, mp_policy=MixedPrecisionPolicy(**types), reshard_after_forward=options.reshard, **given)
+    # The model's own are few, and layer norms take any numbers with them: in fp32. They stay until the backward.
+    root = MixedPrecisionPolicy(output_dtype=torch.float32)
+    fully_shard(model, mp_policy=root, reshard_after_forward=False, **given)
+    forwards = [name for name in ("forward", "vectors") if hasattr(model, name)]
+    if options.bf16:  # all products are in bfloat16; between layers numbers may be float32, as those of `interact` are
+        for name in forwards:
+            setattr(model, name, torch.autocast("cpu", torch.bfloat16)(getattr(model, name)))
+    for name in forwards[1:]:
+        register_fsdp_forward_method(model, name)
+    gather, scatter = cast(Any, _AllGather(shard)), cast(Any, _ReduceScatter(shard))
+    for module in (module for module in model.modules() if isinstance(module, FSDPModule)):
+        module.set_custom_all_gather(gather)
+        module.set_custom_reduce_scatter(scatter)
+        module.set_gradient_divide_factor(1.0)  # the loss is a mean over the samples of all ranks already
+        module.set_force_sum_reduction_for_comms(True)
+        if world > shards:
+            module.set_all_reduce_hook(_AllReduce(same))
+    for order, follow in ((units, "forward"), (units[::-1], "backward")):
+        for k, unit in enumerate(order):
+            getattr(unit, f"set_modules_to_{follow}_prefetch")(list(order[k + 1 : k + 1 + options.prefetch]))
+
+
+def fill_parameters(model: nn.Module, rows: dict[str, Tensor]) -> None:
+    """Give sharded parameters on the meta device this rank's rows, by name; their memory is taken over."""
+    from torch.distributed.tensor import DTensor
+
+    waiting = {id(parameter): name for name, parameter in model.named_parameters() if name in rows}
+
+    def fill(tensor: Any) -> Tensor:
+        name = waiting.pop(id(tensor), None)
+        if name is None:
+            return tensor
+        layout = {"shape": tensor.shape, "stride": tensor.stride()}
+        return DTensor.from_local(rows.pop(name), tensor.device_mesh, tensor.placements, run_check=False, **layout)
+
+    model._apply(fill)
+
+
+def recompute(module: nn.Module) -> None:
+    """Compute the activations of a module again in its backward."""
+    from torch.distributed._composable import checkpoint
+
+    checkpoint(module)
+
+
+def _mesh(comm: Comm, shards: int) -> Any:
+    """The ranks that share parameters with this one."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    world = len(comm.ranks)
+    if not dist.is_initialized():
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", rank=comm.rank, world_size=world, store=FakeStore())
+    if dist.get_world_size() != world:
+        raise SpecError(f"torch.distributed's default group has {dist.get_world_size()} ranks", world)
+    return init_device_mesh("cpu", (world // shards, shards), mesh_dim_names=("replicate", "shard"))["shard"]
+
+
+class _Allocator:
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+@final
+class _AllGather(_Allocator):
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: object, async_op: bool = False
+    ) -> "_PendingGather":
+        splits = [input_tensor.numel()] * len(self._comm.ranks)
+        return _PendingGather(self._comm.all_gather(input_tensor, splits, PURPOSE), output_tensor)
+
+
+@final
+class _PendingGather(dist.Work):
+    """A gather that torch waits for when it needs the parameters."""
+
+    def __init__(self, work: Work, output: Tensor) -> None:
+        super().__init__()
+        self._work: Work | None = work
+        self._output = output
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        if self._work is not None:
+            self._output.copy_(self._work.wait())
+            self._work = None
+        return True
+
+
+@final
+class _ReduceScatter(_Allocator):
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: object, op: object, async_op: bool = False
+    ) -> None:
+        splits = [output_tensor.numel()] * len(self._comm.ranks)
+        output_tensor.copy_(self._comm.reduce_scatter(input_tensor, splits, PURPOSE).wait())
+
+
+@final
+class _AllReduce:
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
+
+    def __call__(self, gradients: Tensor) -> None:
+        gradients.copy_(self._comm.all_reduce(gradients, PURPOSE).wait())

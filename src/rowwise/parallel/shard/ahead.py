@@ -1,0 +1,99 @@
+"""`BatchesAhead`: batches that are routed before their lookup, in the order of their lookups.
+
+A batch is found again by identity, as two batches may be equal: its key is the object that the lookup gets, or the
+error that the lookup raises.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import final
+
+from rowwise.parallel.comm.chain import CollectiveChain
+from rowwise.parallel.shard.exchange import ReceiveVectors
+from rowwise.parallel.shard.pack import RoutedBatch
+
+MOST_READS = 3  # batches whose rows are read from disk ahead; a table on disk keeps those of four
+
+
+@dataclass(slots=True)
+class BatchAhead:
+    """A batch, its route, and its vectors if it was looked up ahead."""
+
+    key: object
+    routes: CollectiveChain[RoutedBatch]
+    vectors: ReceiveVectors | None = None
+    reads_rows: bool = False  # its rows on disk are being read
+
+
+@final
+class BatchesAhead:
+    """A queue of batches, each with its route."""
+
+    def __init__(self) -> None:
+        self._batches: deque[BatchAhead] = deque()
+
+    def add(self, key: object, routes: CollectiveChain[RoutedBatch]) -> None:
+        self._batches.append(BatchAhead(key, routes))
+
+    def has(self, key: object) -> bool:
+        return self._find(key) is not None
+
+    def advance(self) -> None:
+        """Start the next collective of each route; collective."""
+        for batch in self._batches:
+            batch.routes.advance()
+
+    def take(self, key: object) -> BatchAhead | None:
+        """Remove a batch; None if there is none."""
+        batch = self._find(key)
+        if batch is not None:
+            self._batches.remove(batch)
+        return batch
+
+    def routed(self, key: object) -> RoutedBatch | None:
+        """The route of a batch, if it is complete and the batch is not looked up."""
+        batch = self._find(key)
+        if batch is None or batch.vectors is not None or not batch.routes.is_done or batch.routes.wait() is not None:
+            return None
+        return batch.routes.finish()
+
+    def is_looked_up(self, key: object) -> bool:
+        batch = self._find(key)
+        return batch is not None and batch.vectors is not None
+
+    def set_vectors(self, key: object, vectors: ReceiveVectors) -> None:
+        """The batch was looked up."""
+        batch = self._find(key)
+        assert batch is not None
+        batch.vectors = vectors
+
+    def rows_to_read(self) -> Iterator[RoutedBatch]:
+        """The next batches that are routed, each once: so that their rows are read."""
+        for batch in islice(self._batches, MOST_READS):
+            if batch.vectors is None and not batch.reads_rows and batch.routes.is_done:
+                batch.reads_rows = True
+                if batch.routes.wait() is None:  # an error is raised by the lookup
+                    yield batch.routes.finish()
+
+    def wait(self) -> None:
+        """Finish all routes; collective."""
+        for batch in self._batches:
+            batch.routes.wait()
+
+    def forget_vectors(self) -> None:
+        """Receive and forget vectors of batches that were looked up; collective."""
+        for batch in self._batches:
+            if batch.vectors is not None:
+                batch.vectors()
+                batch.vectors = None
+
+    def drop(self) -> None:
+        """Finish all routes and forget them; collective."""
+        self.wait()
+        self.forget_vectors()
+        self._batches.clear()
+
+    def _find(self, key: object) -> BatchAhead | None:
+        return next((batch for batch in self._batches if batch.key is key), None)

@@ -1,0 +1,132 @@
+"""Exchange path `hierarchical`: tables whose rows are spread over one host are summed there before the network.
+
+Inside a host, a reduce-scatter gives device j the sums for the samples of every host's device j. An all-to-all between
+the devices of number j then sends each host its samples. So a vector crosses the network once, not once per device that
+holds rows of its table. Gradients go back the same way: an all-to-all between hosts, then an all-gather in each host.
+"""
+
+from collections.abc import Iterable
+from typing import final
+
+import torch
+from torch import Tensor
+
+from rowwise.parallel.comm.codec import BlockScales, gradient_scale, scale_groups_of
+from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.shard.pooled import pick_columns, place_columns, segments_from_output, segments_to_output
+from rowwise.parallel.shard.routes import ExchangePath, Routes
+from rowwise.parallel.shard.vectors import Block, ExpectedBlock, WireCodecs, concat_blocks
+from rowwise.tables.spec import Wire
+
+
+@final
+class HostExchange:
+    """Two-step exchange of pooled vectors: reduce-scatter inside a host, all-to-all between hosts."""
+
+    def __init__(self, routes: Routes, comm: Comm, wire: Wire, process_groups: tuple[Comm, Comm] | None = None) -> None:
+        """`process_groups`: the ranks of this host, and of this device number on all hosts; None: splits `comm`."""
+        hosts, devices = routes.topology.hosts, routes.topology.devices
+        self._host, self._device = divmod(comm.rank, devices)
+        pieces_H = [routes.host_pieces(host) for host in range(hosts)]
+        self._segments_H = [routes.column_segments(host, pieces) for host, pieces in enumerate(pieces_H)]
+        self._all_segments = segments_to_output([segment for segments in self._segments_H for segment in segments])
+        self._picks_H = [segments_from_output(segments) for segments in self._segments_H]
+        self._widths_H = [sum(segment.width for segment in segments) for segments in self._segments_H]
+        self._scales_H = [scale_groups_of([piece.width for piece, _ in pieces]) for pieces in pieces_H]
+        # A rank may hold some of its host's columns only, and a reduce-scatter wants the same columns from all ranks.
+        host_column = {
+            column: k
+            for k, column in enumerate(_column_numbers((r.target, r.width) for r in self._segments_H[self._host]))
+        }
+        own_pieces = routes.pooled_pieces(comm.rank, ExchangePath.HIERARCHICAL)
+        own = _column_numbers((x.target, x.width) for x in routes.column_segments(comm.rank, own_pieces))
+        self._columns = torch.tensor([host_column[column] for column in own], dtype=torch.int64)
+        self._has_all_columns = own == list(host_column)
+        self._devices, self._hosts = devices, hosts
+        # For each device number, the ranks of that number on all hosts.
+        self._peers_D = [[h * devices + d for h in range(hosts)] for d in range(devices)]
+        if process_groups is None:
+            inside = comm.split([[h * devices + d for d in range(devices)] for h in range(hosts)])
+            process_groups = inside, comm.split(self._peers_D)
+        self.process_groups = process_groups
+        self._codecs = {
+            (name, backward): WireCodecs.of(c, wire, backward=backward)
+            for name, c in zip(("inside", "across"), process_groups, strict=True)
+            for backward in (False, True)
+        }
+
+    def forward(self, samples_W: tuple[int, ...], local_GS: Tensor, out_BS: Tensor) -> None:
+        """Sum inside the host, send between hosts, and write the output columns."""
+        width, scales = self._widths_H[self._host], self._scales_H[self._host]
+        partial_GS = self._to_host_columns(local_GS, width)
+        blocks = partial_GS.split(samples_W)
+        # Reduce-scatter wants one segment per device of this host; ranks with one device number are not neighbours.
+        for_D = [torch.cat([blocks[rank] for rank in peers]) for peers in self._peers_D]
+        summed = self._sum_inside(for_D, scales)
+        samples_H = [samples_W[rank] for rank in self._peers_D[self._device]]
+        send_H = [[Block(block, scales)] for block in summed.split(samples_H)]
+        expected_H = [
+            [ExpectedBlock((len(out_BS), w), own)] for w, own in zip(self._widths_H, self._scales_H, strict=True)
+        ]
+        received_H = self._codecs["across", False].exchange_blocks(send_H, expected_H, "pooled", out_BS.device).wait()
+        place_columns([block for (block,) in received_H], self._all_segments, out_BS)
+
+    def backward(self, samples_W: tuple[int, ...], grad_BS: Tensor) -> Tensor:
+        """The gradients [G, columns] of this rank's pooled vectors, of the samples of all ranks."""
+        loss_scale = gradient_scale(sum(samples_W))
+        width, scales = self._widths_H[self._host], self._scales_H[self._host]
+        send_H = [
+            [Block(pick_columns(grad_BS, segments), own)]
+            for segments, own in zip(self._picks_H, self._scales_H, strict=True)
+        ]
+        expected_H = [[ExpectedBlock((samples_W[rank], width), scales)] for rank in self._peers_D[self._device]]
+        across, device = self._codecs["across", True], grad_BS.device
+        received_H = across.exchange_blocks(send_H, expected_H, "gradients", device, loss_scale).wait()
+        of_device = concat_blocks([block for (block,) in received_H], device)
+        samples_D = [sum(samples_W[rank] for rank in peers) for peers in self._peers_D]
+        codecs = self._codecs["inside", True]
+        if codecs.exact:
+            sizes_D = [n * width for n in samples_D]
+            flat = codecs.comm.all_gather(of_device.flatten(), sizes_D, "gradients").wait()
+            gathered_D = [x.view(n, width) for x, n in zip(flat.split(sizes_D), samples_D, strict=True)]
+        else:
+            expected_D = [[ExpectedBlock((n, width), scales)] for n in samples_D]
+            send_D = [[Block(of_device, scales)]] * self._devices
+            received_D = codecs.exchange_blocks(send_D, expected_D, "gradients", device, loss_scale).wait()
+            gathered_D = [block for (block,) in received_D]
+        # The gradients are by device number; the lookup's samples are in rank order.
+        by_rank: dict[int, Tensor] = {}
+        for peers, block in zip(self._peers_D, gathered_D, strict=True):
+            by_rank |= dict(zip(peers, block.split([samples_W[rank] for rank in peers]), strict=True))
+        grad_GS = torch.cat([by_rank[rank] for rank in range(len(samples_W))])
+        return grad_GS if self._has_all_columns else grad_GS[:, self._columns_on(device)]
+
+    def _columns_on(self, device: torch.device) -> Tensor:
+        self._columns = self._columns.to(device)
+        return self._columns
+
+    def _to_host_columns(self, local_GS: Tensor, width: int) -> Tensor:
+        """This rank's columns widened to those of its host, zero where it holds none."""
+        if self._has_all_columns:
+            return local_GS
+        # index_add_, not assignment: a rank may hold two row ranges of the same columns.
+        return local_GS.new_zeros((len(local_GS), width)).index_add_(1, self._columns_on(local_GS.device), local_GS)
+
+    def _sum_inside(self, for_D: list[Tensor], scales: BlockScales) -> Tensor:
+        """Reduce-scatter in the host; for lossy wires an all-to-all, then the sum of the decoded blocks."""
+        codecs, samples, width = self._codecs["inside", False], len(for_D[self._device]), for_D[0].shape[1]
+        if codecs.exact:
+            flat = torch.cat([x.flatten() for x in for_D])
+            summed = codecs.comm.reduce_scatter(flat, [x.numel() for x in for_D], "pooled").wait()
+            return summed.view(samples, width)
+        expected_D = [[ExpectedBlock((samples, width), scales)]] * self._devices
+        send_D = [[Block(x, scales)] for x in for_D]
+        received_D = codecs.exchange_blocks(send_D, expected_D, "pooled", for_D[0].device).wait()
+        summed = received_D[0][0].clone()
+        for blocks in received_D[1:]:
+            summed += blocks[0]
+        return summed
+
+
+def _column_numbers(segments: Iterable[tuple[int, int]]) -> list[int]:
+    return [column for first, width in segments for column in range(first, first + width)]
