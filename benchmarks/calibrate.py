@@ -37,8 +37,8 @@ from parts import calibrate_dreamshard
 from parts import planner_tasks as tasks
 from parts.report import at_least, at_most, exactly, finish, geomean, options, parsed
 
-from rowwise.calibrate.steps import StepMeasurement, StepTimes, measure_plans
-from rowwise.calibrate.train_network import (
+from rowwise.planning.calibrate.steps import StepMeasurement, StepTimes, measure_plans
+from rowwise.planning.calibrate.train_network import (
     NetworkShape,
     Sets,
     kendall_tau,
@@ -46,19 +46,19 @@ from rowwise.calibrate.train_network import (
     predict_s,
     train_network,
 )
-from rowwise.perf.access import Access, Curves, Workload
-from rowwise.perf.features import nominal_work, piece_features
-from rowwise.perf.hardware import Hardware, Kernels, Machine, hardware_named, read_hardware
-from rowwise.perf.learned import STAGES, LearnedModel, model_of
-from rowwise.perf.roofline import Roofline
-from rowwise.planner.constraints import Constraints
-from rowwise.planner.kinds import PlacementKind
-from rowwise.planner.layouts import TABLE_WISE
-from rowwise.planner.methods.named import METHODS, run_method
-from rowwise.planner.options import TableArrays, make_problem
-from rowwise.planner.pipeline import forecast, make_plan
-from rowwise.planner.problem import NO_UNIT, Placement, PlacementProblem, PlanRequest
-from rowwise.planner.search import search, search_best
+from rowwise.planning.perf.access import Access, Curves, Workload
+from rowwise.planning.perf.features import nominal_work, piece_features
+from rowwise.planning.perf.hardware import Hardware, Kernels, Machine, hardware_named, read_hardware
+from rowwise.planning.perf.learned import STAGES, LearnedModel, model_of
+from rowwise.planning.perf.roofline import Roofline
+from rowwise.planning.planner.constraints import Constraints
+from rowwise.planning.planner.kinds import PlacementKind
+from rowwise.planning.planner.layouts import TABLE_WISE
+from rowwise.planning.planner.methods.named import METHODS, run_method
+from rowwise.planning.planner.options import TableArrays, make_problem
+from rowwise.planning.planner.pipeline import forecast, make_plan
+from rowwise.planning.planner.problem import NO_UNIT, Placement, PlacementProblem, PlanRequest
+from rowwise.planning.planner.search import search, search_best
 from rowwise.tables.spec import Table, Topology
 
 SECTIONS = ("sets", "chosen", "plans", "oracle", "dreamshard")

@@ -23,7 +23,7 @@ from parts.report import at_least, at_most, finish, options, parsed
 from rich.progress import track
 
 from rowwise.parallel.comm.spawn import run_processes
-from rowwise.perf.dense_parallel import fsdp_cost, replicated_cost
+from rowwise.planning.perf.dense_parallel import fsdp_cost, replicated_cost
 from rowwise.train.settings import DenseParallel
 
 WORLD = 4

@@ -44,7 +44,7 @@ from rowwise.checkpoint.write import write
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.shard import shard
-from rowwise.planner import row_wise
+from rowwise.planning.planner import row_wise
 from rowwise.tables.idmaps import HashIds
 from rowwise.train.recorder import memory_bytes
 from rowwise.train.snapshot import collect, restore

@@ -16,7 +16,8 @@ when its bytes are sent. Sections:
     disk        one process, tables on disk under a limit of memory (the model of `tiers.py`): the share of a step that
                 waits for reads and writes, and what reading ahead gains, beside the disk's random reads
     staleness   test AUC of a library recipe by `train.staleness`, and its spread over seeds; 0 is a run without the key
-    timeline    pipelined steps as `rowwise.perf.timeline` predicts them from a sequential run, beside measured ones
+    timeline    pipelined steps as `rowwise.planning.perf.timeline` predicts them from a sequential run, beside measured
+    ones
 
 The last printed line is one JSON object.
 

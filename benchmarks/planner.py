@@ -28,17 +28,17 @@ from parts import planner_tasks as tasks
 from parts.report import at_least, at_most, exactly, finish, geomean, has_peer, options, parsed
 
 from rowwise.parallel.plan import Plan, Tier
-from rowwise.perf.access import Workload
-from rowwise.perf.hardware import Machine, hardware_named
-from rowwise.perf.roofline import Roofline
-from rowwise.perf.torchrec import TorchRecModel
-from rowwise.planner.methods.named import METHODS, run_method
-from rowwise.planner.milp import certify
-from rowwise.planner.options import make_problem
-from rowwise.planner.pipeline import make_plan
-from rowwise.planner.problem import PlacementProblem, PlanRequest
-from rowwise.planner.replan import replan
-from rowwise.planner.search import search
+from rowwise.planning.perf.access import Workload
+from rowwise.planning.perf.hardware import Machine, hardware_named
+from rowwise.planning.perf.roofline import Roofline
+from rowwise.planning.perf.torchrec import TorchRecModel
+from rowwise.planning.planner.methods.named import METHODS, run_method
+from rowwise.planning.planner.milp import certify
+from rowwise.planning.planner.options import make_problem
+from rowwise.planning.planner.pipeline import make_plan
+from rowwise.planning.planner.problem import PlacementProblem, PlanRequest
+from rowwise.planning.planner.replan import replan
+from rowwise.planning.planner.search import search
 from rowwise.tables.spec import Topology
 
 SUITES = ("ns4", "ns8", "pool", "torchrec", "replan", "lists", "giant")

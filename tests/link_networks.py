@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from rowwise.perf.links import Network, NetworkHost
+from rowwise.planning.perf.links import Network, NetworkHost
 
 
 @st.composite

@@ -15,7 +15,7 @@ from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.plan import Tile
 from rowwise.parallel.shard import shard
-from rowwise.planner import column_wise, replicated, row_wise, table_wise
+from rowwise.planning.planner import column_wise, replicated, row_wise, table_wise
 from rowwise.tables.spec import Wire
 from rowwise.tables.store.row_store import OpenStore
 from rowwise.train.evaluate import ClickEvaluator

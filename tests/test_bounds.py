@@ -4,7 +4,7 @@ import pytest
 
 from rowwise import Plan, SpecError, Table
 from rowwise.ingest.transform.ids import FirstX, NGram
-from rowwise.perf.hardware import hardware_named, read_hardware
+from rowwise.planning.perf.hardware import hardware_named, read_hardware
 from rowwise.recipes.text import apply_change, decode
 from rowwise.tables.idmaps import HashIds
 from rowwise.tables.spec import Topology

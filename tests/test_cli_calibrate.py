@@ -9,8 +9,8 @@ import pytest
 from launching import started, wait_for
 from test_cli import rowwise_cli
 
-from rowwise.calibrate.draw import SetLimits
-from rowwise.calibrate.folder import MeasurementSpec, open_folder
+from rowwise.planning.calibrate.draw import SetLimits
+from rowwise.planning.calibrate.folder import MeasurementSpec, open_folder
 
 LIMITS = SetLimits(pool_bytes=20_000_000, vector_floats=1 << 20, most_s=5e-3)
 REFUSED = {

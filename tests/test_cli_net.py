@@ -10,7 +10,7 @@ from report.markup_check import check
 from rowwise.cli.net import write_network
 from rowwise.errors import PeerError
 from rowwise.parallel.comm.probe import ProbeSample, ProbeSamples
-from rowwise.perf.links import NetworkHost, read_network
+from rowwise.planning.perf.links import NetworkHost, read_network
 
 
 @pytest.fixture

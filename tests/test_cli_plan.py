@@ -17,9 +17,9 @@ from test_cli import loaded_by
 from rowwise import Mlp, Plan, Tile
 from rowwise.base.quantity import format_bytes
 from rowwise.cli.plan import PUBLISHED_METHODS, write_atomically
-from rowwise.planner.inputs import read_tables
-from rowwise.planner.machines import machine_named, parse_size
-from rowwise.planner.methods.named import METHODS
+from rowwise.planning.planner.inputs import read_tables
+from rowwise.planning.planner.machines import machine_named, parse_size
+from rowwise.planning.planner.methods.named import METHODS
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.plan import plan_inputs
 from rowwise.recipes.sharding import tables_of

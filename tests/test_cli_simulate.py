@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rowwise.parallel.plan import Plan
-from rowwise.perf.links import Network, NetworkHost, PairLink
+from rowwise.planning.perf.links import Network, NetworkHost, PairLink
+from rowwise.planning.simulate.simulation import describe_wire
 from rowwise.recipes.find import load
-from rowwise.simulate.simulation import describe_wire
 from rowwise.tables.spec import Codecs, Wire, WireType
 
 LINES = "name,rows,dim,pooling,zipf_a\nuser,2000000,64,1,1.05\nitem,500000,64,20,1.2\nsite,20000,16,1,\n"

@@ -21,14 +21,14 @@ WALL = re.compile(
 )
 # Why each of them may be wrong by hours. What is only shown, or put into a name, decides nothing.
 USES = {
-    "calibrate/net.py": "shown",
+    "planning/calibrate/net.py": "shown",
     "checkpoint/listing.py": "shown",
     "cli/convert.py": "uses of columns within days of it, before or after",
     "cli/job.py": "shown; jobs are listed in this order",
     "ingest/plain_copy.py": "equal or not, and which copies are removed first",
     "ingest/warehouse/source.py": "equal or not",
     "ingest/warehouse/storage.py": "equal or not",
-    "perf/links.py": "a note about a probe of another month",
+    "planning/perf/links.py": "a note about a probe of another month",
     "recipes/mirror.py": "equal or not",
     "recipes/run_files.py": "uses of columns within days of it, before or after",
     "report/read.py": "shown, and which run a hint names",

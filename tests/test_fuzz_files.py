@@ -12,8 +12,8 @@ from campaign import Campaign
 from mutations import mutate_bytes, mutate_tree
 
 from rowwise import Table
-from rowwise.calibrate.samples import read_samples
 from rowwise.ingest.datasets.files import open_files
+from rowwise.planning.calibrate.samples import read_samples
 from rowwise.recipes.compress.folder import TrialFolder
 from rowwise.report import write
 from rowwise.tables.ids import file as id_map_file

@@ -12,10 +12,10 @@ from campaign import Campaign, check_said, plain
 from mutations import doubled_key, mutate_bytes, mutate_tree
 
 from rowwise import Plan, Table
-from rowwise.perf.hardware import hardware_named, read_hardware
-from rowwise.planner.constraints import Constraints
-from rowwise.planner.inputs import read_tables
-from rowwise.planner.machines import machine_named
+from rowwise.planning.perf.hardware import hardware_named, read_hardware
+from rowwise.planning.planner.constraints import Constraints
+from rowwise.planning.planner.inputs import read_tables
+from rowwise.planning.planner.machines import machine_named
 from rowwise.recipes.find import LIBRARY, load
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.text import apply_change, decode, parse, read, write

@@ -9,7 +9,7 @@ from launching import write_recipe
 from recipes.test_hosts import make_network
 from test_launch import RUN, same, tensors
 
-from rowwise.perf.links import read_network
+from rowwise.planning.perf.links import read_network
 
 pytestmark = [
     pytest.mark.timeout(600),

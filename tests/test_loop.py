@@ -8,7 +8,7 @@ import re
 import pytest
 from launching import rowwise, write_recipe
 
-from rowwise.planner.inputs import read_tables
+from rowwise.planning.planner.inputs import read_tables
 
 pytestmark = [pytest.mark.dist, pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="wants Linux")]
 HOW = {"train": {"batch": 512, "steps": 8, "epochs": 9}, "log": {"every": 2}}
@@ -99,7 +99,7 @@ def test_hardware_that_is_none(tmp_path, name, said):
 
 def test_a_profile_in_a_file_beside_the_recipe(tmp_path):
     """Its place is kept with the run, so that it goes on from anywhere."""
-    from rowwise.perf.hardware import hardware_named
+    from rowwise.planning.perf.hardware import hardware_named
 
     write_recipe(tmp_path, **HOW)
     (tmp_path / "mine.json").write_text(hardware_named("cpu").to_json())

@@ -12,7 +12,6 @@ import pytest
 import warm
 from rich.table import Table as Grid
 
-from rowwise.calibrate.folder import lock_exclusively
 from rowwise.checkpoint.check import CheckedCheckpoint, CheckResult
 from rowwise.checkpoint.listing import ListedCheckpoint
 from rowwise.checkpoint.read import DamagedChunk
@@ -20,6 +19,7 @@ from rowwise.cli.ckpt_show import show_checkpoints, show_verdict
 from rowwise.cli.terminal import Terminal, print_json
 from rowwise.ingest.warehouse.journal import FOLDER, Journal
 from rowwise.ingest.warehouse.popularity import log_use
+from rowwise.planning.calibrate.folder import lock_exclusively
 from rowwise.recipes.code import find_foreign_code
 from rowwise.recipes.text import decode, parse
 from rowwise.report import write

@@ -14,9 +14,9 @@ from parts.madmax import MODELS  # noqa: E402 - of the benchmarks
 from parts.network_simulate import as_ours  # noqa: E402
 
 from rowwise.base.quantity import format_bytes  # noqa: E402
-from rowwise.planner.machines import machine_named  # noqa: E402
+from rowwise.planning.planner.machines import machine_named  # noqa: E402
+from rowwise.planning.simulate.simulation import SimulatedMachine, simulate  # noqa: E402
 from rowwise.report.charts import Chart, ChartLine, draw_chart  # noqa: E402
-from rowwise.simulate.simulation import SimulatedMachine, simulate  # noqa: E402
 
 HOSTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SAMPLES = 512  # of a device

@@ -32,7 +32,7 @@ PAGE = "reference/python.md"
 PYTHON = """# Python API
 
 What each package exports, from its docstrings. Names are imported from the package that heads the page:
-`from rowwise.planner import make_plan`. What is not listed here may change without notice.
+`from rowwise.planning.planner import make_plan`. What is not listed here may change without notice.
 
 | package | what |
 |---|---|

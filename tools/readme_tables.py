@@ -266,7 +266,7 @@ def pipelined_steps(result: dict) -> Parts:
         "sequential step. Plan, weights and batches are the same. TorchRec pipelined is its TrainPipelineSparseDist.",
         f"Third table: one process. The disk's random reads alone take {disk['limit_ms']:.1f} ms a step.",
         f"Fourth table: {stale['recipe']}, {stale['seeds']} seeds. 0 has the bits of a run without the key.",
-        "Fifth table: a step with two in flight, as `rowwise.perf.timeline` makes it from a sequential recording.",
+        "Fifth table: a step with two in flight, as `planning/perf/timeline.py` makes it from a sequential recording.",
     ]
 
 

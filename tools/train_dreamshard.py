@@ -1,4 +1,4 @@
-"""Make src/rowwise/planner/methods/dreamshard.json again: the policy that `rowwise.planner.methods.dreamshard` ships.
+"""Make dreamshard.json in src/rowwise/planning/planner/methods again: the policy that `dreamshard.py` there loads.
 
 python tools/train_dreamshard.py [--minutes 6] [--seed 0] [--out FILE]
 
@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from dreamshard.train import PolicyProgress, PolicyTraining, train_policy  # noqa: E402
 from parts import calibrate_dreamshard as judged  # noqa: E402
 
-from rowwise.planner.methods.dreamshard import SHIPPED  # noqa: E402
+from rowwise.planning.planner.methods.dreamshard import SHIPPED  # noqa: E402
 
 
 def main() -> None:

@@ -11,12 +11,12 @@ import numpy as np
 
 from parts import planner_tasks as tasks
 from parts.report import at_most
-from rowwise.planner.methods.dreamshard import load_policy, place_by_policy
-from rowwise.planner.methods.named import METHODS, run_method
-from rowwise.planner.native import NativeProblem
-from rowwise.planner.options import make_problem
-from rowwise.planner.problem import PlacementProblem, PlanRequest
-from rowwise.planner.search import search
+from rowwise.planning.planner.methods.dreamshard import load_policy, place_by_policy
+from rowwise.planning.planner.methods.named import METHODS, run_method
+from rowwise.planning.planner.native import NativeProblem
+from rowwise.planning.planner.options import make_problem
+from rowwise.planning.planner.problem import PlacementProblem, PlanRequest
+from rowwise.planning.planner.search import search
 
 ABOUT = "half of the 856 made-up tables of benchmarks/tables/dlrm856_like_tables.csv, with 4 to 128 columns each"
 SPLIT = 2022

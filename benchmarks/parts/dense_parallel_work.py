@@ -12,7 +12,7 @@ from rowwise.models.dhen import DhenLayer
 from rowwise.models.interactions import CrossInteraction, LinearInteraction
 from rowwise.models.mlp import stack
 from rowwise.parallel.comm.interface import Comm
-from rowwise.perf.dense_parallel import DenseUnits
+from rowwise.planning.perf.dense_parallel import DenseUnits
 from rowwise.tables.spec import Wire
 from rowwise.train.dense import DenseGradients
 from rowwise.train.dense_parallel import ShardedConstruction, find_units, shard_dense, shards_of, unit_shapes

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from rowwise.perf.host_memory import free_bytes
+from rowwise.planning.perf.host_memory import free_bytes
 from rowwise.tables.ops.graph import Graph
 
 SPMM, EDGES = "PyG spmm", "PyG edges"

@@ -7,8 +7,8 @@ vectors; layers are square, and one with experts computes the active ones. Writt
 
 from typing import NamedTuple
 
-from rowwise.perf.step_program import StageRef, TimelineStage
-from rowwise.perf.timeline import stage_times
+from rowwise.planning.perf.step_program import StageRef, TimelineStage
+from rowwise.planning.perf.timeline import stage_times
 
 FLOAT_bytes, ROW_bytes = 4, 2  # of a weight, and of a number of a row
 AHEAD = 2  # layers whose weights are gathered before they are needed

@@ -19,12 +19,12 @@ from parts.network_accuracy import PROFILE
 from parts.report import at_least, at_most, exactly
 from rowwise.base.textfile import decode_json
 from rowwise.cli.net_show import slow_hosts
-from rowwise.perf.hardware import Hardware, Machine, read_hardware
-from rowwise.perf.links import LinkArrays, Network, NetworkHost, read_network
-from rowwise.planner.order import Sum, find_order
+from rowwise.planning.perf.hardware import Hardware, Machine, read_hardware
+from rowwise.planning.perf.links import LinkArrays, Network, NetworkHost, read_network
+from rowwise.planning.planner.order import Sum, find_order
+from rowwise.planning.simulate.simulation import SimulatedMachine, simulate
 from rowwise.recipes.find import load
 from rowwise.recipes.simulated import simulated_model
-from rowwise.simulate.simulation import SimulatedMachine, simulate
 from rowwise.train.dense import BUCKET_BYTES
 
 MB = 1 << 20

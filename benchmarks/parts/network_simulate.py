@@ -13,14 +13,14 @@ import numpy as np
 from parts.madmax import MODELS, DEVICE_bytes, MadMaxModel, ROW_bytes, rate, table_bytes
 from parts.report import at_least, at_most, exactly
 from parts.timer import least_s
-from rowwise.perf.access import Access, Workload
-from rowwise.perf.dense_layers import parse_layers, side_of_layers
-from rowwise.perf.step_program import TimelineStage
-from rowwise.perf.timeline import steady_step
-from rowwise.planner.machines import machine_named
-from rowwise.simulate.links import Links
-from rowwise.simulate.loads import MissingMemory
-from rowwise.simulate.simulation import (
+from rowwise.planning.perf.access import Access, Workload
+from rowwise.planning.perf.dense_layers import parse_layers, side_of_layers
+from rowwise.planning.perf.step_program import TimelineStage
+from rowwise.planning.perf.timeline import steady_step
+from rowwise.planning.planner.machines import machine_named
+from rowwise.planning.simulate.links import Links
+from rowwise.planning.simulate.loads import MissingMemory
+from rowwise.planning.simulate.simulation import (
     SimulatedMachine,
     SimulatedModel,
     make_request,
@@ -28,8 +28,8 @@ from rowwise.simulate.simulation import (
     step_work,
     table_loads,
 )
-from rowwise.simulate.step import StepWork, TableSeconds
-from rowwise.simulate.sweep import Case, sweep
+from rowwise.planning.simulate.step import StepWork, TableSeconds
+from rowwise.planning.simulate.sweep import Case, sweep
 from rowwise.tables.row_optimizers import Sgd
 from rowwise.tables.spec import Codecs, RowType, Table, Wire, WireType
 

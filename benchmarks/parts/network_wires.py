@@ -17,10 +17,10 @@ from torch import nn
 from parts import BENCHMARKS
 from parts.report import at_least, at_most, exactly
 from rowwise.parallel.comm.interface import Comm
-from rowwise.perf.hardware import hardware_named
-from rowwise.perf.links import Network, NetworkHost, PairLink
-from rowwise.perf.sums import SumCosts
-from rowwise.perf.wires import two_level_bytes
+from rowwise.planning.perf.hardware import hardware_named
+from rowwise.planning.perf.links import Network, NetworkHost, PairLink
+from rowwise.planning.perf.sums import SumCosts
+from rowwise.planning.perf.wires import two_level_bytes
 from rowwise.tables.spec import FarType, Topology, Wire
 
 sys.path.insert(0, str(BENCHMARKS.parent / "tests"))

@@ -1,6 +1,7 @@
 """What each process of `pipeline.py` does in its section timeline: a pipelined step, predicted and measured.
 
-A sequential run records its timeline, which gives the costs of the stages; `rowwise.perf.timeline` overlaps them.
+A sequential run records its timeline, which gives the costs of the stages; `rowwise.planning.perf.timeline` overlaps
+them.
 """
 
 import csv
@@ -68,8 +69,8 @@ def block_of(comm: Any, asked: TimelineOrder) -> Callable[[int, Path | None], fl
 
 def predicted(recording: Path) -> float:
     """Seconds of a pipelined step, from the timeline of a sequential run."""
-    from rowwise.perf.timeline import ScheduledStage, training_step_s
-    from rowwise.perf.timeline_costs import recorded_costs
+    from rowwise.planning.perf.timeline import ScheduledStage, training_step_s
+    from rowwise.planning.perf.timeline_costs import recorded_costs
 
     with recording.open() as file:
         recorded = [

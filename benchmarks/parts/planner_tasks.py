@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from rowwise.perf.access import Access, Workload
-from rowwise.perf.cost import CostModel
-from rowwise.perf.hardware import GiB, Hardware, LinkRates, Machine, hardware_named
-from rowwise.perf.roofline import Roofline
-from rowwise.planner.constraints import Constraints
-from rowwise.planner.problem import PlanRequest
+from rowwise.planning.perf.access import Access, Workload
+from rowwise.planning.perf.cost import CostModel
+from rowwise.planning.perf.hardware import GiB, Hardware, LinkRates, Machine, hardware_named
+from rowwise.planning.perf.roofline import Roofline
+from rowwise.planning.planner.constraints import Constraints
+from rowwise.planning.planner.problem import PlanRequest
 from rowwise.tables.row_optimizers import Sgd
 from rowwise.tables.spec import RowType, Table, Topology
 

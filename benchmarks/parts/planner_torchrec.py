@@ -12,7 +12,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from rowwise.planner.problem import PlanRequest
+from rowwise.planning.planner.problem import PlanRequest
 
 TYPES = {
     "table_wise": "table_wise", "column_wise": "column_wise", "row_wise": "row_wise", "replicated": "data_parallel",

@@ -14,7 +14,7 @@ from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.plan import Plan, Tile
 from rowwise.parallel.shard.apply import shard
-from rowwise.planner import layouts
+from rowwise.planning.planner import layouts
 from rowwise.tables.spec import Codecs, RowType, Table, Topology, Wire
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.objective import Clicks

@@ -11,7 +11,7 @@ from rowwise.checkpoint.manifest import CheckpointManifest
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
 from rowwise.parallel.comm import run_threads
-from rowwise.planner import column_wise, replicated, row_wise
+from rowwise.planning.planner import column_wise, replicated, row_wise
 from rowwise.train.snapshot import collect
 
 TABLES = (

@@ -29,7 +29,7 @@ from rowwise.checkpoint.remap import remap
 from rowwise.checkpoint.rewrite import retype_tables, rewrite
 from rowwise.checkpoint.write import write
 from rowwise.parallel.plan import Plan
-from rowwise.planner import column_wise, row_wise
+from rowwise.planning.planner import column_wise, row_wise
 from rowwise.recipes.compose import make_model
 from rowwise.recipes.resolved import evaluation_batches
 from rowwise.recipes.runs import TrainingRun

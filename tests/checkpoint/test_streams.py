@@ -22,7 +22,7 @@ from rowwise.parallel.comm.solo import solo
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.shard import apply
 from rowwise.parallel.shard.apply import copy_tables, shard
-from rowwise.planner.layouts import column_wise, row_wise
+from rowwise.planning.planner.layouts import column_wise, row_wise
 from rowwise.tables.ops.jagged import split
 from rowwise.tables.spec import TRAINED_TYPES
 from rowwise.train.saved import CheckpointFolder, CheckpointReduction

@@ -25,7 +25,7 @@ from rowwise.checkpoint.manifest import NAME, CheckpointManifest, TensorEntry
 from rowwise.checkpoint.named import open_named, tables_of
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.rewrite import retype_tables, rewrite
-from rowwise.planner import simple_plan
+from rowwise.planning.planner import simple_plan
 from rowwise.tables.ops import rowtype
 from rowwise.tables.spec import RowType
 

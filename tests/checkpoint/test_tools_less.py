@@ -12,7 +12,7 @@ from rowwise.checkpoint.export import export_parquet
 from rowwise.checkpoint.listing import list_checkpoints
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.rewrite import retype_tables, rewrite
-from rowwise.planner import simple_plan
+from rowwise.planning.planner import simple_plan
 from rowwise.train import saved as saving
 
 

@@ -1,7 +1,7 @@
 // The planner's searches: what they return is allowed, costs what its sums say, is no worse than the start, and is the
 // same each time.
 extern "C" {
-#include "../../src/rowwise/planner/_c/plan.h"
+#include "../../src/rowwise/planning/planner/_c/plan.h"
 }
 
 #include <algorithm>

@@ -13,9 +13,9 @@ from pyarrow import parquet as pq
 from rowwise import Plan, Table
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.ingest import ParquetReader
-from rowwise.perf.exchange import Amounts
-from rowwise.perf.hardware import read_hardware
-from rowwise.perf.learned import model_of
+from rowwise.planning.perf.exchange import Amounts
+from rowwise.planning.perf.hardware import read_hardware
+from rowwise.planning.perf.learned import model_of
 from rowwise.recipes.trained import evaluate, predict_rows
 from rowwise.tables.ids import file as id_map_file
 from rowwise.tables.ids.rows import look_up_rows

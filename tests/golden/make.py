@@ -23,8 +23,8 @@ from small import write_rows
 from rowwise import Plan, Table, Topology
 from rowwise.cli.main import make_app
 from rowwise.parallel.plan import Forecast, Tile
-from rowwise.perf.exchange import ExchangeNetwork, Exchanges
-from rowwise.planner import column_wise, grid, replicated, row_wise
+from rowwise.planning.perf.exchange import ExchangeNetwork, Exchanges
+from rowwise.planning.planner import column_wise, grid, replicated, row_wise
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import read
 from rowwise.tables.ids.arrays import entry_map, make_folds

@@ -27,7 +27,7 @@ from rowwise.models.retrieval import in_batch_bpr
 from rowwise.parallel.comm.gather import all_gather_rows
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.shard import shard
-from rowwise.planner import replicated, row_wise, table_wise
+from rowwise.planning.planner import replicated, row_wise, table_wise
 
 USERS, ITEMS, DIM = 7, 5, 8
 PAIRS = torch.tensor([(0, 0), (0, 1), (1, 1), (2, 1), (2, 3), (2, 3), (4, 0), (5, 3), (5, 1), (0, 3)])  # one twice

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from rowwise.errors import AgreedError, SpecError
 from rowwise.parallel.comm.launch import HostOrder, Meeting
 from rowwise.parallel.comm.torch import Rendezvous
-from rowwise.perf.links import Network, NetworkHost, NetworkProbe
+from rowwise.planning.perf.links import Network, NetworkHost, NetworkProbe
 from rowwise.recipes.hosts import list_hosts, order_hosts
 from rowwise.tables.spec import Topology
 

@@ -11,8 +11,8 @@ from small import same, saved, sections, train_on_ranks, write_rows
 
 from rowwise import CheckpointError, Plan, SpecError
 from rowwise.checkpoint.rewrite import retype_tables, rewrite
-from rowwise.planner import row_wise, table_wise
-from rowwise.planner.machines import machine_named
+from rowwise.planning.planner import row_wise, table_wise
+from rowwise.planning.planner.machines import machine_named
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.outlook import dry_run
 from rowwise.recipes.plan import plan_inputs

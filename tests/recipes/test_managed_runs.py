@@ -15,7 +15,7 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.rewrite import retype_tables, rewrite
 from rowwise.errors import TableMemoryError
 from rowwise.parallel.comm.thread import run_threads
-from rowwise.planner import row_wise
+from rowwise.planning.planner import row_wise
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.outlook import dry_run
 from rowwise.recipes.runs import TrainingRun

@@ -8,7 +8,7 @@ import pytest
 from rowwise import Adam, Plan, RowType, RowWiseAdagrad, RowWiseAdam, Table, Topology
 from rowwise.errors import TableMemoryError, one_line
 from rowwise.parallel.plan import Tile
-from rowwise.perf.host_memory import free_bytes, is_in_memory
+from rowwise.planning.perf.host_memory import free_bytes, is_in_memory
 from rowwise.recipes import table_memory
 from rowwise.recipes.table_memory import TableMemory, find_memory_notes, find_remedies, raise_if_short, single_rank_plan
 

@@ -8,8 +8,8 @@ import torch
 from small import recipe, trained
 
 from rowwise import Batch, Embeddings, Jagged, RowWiseAdam, Table
-from rowwise.perf.access import Curves, Workload
-from rowwise.planner.inputs import read_tables
+from rowwise.planning.perf.access import Curves, Workload
+from rowwise.planning.planner.inputs import read_tables
 from rowwise.recipes.access import AccessFile, access_json, fit_access
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.sharding import tables_of

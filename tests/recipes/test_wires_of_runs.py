@@ -8,7 +8,7 @@ from small import recipe, sections
 from rowwise import SpecError, Topology, Wire
 from rowwise.parallel.comm.launch import HostOrder
 from rowwise.parallel.comm.thread import run_threads
-from rowwise.perf.links import Network, NetworkHost, PairLink
+from rowwise.planning.perf.links import Network, NetworkHost, PairLink
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.hosts import NetworkOfRun, OrderedHosts, ordered_links
 from rowwise.recipes.outlook import dry_run

@@ -11,10 +11,10 @@ from report import runs
 from report.markup_check import Reader, check, check_chart
 
 from rowwise.errors import DataError
-from rowwise.perf.access import Access
-from rowwise.planner.explain import explain
-from rowwise.planner.explanation import Explanation
-from rowwise.planner.pipeline import make_plan
+from rowwise.planning.perf.access import Access
+from rowwise.planning.planner.explain import explain
+from rowwise.planning.planner.explanation import Explanation
+from rowwise.planning.planner.pipeline import make_plan
 from rowwise.report import write
 from rowwise.report.placement import read_explanation
 from rowwise.report.plan import draw_plan

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from report import runs
 from report.markup_check import check
 
-from rowwise.perf.overlap import exposed_intervals, find_overlaps
-from rowwise.perf.step_program import PROGRAM, ScheduledStage, StageCosts, training_stages
-from rowwise.perf.timeline import schedule
+from rowwise.planning.perf.overlap import exposed_intervals, find_overlaps
+from rowwise.planning.perf.step_program import PROGRAM, ScheduledStage, StageCosts, training_stages
+from rowwise.planning.perf.timeline import schedule
 from rowwise.report import write
 from rowwise.report.read import read_run
 from rowwise.report.timeline import draw_timeline

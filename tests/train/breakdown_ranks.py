@@ -8,7 +8,7 @@ from clicks import make_clicks, make_tables
 
 from rowwise import DLRM, Embeddings, Plan
 from rowwise.parallel.shard import shard
-from rowwise.planner import row_wise
+from rowwise.planning.planner import row_wise
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.objective import Clicks
 from rowwise.train.settings import Training

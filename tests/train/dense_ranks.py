@@ -22,7 +22,7 @@ from rowwise import (
 )
 from rowwise.parallel.plan import Plan
 from rowwise.parallel.shard import shard
-from rowwise.planner import table_wise
+from rowwise.planning.planner import table_wise
 from rowwise.tables.row_optimizers import Sgd
 from rowwise.train.dense_parallel import ShardedConstruction, local_part, shard_dense, shards_of, unit_shapes
 from rowwise.train.settings import DenseAdam

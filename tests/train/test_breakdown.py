@@ -23,7 +23,7 @@ from rowwise.parallel.comm.spawn import run_processes
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.shard.embeddings import ShardedEmbeddings
 from rowwise.parallel.shard.exchange import EmbeddingExchange, no_timing
-from rowwise.planner import row_wise
+from rowwise.planning.planner import row_wise
 from rowwise.train.breakdown import PAUSED, PHASES, Breakdown
 from rowwise.train.objective import Clicks
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseSgd, Training

@@ -12,7 +12,7 @@ from rowwise import DCN, SpecError, Table, Topology, make_embeddings
 from rowwise.parallel.comm.solo import solo
 from rowwise.parallel.comm.spawn import RanksFailed, run_processes
 from rowwise.parallel.comm.thread import run_threads
-from rowwise.perf.dense_parallel import DenseSide, DenseUnits
+from rowwise.planning.perf.dense_parallel import DenseSide, DenseUnits
 from rowwise.recipes.runs import TrainingRun
 from rowwise.tables.idmaps import QuotientRemainderIds
 from rowwise.tables.ids.mapped import MappedTable

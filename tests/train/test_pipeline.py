@@ -17,7 +17,7 @@ from rowwise.ingest import Batcher
 from rowwise.parallel.comm.group import TransportComm
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.shard.embeddings import ShardedEmbeddings
-from rowwise.planner import row_wise, table_wise
+from rowwise.planning.planner import row_wise, table_wise
 from rowwise.tables.embedding import Embeddings
 from rowwise.tables.idmaps import HashIds
 from rowwise.train.settings import DenseAdam, Log, Saving

@@ -33,7 +33,7 @@ from rowwise.ingest.batcher import Position
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.shard import shard
 from rowwise.parallel.shard.embeddings import ShardedEmbeddings
-from rowwise.planner import row_wise
+from rowwise.planning.planner import row_wise
 from rowwise.recipes.device_tables import check_own_gpus, gpu_of_rank
 from rowwise.tables.idmaps import DoubleHashIds, HashIds, QuotientRemainderIds
 from rowwise.tables.spec import Topology

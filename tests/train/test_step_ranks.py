@@ -18,7 +18,7 @@ from rowwise.errors import AgreedError, PeerError, RowwiseError, UpdateError
 from rowwise.parallel.comm.group import TransportComm
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.shard import shard
-from rowwise.planner import column_wise, replicated, table_wise
+from rowwise.planning.planner import column_wise, replicated, table_wise
 from rowwise.tables.batch import Batch
 from rowwise.tables.ops.jagged import permute
 from rowwise.tables.spec import Codecs, RowType, Wire

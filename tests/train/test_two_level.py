@@ -12,7 +12,7 @@ from torch import nn
 from rowwise import SpecError, Topology
 from rowwise.parallel.comm.spawn import run_processes
 from rowwise.parallel.comm.thread import run_threads
-from rowwise.perf.wires import two_level_bytes
+from rowwise.planning.perf.wires import two_level_bytes
 from rowwise.tables.spec import RUN, FarType, Wire
 from rowwise.train.dense import DenseGradients
 

@@ -24,7 +24,7 @@ from rowwise.errors import AgreedError
 from rowwise.models.two_tower import Tower, TwoTower
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.shard import shard
-from rowwise.planner import row_wise, table_wise
+from rowwise.planning.planner import row_wise, table_wise
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.objective import InBatch
 from rowwise.train.retrieve import RetrievalEvaluator

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from rowwise.planner.methods.dreamshard import COSTS, LARGEST, LAYERS, NONE, SUMS, WIDTH, WITH, WORSE, Layer
+from rowwise.planning.planner.methods.dreamshard import COSTS, LARGEST, LAYERS, NONE, SUMS, WIDTH, WITH, WORSE, Layer
 
 COST_LAYERS = ("table", "loads", "heads", "costs", "whole", "overall")
 POLICY_LAYERS = ("kind", "kinds", "seen", "state", "join", "logit", "straight")

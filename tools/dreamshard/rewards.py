@@ -15,7 +15,15 @@ from torch.nn.functional import one_hot
 
 from dreamshard.networks import Networks
 from dreamshard.tasks import Ints, Tasks
-from rowwise.planner.methods.dreamshard import LAYERS, ItemDeck, Policy, PolicyStep, Reals, placement_order, roll_out
+from rowwise.planning.planner.methods.dreamshard import (
+    LAYERS,
+    ItemDeck,
+    Policy,
+    PolicyStep,
+    Reals,
+    placement_order,
+    roll_out,
+)
 
 FINE = 2.0  # for exceeding a rank's memory by all of it, in costs of an even rank
 FORBIDDEN = -1e9  # logit of a rank without room

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.errors import SpecError
-from rowwise.perf.access import Floats
-from rowwise.planner.methods.dreamshard import split_costs, table_features, whole_pieces
-from rowwise.planner.options import make_problem
-from rowwise.planner.problem import PlacementProblem, PlanRequest
+from rowwise.planning.perf.access import Floats
+from rowwise.planning.planner.methods.dreamshard import split_costs, table_features, whole_pieces
+from rowwise.planning.planner.options import make_problem
+from rowwise.planning.planner.problem import PlacementProblem, PlanRequest
 
 Ints = NDArray[np.int64]
 FILLS = (0.3, 0.95)  # shares of all memory that tables take, where memory is short

@@ -15,9 +15,9 @@ from dreamshard.networks import COST_LAYERS, POLICY_LAYERS, Networks
 from dreamshard.rewards import play, policy_loss, policy_of, world_factor
 from dreamshard.tasks import CostedPlacements, Pool, draw, judge, scatter_some
 from rowwise.errors import SpecError
-from rowwise.perf.access import Floats
-from rowwise.planner.methods.dreamshard import LAYERS, PolicyFile
-from rowwise.planner.problem import PlanRequest
+from rowwise.planning.perf.access import Floats
+from rowwise.planning.planner.methods.dreamshard import LAYERS, PolicyFile
+from rowwise.planning.planner.problem import PlanRequest
 from rowwise.tables.ops.threads import one_thread
 
 STEPS_A_MINUTE = 200  # of the policy, with everything between them, on one core of a server

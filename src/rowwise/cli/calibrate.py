@@ -26,8 +26,8 @@ from rowwise.cli.terminal import make_terminal, say
 from rowwise.errors import PeerError, SpecError, printable
 
 if TYPE_CHECKING:
-    from rowwise.calibrate.fit import MachineDescription
-    from rowwise.calibrate.folder import MeasurementFolder, MeasurementSpec
+    from rowwise.planning.calibrate.fit import MachineDescription
+    from rowwise.planning.calibrate.folder import MeasurementFolder, MeasurementSpec
 
 DEVICES, TRANSPORTS = ("cpu", "cuda"), ("shared", "gloo")
 DEFAULT_RANKS = 2  # links need two; fewer on one core
@@ -99,8 +99,8 @@ def calibrate(  # noqa: PLR0913 - one for each option
         spec = _add_tables(spec, tables, dim)
     console = make_terminal(stderr=True)
     with console.status("starting"):
-        from rowwise.calibrate.folder import open_folder
-        from rowwise.calibrate.forecast import forecast_calibration
+        from rowwise.planning.calibrate.folder import open_folder
+        from rowwise.planning.calibrate.forecast import forecast_calibration
 
         measurements = open_folder(folder, spec)
         spec = measurements.read_spec()
@@ -118,7 +118,7 @@ def calibrate(  # noqa: PLR0913 - one for each option
 def _make_spec(
     nproc: int | None, threads: int | None, device: str, transport: str | None, seed: int
 ) -> "MeasurementSpec":
-    from rowwise.calibrate.folder import MeasurementSpec, limits_of_machine
+    from rowwise.planning.calibrate.folder import MeasurementSpec, limits_of_machine
 
     transport_name = TRANSPORTS[0] if transport is None else transport
     for option, got, known in (("device", device, DEVICES), ("transport", transport_name, TRANSPORTS)):
@@ -154,8 +154,8 @@ def _check_cuda(nproc: int | None) -> None:
 
 
 def _add_tables(spec: "MeasurementSpec", path: Path, dim: int | None) -> "MeasurementSpec":
-    from rowwise.calibrate.draw import Population
-    from rowwise.planner.inputs import read_tables
+    from rowwise.planning.calibrate.draw import Population
+    from rowwise.planning.planner.inputs import read_tables
 
     workloads = read_tables(path, dim=dim).workloads
     try:
@@ -167,8 +167,8 @@ def _add_tables(spec: "MeasurementSpec", path: Path, dim: int | None) -> "Measur
 
 def _measure(spec: "MeasurementSpec", folder: "MeasurementFolder", minutes: float, report: ReportProgress) -> None:
     """Measure for so many minutes; a rank that fails becomes one line, or the traceback of a bug."""
-    from rowwise.calibrate.measure import measure
     from rowwise.parallel.comm.spawn import RanksFailed
+    from rowwise.planning.calibrate.measure import measure
 
     try:
         measure(spec, folder, minutes, report)
@@ -196,10 +196,10 @@ def save_profile(save: str, profile: str) -> None:
 
 
 def _fit(spec: "MeasurementSpec", folder: "MeasurementFolder", name: str, save: str | None, console: Console) -> None:
-    from rowwise.calibrate.fit import fit_profile
-    from rowwise.calibrate.samples import LinkSample
-    from rowwise.calibrate.train_exchange import FEWEST
     from rowwise.cli.plan import write_atomically
+    from rowwise.planning.calibrate.fit import fit_profile
+    from rowwise.planning.calibrate.samples import LinkSample
+    from rowwise.planning.calibrate.train_exchange import FEWEST
     from rowwise.report.calibration import draw_calibration
 
     samples = list(folder.read())
@@ -236,12 +236,12 @@ def _describe_machine(spec: "MeasurementSpec", name: str, folder: Path, *, thoro
     """What the profile says of the machine; `thorough`: with dense layers, and what wires with fewer bits add."""
     import torch
 
-    from rowwise.calibrate.coding import measure_coding
-    from rowwise.calibrate.dense_times import measure_dense
-    from rowwise.calibrate.disk import measure_disk
-    from rowwise.calibrate.fit import MachineDescription
-    from rowwise.calibrate.kernels import last_cache_bytes
-    from rowwise.calibrate.wire_costs import measure_wire_costs
+    from rowwise.planning.calibrate.coding import measure_coding
+    from rowwise.planning.calibrate.dense_times import measure_dense
+    from rowwise.planning.calibrate.disk import measure_disk
+    from rowwise.planning.calibrate.fit import MachineDescription
+    from rowwise.planning.calibrate.kernels import last_cache_bytes
+    from rowwise.planning.calibrate.wire_costs import measure_wire_costs
     from rowwise.recipes.machine import Environment
 
     facts, shared_memory = Environment.read(""), spec.transport == "shared"

@@ -338,7 +338,7 @@ def _parse_types(texts: "Sequence[str]") -> dict[str, RowType]:
 
 def _read_plan(file: Path | None, ranks: int, tables: "list[Table]") -> "Plan":
     from rowwise.parallel.plan import Plan
-    from rowwise.planner import simple_plan
+    from rowwise.planning.planner import simple_plan
     from rowwise.tables.spec import Topology
 
     if file is None:

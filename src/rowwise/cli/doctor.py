@@ -16,8 +16,8 @@ from rowwise.cli.terminal import Terminal, print_json, refuse_nan, say
 from rowwise.recipes.machine import Environment, NativeLibrary
 
 if TYPE_CHECKING:
-    from rowwise.calibrate.disk import DiskRates
     from rowwise.drills.selftest import SelfTestResult
+    from rowwise.planning.calibrate.disk import DiskRates
 
 MOST_SECONDS = 1e5
 KiB = 1024
@@ -67,7 +67,7 @@ def doctor(
 
 
 def _self_test(omp_wait_policy: str, seconds: float, tell: Callable[[float], None]) -> DoctorReport:
-    from rowwise.calibrate.disk import measure_disk
+    from rowwise.planning.calibrate.disk import measure_disk
 
     machine, disk = Environment.read(omp_wait_policy), measure_disk(Path.cwd(), min(seconds / 2, DISK_s))
     try:

@@ -90,7 +90,7 @@ def export(  # noqa: PLR0913 - one for each option
 
     Example: rowwise export runs/towers/1 served/ --items items.parquet --recall 0.999
     """
-    from rowwise.planner.machines import parse_size
+    from rowwise.planning.planner.machines import parse_size
     from rowwise.recipes.export import export as write_version
     from rowwise.recipes.export import follow as follow_run
     from rowwise.recipes.export import row_type_cost

@@ -102,7 +102,7 @@ def predict(  # noqa: PLR0913 - one for each option
 
     Example: rowwise predict runs/sasrec/1 --data parquet:lists.parquet --out next.parquet --k 20
     """
-    from rowwise.planner.machines import parse_size
+    from rowwise.planning.planner.machines import parse_size
     from rowwise.recipes.ensemble import predict_ensemble
 
     if not out.parent.is_dir() or (out.exists() and not out.is_file()):

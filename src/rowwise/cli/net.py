@@ -23,7 +23,7 @@ from rowwise.errors import PeerError, RowwiseError, SpecError
 if TYPE_CHECKING:
     from rowwise.parallel.comm.interface import Comm
     from rowwise.parallel.comm.probe import ProbeSamples
-    from rowwise.perf.links import NetworkHost
+    from rowwise.planning.perf.links import NetworkHost
 
 FEWEST_s, MOST_s = 1.0, 86_400.0
 MOST_HERE = 64  # processes of a trial
@@ -67,7 +67,7 @@ def probe(
         raise SpecError(out, "a file in a folder that exists")
     racks = None
     if groups is not None:
-        from rowwise.calibrate.net import read_racks
+        from rowwise.planning.calibrate.net import read_racks
 
         racks = read_racks(groups)
     found = _probe_job(seconds, torchrun.attempt) if torchrun is not None else _probe_here(nproc or 2, seconds)
@@ -87,7 +87,7 @@ def show(
     Example: rowwise net show net.json --html net.html
     """
     from rowwise.cli.net_show import draw_network, show_network
-    from rowwise.perf.links import read_network
+    from rowwise.planning.perf.links import read_network
 
     read = read_network(network)
     if html is not None:
@@ -122,8 +122,8 @@ def order(
     Example: rowwise net order net.json --hosts hosts.txt
     """
     from rowwise.cli.net_show import show_order
-    from rowwise.perf.links import age_notes, read_network
-    from rowwise.planner.order import find_order, parse_sum
+    from rowwise.planning.perf.links import age_notes, read_network
+    from rowwise.planning.planner.order import find_order, parse_sum
 
     _check_seconds(seconds, MOST_s)
     read, wanted = read_network(network), parse_sum(collective)
@@ -166,7 +166,7 @@ def _probe_here(nproc: int, seconds: float) -> "tuple[ProbeSamples, tuple[Networ
     """Probe between processes of this machine, each taken for a host."""
     from rowwise.parallel.comm.rank_start import RankStart
     from rowwise.parallel.comm.spawn import RankProcesses
-    from rowwise.perf.links import NetworkHost
+    from rowwise.planning.perf.links import NetworkHost
     from rowwise.tables.spec import Topology
 
     topology, start = Topology(hosts=nproc), RankStart(preload=("rowwise.parallel.comm.probe",))
@@ -193,8 +193,8 @@ def write_network(
     out: Path, samples: "ProbeSamples", hosts: "tuple[NetworkHost, ...]", racks: Mapping[str, str] | None = None
 ) -> None:
     """Write and show what a probe has found; raises after it if a host has died."""
-    from rowwise.calibrate.net import make_network, number_racks
     from rowwise.cli.net_show import show_network
+    from rowwise.planning.calibrate.net import make_network, number_racks
 
     try:
         groups, fault = None if racks is None else number_racks(racks, [host.name for host in hosts]), None

@@ -6,8 +6,8 @@ from rich.table import Table
 
 from rowwise.base.quantity import format_bytes, format_seconds
 from rowwise.cli.terminal import say
-from rowwise.perf.links import LinkArrays, Network, age_notes
-from rowwise.planner.order import LEAST_GAIN, HostOrdering
+from rowwise.planning.perf.links import LinkArrays, Network, age_notes
+from rowwise.planning.planner.order import LEAST_GAIN, HostOrdering
 from rowwise.report.markup import Html, join, note, section, tag, text, text_table
 from rowwise.report.page import draw_page
 

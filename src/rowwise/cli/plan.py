@@ -23,14 +23,14 @@ from rowwise.tables.spec import LINKS, Codecs, Wire
 
 if TYPE_CHECKING:
     from rowwise.parallel.plan import Plan, Tier
-    from rowwise.perf.access import Workload
-    from rowwise.perf.cost import CostModel
-    from rowwise.perf.hardware import Machine
-    from rowwise.planner.constraints import Constraints
-    from rowwise.planner.explain import Explanation
-    from rowwise.planner.inputs import PlanInputs
-    from rowwise.planner.pipeline import PlanResult
-    from rowwise.planner.problem import PlanRequest
+    from rowwise.planning.perf.access import Workload
+    from rowwise.planning.perf.cost import CostModel
+    from rowwise.planning.perf.hardware import Machine
+    from rowwise.planning.planner.constraints import Constraints
+    from rowwise.planning.planner.explain import Explanation
+    from rowwise.planning.planner.inputs import PlanInputs
+    from rowwise.planning.planner.pipeline import PlanResult
+    from rowwise.planning.planner.problem import PlanRequest
 
 SECONDS = 1.0
 PROGRESS_AFTER_s = 2.0  # longer searches show a bar
@@ -183,7 +183,7 @@ def plan(  # noqa: PLR0913 - one for each option
     _show(result, (*notes, *search_notes), console, {diff: old_plans[diff]} if diff else {})
     explanation = None
     if explain or html:
-        from rowwise.planner.explain import explain as explain_plan
+        from rowwise.planning.planner.explain import explain as explain_plan
 
         explanation = explain_plan(result)
     if explanation is not None and explain:
@@ -193,9 +193,9 @@ def plan(  # noqa: PLR0913 - one for each option
 
 def make_request(arguments: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...]]":
     """The request to the planner, and notes on values that it fills in or leaves out."""
-    from rowwise.perf.learned import profile_warnings
-    from rowwise.planner.machines import TOPOLOGIES, machine_named
-    from rowwise.planner.problem import PlanRequest
+    from rowwise.planning.perf.learned import profile_warnings
+    from rowwise.planning.planner.machines import TOPOLOGIES, machine_named
+    from rowwise.planning.planner.problem import PlanRequest
 
     if (arguments.tables is None) == (arguments.recipe is None):
         got = "neither is given" if arguments.tables is None else "both are given"
@@ -224,7 +224,7 @@ def _limit_memory(machine: "Machine", memory: str) -> "Machine":
     """The machine with so much memory for the tables of a host, and with disks."""
     from msgspec import structs
 
-    from rowwise.planner.machines import LARGEST, parse_size
+    from rowwise.planning.planner.machines import LARGEST, parse_size
 
     hardware, size = machine.hardware, parse_size(memory, "--memory")
     if hardware.host_bytes or not size:
@@ -242,9 +242,9 @@ def _disk_tiers(arguments: PlanArguments) -> str:
 
 
 def _choose_model(arguments: PlanArguments, machine: "Machine", wire: Wire) -> "CostModel":
-    from rowwise.perf.learned import LearnedModel, model_of
-    from rowwise.perf.roofline import Roofline
-    from rowwise.perf.torchrec import TorchRecModel
+    from rowwise.planning.perf.learned import LearnedModel, model_of
+    from rowwise.planning.perf.roofline import Roofline
+    from rowwise.planning.perf.torchrec import TorchRecModel
 
     match arguments.model:
         case None:
@@ -281,7 +281,7 @@ def _check_dense(request: "PlanRequest") -> None:
 
 
 def _read_tables(arguments: PlanArguments, machine: "Machine") -> "tuple[PlanInputs, tuple[str, ...]]":
-    from rowwise.planner.inputs import PlanInputs, read_tables
+    from rowwise.planning.planner.inputs import PlanInputs, read_tables
 
     if arguments.tables is not None:
         if arguments.changes:
@@ -320,7 +320,7 @@ def _read_constraints(arguments: PlanArguments, workloads: "tuple[Workload, ...]
     """The constraints of the file; --layouts replaces its layouts for tables that it does not name."""
     from msgspec import structs
 
-    from rowwise.planner.constraints import ALL, Constraints
+    from rowwise.planning.planner.constraints import ALL, Constraints
 
     constraints = Constraints()
     if arguments.constraints is not None:
@@ -335,7 +335,7 @@ def _read_constraints(arguments: PlanArguments, workloads: "tuple[Workload, ...]
 
 
 def _parse_layouts(text: str) -> tuple[str, ...]:
-    from rowwise.planner.layouts import NAMES
+    from rowwise.planning.planner.layouts import NAMES
 
     names = tuple(name.strip().replace("-", "_") for name in text.split(",") if name.strip())
     unknown = [name for name in names if name not in NAMES]
@@ -377,7 +377,7 @@ def _make_plan(
     if options.measured and (old is not None or options.certify_s):
         raise SpecError("--measure with --replan or --certify", "one of them")
     if options.method is not None:
-        from rowwise.planner.pipeline import plan_by_method
+        from rowwise.planning.planner.pipeline import plan_by_method
 
         if options.measured or old is not None or options.certify_s or options.seconds is not None:
             raise SpecError("--method with --measure, --replan, --certify or --seconds", "one of them")
@@ -385,13 +385,13 @@ def _make_plan(
     if options.measured:
         return _measure_plans(request, options)
     if old is None:
-        from rowwise.planner.pipeline import make_plan
+        from rowwise.planning.planner.pipeline import make_plan
 
         seconds = SECONDS if options.seconds is None else options.seconds
         return make_plan(request, seconds=seconds, seed=options.seed, certify_s=options.certify_s), ()
     from rowwise.cli.plan_show import describe_replan
-    from rowwise.planner.replan import SECONDS as REPLAN_SECONDS
-    from rowwise.planner.replan import replan
+    from rowwise.planning.planner.replan import SECONDS as REPLAN_SECONDS
+    from rowwise.planning.planner.replan import replan
 
     if options.certify_s:
         raise SpecError(
@@ -405,8 +405,8 @@ def _make_plan(
 
 def _measure_plans(request: "PlanRequest", options: SearchOptions) -> "tuple[PlanResult, tuple[str, ...]]":
     """The plan that was fastest on this machine, and a note with the time of each."""
-    from rowwise.calibrate.measure_plans import measure_plan_results
-    from rowwise.planner.pipeline import make_plans
+    from rowwise.planning.calibrate.measure_plans import measure_plan_results
+    from rowwise.planning.planner.pipeline import make_plans
 
     seconds = SECONDS if options.seconds is None else options.seconds
     measured = measure_plan_results(make_plans(request, options.measured, seconds=seconds, seed=options.seed))
@@ -466,7 +466,7 @@ def _write_files(
         if path is None:
             continue
         if option == "--torchrec":
-            from rowwise.planner.export import torchrec_json
+            from rowwise.planning.planner.export import torchrec_json
 
             tables = [workload.table for workload in planned.problem.request.workloads]
             texts[path] = torchrec_json(planned.plan, tables, planned.problem.topology)

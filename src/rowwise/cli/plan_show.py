@@ -11,11 +11,11 @@ from rowwise.parallel.plan import TIERS, Forecast, Plan
 from rowwise.tables.spec import stored_bytes
 
 if TYPE_CHECKING:
-    from rowwise.perf.dense_parallel import DenseSide
-    from rowwise.perf.hardware import Machine
-    from rowwise.planner.pipeline import PlanResult
-    from rowwise.planner.problem import PlanRequest
-    from rowwise.planner.replan import ReplanResult
+    from rowwise.planning.perf.dense_parallel import DenseSide
+    from rowwise.planning.perf.hardware import Machine
+    from rowwise.planning.planner.pipeline import PlanResult
+    from rowwise.planning.planner.problem import PlanRequest
+    from rowwise.planning.planner.replan import ReplanResult
 
 OPTIMAL_GAP = 5e-5  # a plan with a smaller gap to the lower bound counts as optimal
 MOST_LINES = 200  # printed differences
@@ -108,7 +108,7 @@ def note_unsupported_tiers(plan: Plan) -> tuple[str, ...]:
 
 def note_one_device(result: "PlanResult") -> tuple[str, ...]:
     """A note if one device holds all tables and is predicted to be as fast."""
-    from rowwise.planner.pipeline import one_device_forecast
+    from rowwise.planning.planner.pipeline import one_device_forecast
 
     forecast, request = result.plan.forecast, result.problem.request
     one_device = one_device_forecast(request) if request.machine.topology.world > 1 else None

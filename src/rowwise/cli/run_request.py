@@ -59,7 +59,7 @@ class RunRequest:
 
     def check_network(self) -> None:
         """Raise unless the network is one that can be read."""
-        from rowwise.perf.links import read_network
+        from rowwise.planning.perf.links import read_network
         from rowwise.recipes.recipe import PROBE
 
         if self.network and self.network != PROBE:

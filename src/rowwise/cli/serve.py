@@ -170,7 +170,7 @@ def make_limits(texts: "Sequence[str]", **given: float) -> "ServiceLimits":
     """Limits of a server, of NAME=VALUE; `given`: those that have an option of their own."""
     import msgspec
 
-    from rowwise.planner.machines import parse_size
+    from rowwise.planning.planner.machines import parse_size
     from rowwise.serve.admission import ServiceLimits
 
     names = [name for name in ServiceLimits.__struct_fields__ if name not in given]
@@ -236,7 +236,7 @@ def make_row_tiers(
 ) -> "RowTiers":
     """Where the rows of a version will be; raises for options that are none."""
     from rowwise.checkpoint.manifest import CheckpointManifest
-    from rowwise.planner.machines import parse_size
+    from rowwise.planning.planner.machines import parse_size
     from rowwise.serve.default_rows import DefaultRow, read_mean_rows
     from rowwise.serve.redis_rows import parse_addresses
     from rowwise.serve.row_tiers import make_tiers
@@ -270,7 +270,7 @@ def _device_rows(
     import torch
 
     from rowwise.models.inference import FIXED_ROWS, LARGER_ROWS
-    from rowwise.planner.machines import parse_size
+    from rowwise.planning.planner.machines import parse_size
     from rowwise.recipes.device_tables import memory_for_versions
     from rowwise.serve.row_tiers import DeviceRows
 

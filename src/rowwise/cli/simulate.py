@@ -21,9 +21,9 @@ from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
     from rowwise.base.records import Simulation, Sweep
-    from rowwise.perf.hardware import Machine
-    from rowwise.perf.links import Network
-    from rowwise.simulate.simulation import SimulatedMachine, SimulatedModel
+    from rowwise.planning.perf.hardware import Machine
+    from rowwise.planning.perf.links import Network
+    from rowwise.planning.simulate.simulation import SimulatedMachine, SimulatedModel
 
 DENSE = "512,256,64:512,256,1"
 
@@ -121,8 +121,8 @@ def _write(found: "Simulation | Sweep", html: Path | None, console: Console, *, 
 
 
 def _simulate(model: "SimulatedModel", place: "SimulatedMachine", trace: Path | None) -> "Simulation":
-    from rowwise.simulate.simulation import MissingMemory, make_request, simulate, step_work, table_loads
-    from rowwise.simulate.trace import chrome_trace
+    from rowwise.planning.simulate.simulation import MissingMemory, make_request, simulate, step_work, table_loads
+    from rowwise.planning.simulate.trace import chrome_trace
 
     found = simulate(model, place)
     if trace is not None and found.step_s is not None:
@@ -135,7 +135,7 @@ def _simulate(model: "SimulatedModel", place: "SimulatedMachine", trace: Path | 
 def _sweep(model: "SimulatedModel", place: "SimulatedMachine", vary: list[str]) -> "Sweep":
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-    from rowwise.simulate.sweep import Case, parse_vary, sweep
+    from rowwise.planning.simulate.sweep import Case, parse_vary, sweep
 
     varied = parse_vary(vary)
     columns = (TextColumn("simulating{task.description}"), BarColumn(), TimeRemainingColumn())
@@ -154,8 +154,8 @@ def _check(run: Path, *, as_json: bool) -> None:
 
 
 def _read_machine(topology: str | None, network: Path | None) -> "Machine":
-    from rowwise.perf.links import read_network
-    from rowwise.planner.machines import TOPOLOGIES, machine_named
+    from rowwise.planning.perf.links import read_network
+    from rowwise.planning.planner.machines import TOPOLOGIES, machine_named
 
     if topology is None:
         raise SpecError("--topology is not given", TOPOLOGIES)
@@ -183,8 +183,8 @@ def _on_network(machine: "Machine", network: "Network", path: Path) -> "Machine"
 
 
 def _place(machine: "Machine", network: Path | None, plan: Path | None, *, even: bool) -> "SimulatedMachine":
-    from rowwise.perf.links import read_network
-    from rowwise.simulate.simulation import SimulatedMachine
+    from rowwise.planning.perf.links import read_network
+    from rowwise.planning.simulate.simulation import SimulatedMachine
 
     if even and plan is not None:
         raise SpecError(f"--even with --plan {plan}", "one of them")
@@ -213,9 +213,9 @@ def _read_model(
         return simulated_model(load_recipe(recipe, changes), machine)
     if changes:
         raise SpecError("--set with --tables", "a recipe, whose values it changes")
-    from rowwise.perf.dense_layers import parse_layers, side_of_layers
-    from rowwise.planner.inputs import read_tables
-    from rowwise.simulate.simulation import SimulatedModel
+    from rowwise.planning.perf.dense_layers import parse_layers, side_of_layers
+    from rowwise.planning.planner.inputs import read_tables
+    from rowwise.planning.simulate.simulation import SimulatedModel
 
     assert tables is not None
     layers = parse_layers(DENSE if dense is None else dense)
@@ -230,7 +230,7 @@ def _read_model(
 
 def _describe_misfit(found: "Simulation") -> str:
     from rowwise.base.quantity import format_bytes
-    from rowwise.simulate.simulation import describe_memory
+    from rowwise.planning.simulate.simulation import describe_memory
 
     lacks = f"a rank lacks {format_bytes(found.lacking_bytes)}"
     return f"it does not fit: {lacks} ({describe_memory(found.memory)}): expected more ranks, memory or smaller tables"

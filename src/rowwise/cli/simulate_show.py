@@ -16,7 +16,7 @@ MOST_ROWS = 60
 
 
 def show_simulation(found: "Simulation", console: Console) -> None:
-    from rowwise.simulate.simulation import describe_memory
+    from rowwise.planning.simulate.simulation import describe_memory
 
     lines = {
         "model": f"{found.model}: {found.batch:,} samples a step, dense layers {found.dense}, {found.wire} on the wire",

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from rowwise.perf.access import MOST_ZIPF_A, Access, Floats, RankCells, Workload
+from rowwise.planning.perf.access import MOST_ZIPF_A, Access, Floats, RankCells, Workload
 from rowwise.tables.spec import Table
 from rowwise.train.repeats import IdSample
 from rowwise.train.traffic import TableTraffic

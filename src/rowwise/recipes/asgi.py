@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 
 from rowwise.checkpoint.manifest import CheckpointManifest
 from rowwise.errors import CheckpointError
-from rowwise.planner.machines import parse_size
+from rowwise.planning.planner.machines import parse_size
 from rowwise.recipes.served import open_version
 from rowwise.serve.admission import ServiceLimits
 from rowwise.serve.app import make_app

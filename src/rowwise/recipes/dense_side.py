@@ -5,7 +5,7 @@ from torch import nn
 
 from rowwise.models.cost import activation_bytes
 from rowwise.models.inference import autocast
-from rowwise.perf.dense_parallel import NO_ACTIVATIONS, ActivationBytes, DenseSide, DenseUnits
+from rowwise.planning.perf.dense_parallel import NO_ACTIVATIONS, ActivationBytes, DenseSide, DenseUnits
 from rowwise.recipes.code import file_of
 from rowwise.recipes.compose import make_small_model
 from rowwise.recipes.model_kinds import family_of

@@ -35,7 +35,7 @@ from rowwise.ingest.transform import decode, load, serving, to_json
 from rowwise.models.inference import RowBlocks, inference_mode
 from rowwise.models.second_copy import NAME as SECOND_COPY
 from rowwise.parallel.comm.solo import solo
-from rowwise.planner import simple_plan
+from rowwise.planning.planner import simple_plan
 from rowwise.recipes.code import modules_of_model, split_name
 from rowwise.recipes.compose import build_model, make_evaluator
 from rowwise.recipes.export_graph import mixed_towers

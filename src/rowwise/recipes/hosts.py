@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 
 from rowwise.base.textfile import decode_json, read_bytes, read_text
-from rowwise.calibrate.net import make_network
 from rowwise.errors import SpecError
 from rowwise.parallel.comm.launch import HostOrder, Meeting
 from rowwise.parallel.comm.probe import probe
-from rowwise.perf.links import LinkArrays, Network, NetworkHost, age_notes, group_runs, read_network
-from rowwise.planner.order import Sum, find_order
+from rowwise.planning.calibrate.net import make_network
+from rowwise.planning.perf.links import LinkArrays, Network, NetworkHost, age_notes, group_runs, read_network
+from rowwise.planning.planner.order import Sum, find_order
 from rowwise.recipes.recipe import PROBE
 from rowwise.recipes.text import RECIPE, parse
 from rowwise.tables.spec import Value

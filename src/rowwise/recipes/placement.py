@@ -16,7 +16,7 @@ from msgspec import structs
 from rowwise.base.quantity import format_bytes, format_percent
 from rowwise.errors import TableMemoryError
 from rowwise.parallel.plan import Plan, Tile
-from rowwise.perf.access import Access, Curves, Workload
+from rowwise.planning.perf.access import Access, Curves, Workload
 from rowwise.tables.ops.layout import TablePiece
 from rowwise.tables.spec import Table, state_bytes, state_width
 from rowwise.tables.store.policy import WAYS, sets_of

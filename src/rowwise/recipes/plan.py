@@ -5,8 +5,8 @@ Known limit: access is assumed uniform, because the data is not read (`workloads
 
 from msgspec import structs
 
-from rowwise.perf.hardware import Machine
-from rowwise.planner.inputs import PlanInputs
+from rowwise.planning.perf.hardware import Machine
+from rowwise.planning.planner.inputs import PlanInputs
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.dense_side import dense_side_of, measure_activations
 from rowwise.recipes.recipe import Recipe, check_ranks

@@ -16,7 +16,7 @@ from rowwise.ingest.columns import Columns
 from rowwise.ingest.dialect import Dialect
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import Transforms
-from rowwise.planner.machines import parse_size
+from rowwise.planning.planner.machines import parse_size
 from rowwise.recipes.model_configs import DlrmConfig, Model, layers_of, pictures_of
 from rowwise.recipes.model_kinds import check_use, family_of
 from rowwise.tables.idmaps import AnyIdMap

@@ -15,7 +15,7 @@ from rowwise.ingest.transform import LoadedTransforms, serving
 from rowwise.models.link import AmountLink
 from rowwise.models.second_copy import second_tables
 from rowwise.parallel.comm.interface import Comm
-from rowwise.perf.wire_choice import WireChoice
+from rowwise.planning.perf.wire_choice import WireChoice
 from rowwise.recipes.id_maps import stored_tables_of
 from rowwise.recipes.model_configs import Model
 from rowwise.recipes.model_kinds import family_of

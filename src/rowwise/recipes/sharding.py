@@ -19,17 +19,17 @@ from rowwise.parallel.plan import Plan
 from rowwise.parallel.shard.apply import shard
 from rowwise.parallel.shard.embeddings import check_cached
 from rowwise.parallel.shard.tiers import DEVICE_TIERS
-from rowwise.perf.access import Access, Workload
-from rowwise.perf.hardware import PRESETS, Hardware, Machine, hardware_named
-from rowwise.perf.learned import model_of
-from rowwise.planner.bound import OptionTotals
-from rowwise.planner.constraints import ALL, Constraints
-from rowwise.planner.infeasible import InfeasibleError
-from rowwise.planner.layouts import LAYOUTS, REPLICATED, TABLE_WISE
-from rowwise.planner.machines import machine_named
-from rowwise.planner.options import make_problem
-from rowwise.planner.pipeline import make_plan
-from rowwise.planner.problem import PlanRequest
+from rowwise.planning.perf.access import Access, Workload
+from rowwise.planning.perf.hardware import PRESETS, Hardware, Machine, hardware_named
+from rowwise.planning.perf.learned import model_of
+from rowwise.planning.planner.bound import OptionTotals
+from rowwise.planning.planner.constraints import ALL, Constraints
+from rowwise.planning.planner.infeasible import InfeasibleError
+from rowwise.planning.planner.layouts import LAYOUTS, REPLICATED, TABLE_WISE
+from rowwise.planning.planner.machines import machine_named
+from rowwise.planning.planner.options import make_problem
+from rowwise.planning.planner.pipeline import make_plan
+from rowwise.planning.planner.problem import PlanRequest
 from rowwise.recipes.dense_side import dense_side_of
 from rowwise.recipes.device_tables import move_sharded
 from rowwise.recipes.model_configs import SequenceModel

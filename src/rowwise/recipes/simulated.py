@@ -15,15 +15,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from rowwise.errors import SpecError
 from rowwise.ingest.service.local import Workers
 from rowwise.models.cost import flop_formulas
-from rowwise.perf.dense_layers import DenseLayer, DenseLayers
-from rowwise.perf.dense_parallel import NO_ACTIVATIONS, DenseSide
-from rowwise.perf.hardware import Machine
+from rowwise.planning.perf.dense_layers import DenseLayer, DenseLayers
+from rowwise.planning.perf.dense_parallel import NO_ACTIVATIONS, DenseSide
+from rowwise.planning.perf.hardware import Machine
+from rowwise.planning.simulate.simulation import SimulatedModel
 from rowwise.recipes.compose import make_small_model
 from rowwise.recipes.dense_side import SAMPLES, made_up_samples
 from rowwise.recipes.plan import resolve_for
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.resolved import ResolvedRecipe
-from rowwise.simulate.simulation import SimulatedModel
 from rowwise.tables.embedding import Vectors
 from rowwise.train.step import embeddings_of
 

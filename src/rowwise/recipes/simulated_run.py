@@ -13,15 +13,15 @@ from rowwise.base.textfile import decode_json, read_bytes, read_text
 from rowwise.base.value import MOST_RANKS
 from rowwise.errors import SpecError
 from rowwise.parallel.plan import Plan
-from rowwise.perf.hardware import Hardware, Machine
-from rowwise.perf.links import Network, read_network
+from rowwise.planning.perf.hardware import Hardware, Machine
+from rowwise.planning.perf.links import Network, read_network
+from rowwise.planning.simulate.simulation import SimulatedMachine, simulate
 from rowwise.recipes.hosts import ENVIRONMENT, NETWORK, OrderedHosts
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.sharding import load_hardware
 from rowwise.recipes.simulated import simulated_model
 from rowwise.recipes.text import RECIPE, decode, parse
 from rowwise.report.read import StageLine, read_run
-from rowwise.simulate.simulation import SimulatedMachine, simulate
 from rowwise.tables.spec import Topology, Value
 
 A_RUN = "a run of `rowwise train` with a hardware profile: --hardware, or `hardware` in its recipe"

@@ -22,7 +22,7 @@ from rowwise.base.quantity import round_digits
 from rowwise.errors import PeerError
 from rowwise.ingest.batch_shard import BatchShard
 from rowwise.ingest.service.local import cores
-from rowwise.perf.hardware import Hardware, MakingTimes, StageOverhead
+from rowwise.planning.perf.hardware import Hardware, MakingTimes, StageOverhead
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.find import load
 from rowwise.recipes.resolved import ResolvedRecipe, make_batcher

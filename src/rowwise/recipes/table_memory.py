@@ -21,8 +21,8 @@ from rowwise.errors import TableMemoryError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.status import all_gather_uneven
 from rowwise.parallel.plan import Plan, Tile, tiles_by_table
-from rowwise.perf.host_memory import free_bytes, is_in_memory
-from rowwise.planner.fixes import with_row_state
+from rowwise.planning.perf.host_memory import free_bytes, is_in_memory
+from rowwise.planning.planner.fixes import with_row_state
 from rowwise.recipes.id_maps import stored_tables_of
 from rowwise.recipes.placement import piece_of, table_bytes
 from rowwise.recipes.resolved import ResolvedRecipe

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from rowwise.errors import SpecError
-from rowwise.planner.export import TorchRecPlan, TorchRecTable
+from rowwise.planning.planner.export import TorchRecPlan, TorchRecTable
 
 
 def sharding_plan(text: str | bytes, module: nn.Module, path: str = "", *, device: str = "cpu") -> Any:

@@ -13,7 +13,7 @@ from rowwise.ingest.datasets.catalog import STORED
 from rowwise.ingest.kinds import is_list
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import unread
-from rowwise.perf.learned import profile_warnings
+from rowwise.planning.perf.learned import profile_warnings
 from rowwise.recipes.model_configs import INTERACTION_KEYS
 from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.recipe import TimeShare

@@ -11,14 +11,14 @@ import numpy as np
 from msgspec import structs
 from torch import nn
 
-from rowwise.perf.hardware import Hardware
-from rowwise.perf.links import LinkArrays, uniform_network
-from rowwise.perf.roofline import Roofline
-from rowwise.perf.sums import SumCosts
-from rowwise.perf.wire_choice import Predict, WireChoice, choose_wire, fastest_sums
-from rowwise.planner.options import make_problem
-from rowwise.planner.problem import PlanRequest
-from rowwise.planner.search import search
+from rowwise.planning.perf.hardware import Hardware
+from rowwise.planning.perf.links import LinkArrays, uniform_network
+from rowwise.planning.perf.roofline import Roofline
+from rowwise.planning.perf.sums import SumCosts
+from rowwise.planning.perf.wire_choice import Predict, WireChoice, choose_wire, fastest_sums
+from rowwise.planning.planner.options import make_problem
+from rowwise.planning.planner.problem import PlanRequest
+from rowwise.planning.planner.search import search
 from rowwise.recipes.compose import make_model
 from rowwise.recipes.operations import multiplications
 from rowwise.recipes.resolved import ResolvedRecipe

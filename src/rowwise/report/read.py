@@ -20,7 +20,7 @@ from rowwise.base.records import ModelExplanation
 from rowwise.base.textfile import decode_json, file_time, reject_duplicate_keys
 from rowwise.base.value import MOST_RANKS, MOST_STEPS
 from rowwise.errors import DataError
-from rowwise.perf.step_program import RESOURCES, ScheduledStage
+from rowwise.planning.perf.step_program import RESOURCES, ScheduledStage
 from rowwise.report.csvfile import CsvRow, CsvTable, read_bytes, read_csv
 
 RECIPE = "recipe.yaml"

@@ -1,8 +1,8 @@
 """The section with ten steps as intervals by rank and resource: as recorded, and as a model schedules the same costs.
 
-The model (`perf/timeline.py`) gets the mean busy seconds of each stage and rank, so the two pictures differ by what it
-does not know: steps that are unlike, and stages that are called at other places. The text tells them apart: it has the
-model's time of a step from the costs of each step as well.
+The model (`planning/perf/timeline.py`) gets the mean busy seconds of each stage and rank, so the two pictures differ by
+what it does not know: steps that are unlike, and stages that are called at other places. The text tells them apart: it
+has the model's time of a step from the costs of each step as well.
 """
 
 import statistics
@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from rowwise.base.quantity import format_duration, format_percent, is_finite
 from rowwise.base.textfile import parse_whole
-from rowwise.perf.overlap import exposed_intervals, find_overlaps
-from rowwise.perf.step_program import RESOURCES, ScheduledStage, training_stages
-from rowwise.perf.timeline_costs import IDLE, complete_steps, costs_by_step, recorded_costs
+from rowwise.planning.perf.overlap import exposed_intervals, find_overlaps
+from rowwise.planning.perf.step_program import RESOURCES, ScheduledStage, training_stages
+from rowwise.planning.perf.timeline_costs import IDLE, complete_steps, costs_by_step, recorded_costs
 from rowwise.report.markup import (
     Html,
     data_table,
@@ -133,7 +133,7 @@ def _pipeline_depth(run: RecordedRun) -> int:
 
 def _make_pictures(run: RecordedRun) -> list[_Picture]:
     """The recorded steps and the model's; none without complete steps of ranks 0, 1, 2, ..."""
-    from rowwise.perf.timeline import WARM_UP, schedule, step_seconds  # here, as numpy takes a while to import
+    from rowwise.planning.perf.timeline import WARM_UP, schedule, step_seconds  # here, as numpy takes a while to import
 
     steps = sorted(complete_steps(run.timeline))[-STEPS:]
     recorded = [stage for stage in run.timeline if stage.step in set(steps)]

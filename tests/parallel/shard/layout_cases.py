@@ -7,7 +7,7 @@ blocks for what a name says, the nearest that there is.
 from collections.abc import Callable, Iterable, Sequence
 
 from rowwise.parallel.plan import Tile, column_block
-from rowwise.planner.layouts import (
+from rowwise.planning.planner.layouts import (
     Range,
     column_wise,
     grid,

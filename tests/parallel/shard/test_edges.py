@@ -26,7 +26,7 @@ from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.plan import Plan
 from rowwise.parallel.shard.ids import Router
 from rowwise.parallel.shard.routes import make_routes
-from rowwise.planner.layouts import column_wise, row_wise, table_wise
+from rowwise.planning.planner.layouts import column_wise, row_wise, table_wise
 from rowwise.tables.ops.jagged import permute
 
 WORLD = Topology(hosts=2, devices=2)

@@ -11,7 +11,7 @@ from shared_batches import make_shared
 from rowwise import BatchError, Embeddings, Pooling, RowType, RowWiseAdagrad, Sgd, Table, Topology, Uniform
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.plan import Plan
-from rowwise.planner.layouts import column_wise, row_wise
+from rowwise.planning.planner.layouts import column_wise, row_wise
 
 TOPOLOGIES = {"3": Topology(devices=3), "2x2": Topology(hosts=2, devices=2)}
 TABLES = (

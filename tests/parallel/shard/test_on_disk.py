@@ -14,7 +14,7 @@ from shard.layout_cases import CASES
 from rowwise import Embeddings, Plan, Pooling, RowwiseError, SpecError, StateError, Table, Topology
 from rowwise.parallel.comm.solo import solo
 from rowwise.parallel.comm.thread import run_threads
-from rowwise.planner.layouts import row_wise, table_wise
+from rowwise.planning.planner.layouts import row_wise, table_wise
 from rowwise.tables.row_optimizers import OPTIMIZERS
 from rowwise.tables.spec import TRAINED_TYPES, Constant, Normal, RowType
 

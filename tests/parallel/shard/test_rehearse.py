@@ -29,11 +29,11 @@ from rowwise.parallel.comm.call import describe_mismatch
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.comm.torch import Rendezvous, TorchTransport
 from rowwise.parallel.shard.rehearse import RehearsedRank, rehearse, zero_pages
-from rowwise.perf.hardware import Machine, hardware_named
-from rowwise.perf.roofline import Roofline
-from rowwise.planner.heuristic import simple_plan
-from rowwise.planner.pipeline import make_plan
-from rowwise.planner.problem import PlanRequest
+from rowwise.planning.perf.hardware import Machine, hardware_named
+from rowwise.planning.perf.roofline import Roofline
+from rowwise.planning.planner.heuristic import simple_plan
+from rowwise.planning.planner.pipeline import make_plan
+from rowwise.planning.planner.problem import PlanRequest
 from rowwise.tables.spec import row_bytes, state_slots
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"

@@ -37,7 +37,7 @@ from rowwise.parallel.comm.solo import solo
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.shard.apply import shard
 from rowwise.parallel.shard.embeddings import ShardedEmbeddings
-from rowwise.planner.layouts import table_wise
+from rowwise.planning.planner.layouts import table_wise
 from rowwise.tables.ops.jagged import split
 from rowwise.tables.spec import Codecs
 

@@ -14,7 +14,7 @@ from rowwise.parallel.shard import shard
 from rowwise.parallel.shard.embeddings import check_tiers
 from rowwise.parallel.shard.rehearse import RehearsedRank, rehearse
 from rowwise.parallel.shard.tiers import DEVICE_TIERS, runnable_tiers
-from rowwise.planner.layouts import replicated, row_wise
+from rowwise.planning.planner.layouts import replicated, row_wise
 
 TABLES = (Table(name="a", rows=40, dim=8), Table(name="b", rows=9, dim=4, features=("x", "y")))
 

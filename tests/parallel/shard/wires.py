@@ -3,7 +3,7 @@
 import torch
 
 from rowwise import Pooling, Sgd, Table, Topology, Uniform
-from rowwise.planner.layouts import column_wise, grid, replicated, row_wise, table_row_wise, table_wise
+from rowwise.planning.planner.layouts import column_wise, grid, replicated, row_wise, table_row_wise, table_wise
 from rowwise.tables.spec import WireType
 
 WORLD = Topology(hosts=2, devices=2)

@@ -34,7 +34,7 @@ from rowwise.checkpoint.write import write
 from rowwise.errors import AgreedError
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.shard import shard
-from rowwise.planner import column_wise, replicated, row_wise, table_wise
+from rowwise.planning.planner import column_wise, replicated, row_wise, table_wise
 from rowwise.tables.idmaps import HashIds
 from rowwise.tables.ops.jagged import share
 from rowwise.train.snapshot import collect, restore, restore_model, warm_start

@@ -32,7 +32,7 @@ from rowwise import (
 )
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.shard import shard
-from rowwise.planner import row_wise
+from rowwise.planning.planner import row_wise
 from rowwise.tables.idmaps import DoubleHashIds, HashIds
 from rowwise.tables.ids.embeddings import MappedEmbeddings
 from rowwise.tables.ids.make import make_embeddings

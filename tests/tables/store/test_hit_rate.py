@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from store.zipf import zipf_rows
 
-from rowwise.perf.access import rank_cells
+from rowwise.planning.perf.access import rank_cells
 from rowwise.tables.store.hit_rate import hit_rate
 from rowwise.tables.store.policy import WAYS, sets_of
 from rowwise.tables.store.simulate import Trace, simulate

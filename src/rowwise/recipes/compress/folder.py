@@ -18,8 +18,8 @@ from typing import Any, final
 import msgspec
 
 from rowwise.base.textfile import append, decode_json, read_bytes, write_new
-from rowwise.calibrate.folder import lock_exclusively
 from rowwise.errors import SpecError
+from rowwise.planning.calibrate.folder import lock_exclusively
 from rowwise.recipes.compress.schedule import TrialSpec
 from rowwise.recipes.recipe import Recipe
 from rowwise.tables.spec import Value

@@ -1,0 +1,365 @@
+"""DreamShard: a learned policy that places whole tables one after another, and the learned costs that it uses.
+
+[Note: DreamShard] Both networks see 21 features of a table (columns, rows, ids per sample, bytes, and how often rows
+repeat). The cost network sums a vector for each table over the tables of a rank, and predicts from the sum seconds of
+forward, links and backward. The policy places tables in falling order of predicted cost. Its inputs are each rank's
+predicted costs before and after, and the sum of a second vector for each table there. Training samples from a softmax
+over the ranks that have room; here the largest logit wins. No cost model is called on the way. Source: Zha et al. 2022,
+with these changes, so that one policy serves any number of tables and ranks, and machines it was not trained for:
+
+- Features are logarithms on one scale, not z-scores within a task, which do not tell how large costs are.
+- Vectors of tables are exponentials and heads predict costs as a multiple of their mean: twice the tables, twice the
+  cost. The policy gets costs as shares of an even rank's.
+- Predictions are scaled so that those of single tables add up to the cost model's, in each of the three parts: that is
+  what a machine of another speed changes most.
+- No table takes the last room that the largest later table fits into, if that can be avoided.
+- The policy's inputs include each rank's costs with the table, its fill, and how much is left to place. Beside its
+  hidden layers there is a linear path, which starts as greedy placement by predicted cost.
+
+Only whole tables are placed; several features of a table count as one. tools/train_dreamshard.py makes the weights.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rowwise.base.textfile import decode_json, read_bytes
+from rowwise.errors import SpecError
+from rowwise.planning.perf.access import Curves, Floats
+from rowwise.planning.perf.reuse import BINS, reuse_bins
+from rowwise.planning.planner.problem import NO_UNIT, Index, Placement, PlacementProblem, PlanRequest
+from rowwise.tables.spec import Value
+
+Reals = NDArray[np.floating[Any]]  # 64 bits; 32 in training
+SHIPPED = Path(__file__).with_name("dreamshard.json")
+FEATURES = 4 + BINS
+COSTS = 3  # forward, links, backward
+INPUTS = 20  # numbers per rank that the policy gets
+WITH, WORSE = slice(3, 6), 8  # columns of INPUTS: costs with the table; how much worse the worst rank gets than it must
+HIDDEN, WIDTH, SUMS = 128, 64, 32  # as published: table networks, heads, vectors that are summed
+LARGEST = 12.0  # logarithm of the largest entry of a table's vector
+MOST_ITEMS = 256  # with more, a roll-out takes longer than annealing needs to make up for a worse start
+NONE = 1e-12
+FULL = 1 + 1e-13  # limit on sums of shares of memory: 1, and less than a byte for rounding
+
+# (inputs, outputs) of each layer. The heads of the three predicted costs are one layer, side by side.
+LAYERS: dict[str, tuple[int, int]] = {
+    "table": (FEATURES, HIDDEN), "loads": (HIDDEN, SUMS),
+    "heads": (SUMS + 1, COSTS * WIDTH), "costs": (COSTS, WIDTH),
+    "kind": (FEATURES, HIDDEN), "kinds": (HIDDEN, SUMS),
+    "seen": (INPUTS, WIDTH), "state": (WIDTH, SUMS), "join": (3 * SUMS, WIDTH), "logit": (WIDTH, 1),
+    "straight": (INPUTS, 1),
+}  # fmt: skip
+
+
+class Layer(Value, frozen=True):
+    """A weight matrix and a bias."""
+
+    weight: tuple[tuple[float, ...], ...]
+    bias: tuple[float, ...]
+
+
+class PolicyFile(Value, frozen=True):
+    """The file of weights: both networks, and how they were trained."""
+
+    format: Literal["rowwise dreamshard 1"]
+    trained: Mapping[str, str | int | float]  # pools, steps, seed
+    unit_s: float  # seconds that are 1 to the cost network
+    mean: tuple[float, ...]  # of the features of training tables
+    deviation: tuple[float, ...]
+    layers: Mapping[str, Layer]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Both networks as arrays. Methods keep leading axes."""
+
+    unit_s: float
+    mean_F: Reals
+    deviation_F: Reals
+    layers: Mapping[str, tuple[Reals, Reals]]
+
+    def normal(self, features_TF: Reals) -> Reals:
+        """Features, normalised and clipped."""
+        return np.clip((features_TF - self.mean_F) / self.deviation_F, -6.0, 6.0)
+
+    def loads(self, normal_TF: Reals) -> Reals:
+        return np.exp(np.minimum(self._linear("loads", self._relu("table", normal_TF)), LARGEST))
+
+    def kinds(self, normal_TF: Reals) -> Reals:
+        return self._linear("kinds", self._relu("kind", normal_TF))
+
+    def costs(self, loads_NH: Reals) -> Reals:
+        """Seconds (N, 3) of ranks with these sums of table vectors; 0 for an empty rank."""
+        mean_N1 = loads_NH.mean(-1, keepdims=True)
+        some_N1 = np.maximum(mean_N1, NONE)
+        hidden = self._relu("heads", np.concatenate([loads_NH / some_N1, np.log(some_N1)], axis=-1))
+        weight_CW, bias_C = self.layers["costs"]
+        out_NC = (hidden.reshape(*hidden.shape[:-1], COSTS, WIDTH) * weight_CW).sum(-1) + bias_C
+        return self.unit_s * mean_N1 * np.logaddexp(0.0, out_NC)
+
+    def logits(self, inputs_NS: Reals, here_NH: Reals, one_NH: Reals) -> Reals:
+        """A table's logit for each rank, from inputs, the sum of vectors there, and the table's own vector."""
+        state_NH = self._linear("state", self._relu("seen", inputs_NS))
+        joined = np.maximum(np.concatenate([state_NH, here_NH, one_NH], axis=-1), 0.0)
+        out_N1 = self._linear("logit", self._relu("join", joined)) + self._linear("straight", inputs_NS)
+        return out_N1[..., 0]
+
+    def _linear(self, name: str, x: Reals) -> Reals:
+        weight, bias = self.layers[name]
+        return x @ weight + bias
+
+    def _relu(self, name: str, x: Reals) -> Reals:
+        return np.maximum(self._linear(name, x), 0.0)
+
+
+def policy_of(saved: PolicyFile, source: str) -> Policy:
+    """The arrays of a file. Raises `SpecError` where shapes are wrong."""
+    arrays: dict[str, tuple[Reals, Reals]] = {}
+    for name, shape in LAYERS.items():
+        if name not in saved.layers:
+            raise SpecError(f"{source}: layer {name!r} is missing", ", ".join(LAYERS))
+        layer = saved.layers[name]
+        wide = {len(row) for row in layer.weight}
+        biases = 1 if name == "straight" else shape[0] if name == "costs" else shape[1]
+        if len(layer.weight) != shape[0] or wide != {shape[1]} or len(layer.bias) != biases:
+            raise SpecError(
+                f"{source}: layer {name!r} is {len(layer.weight)} x {max(wide, default=0)} and {len(layer.bias)}",
+                f"{shape[0]} x {shape[1]} and {biases}",
+            )
+        arrays[name] = np.array(layer.weight), np.array(layer.bias)
+    if len(saved.mean) != FEATURES or len(saved.deviation) != FEATURES or min(saved.deviation) <= 0:
+        raise SpecError(source, f"means and positive deviations of {FEATURES} features")
+    return Policy(saved.unit_s, np.array(saved.mean), np.array(saved.deviation), arrays)
+
+
+@functools.cache
+def load_policy(path: Path = SHIPPED) -> Policy:
+    try:
+        saved = decode_json(read_bytes(path), PolicyFile)
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}", "a policy, as tools/train_dreamshard.py writes it") from None
+    except msgspec.DecodeError as error:
+        raise SpecError(
+            f"{path}: not a placement policy: {error}", hint="tools/train_dreamshard.py writes one"
+        ) from None
+    return policy_of(saved, str(path))
+
+
+def table_features(request: PlanRequest) -> Floats:
+    """Features of each table: logarithms of columns, rows, ids per sample and bytes, and 17 bins of reuse."""
+    tables = [w.table for w in request.workloads]
+    curves = Curves.of(request.workloads, request.batch)
+    shape_TF = np.array(
+        [(t.dim, t.rows, max(p, 1e-3), t.rows * t.row_bytes) for t, p in zip(tables, curves.pooling_T, strict=True)]
+    )
+    return np.concatenate([np.log(shape_TF), reuse_bins(curves)], axis=1)
+
+
+def split_costs(problem: PlacementProblem, load_NK: Floats, link_N: Floats) -> Floats:
+    """Seconds (N, 3) of sums of loads: of the first half of the loads, of links, and what the second half adds."""
+    first_NK = load_NK.copy()
+    first_NK[..., (problem.phi.width + 1) // 2 :] = 0
+    forward_N = problem.phi(first_NK)
+    return np.stack([forward_N - problem.phi.constant, link_N, problem.phi(load_NK) - forward_N], axis=-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemDeck:
+    """Items in placement order, for E roll-outs with equally many items and ranks."""
+
+    loads_EIH: Reals
+    kinds_EIH: Reals
+    single_EIC: Reals  # predicted seconds of each item alone
+    factor_EC: Reals  # on predictions of the cost network
+    share_EIM: Reals  # of a rank's memory
+    allowed_EIU: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStep:
+    """The policy's inputs when it places one item."""
+
+    item: int
+    inputs_EUS: Reals
+    here_EUH: Reals  # sum of the policy's vectors of the tables on a rank
+    legal_EU: NDArray[np.bool_]
+
+
+def placement_order(single_EIC: Reals) -> NDArray[np.int64]:
+    """Items in falling order of predicted seconds; equal ones keep their order."""
+    return np.argsort(-single_EIC.sum(-1), axis=-1, kind="stable")
+
+
+def roll_out(policy: Policy, deck: ItemDeck, choose: Callable[[PolicyStep], NDArray[np.int64]]) -> NDArray[np.int64]:
+    """The rank (E, I) of each item: `choose` picks it, item by item."""
+    runs, items, units = deck.allowed_EIU.shape
+    kind = deck.loads_EIH.dtype
+    loads_EUH, kinds_EUH = np.zeros((2, runs, units, SUMS), kind)
+    cost_EUC = np.zeros((runs, units, COSTS), kind)
+    share_EUM = np.zeros((runs, units, deck.share_EIM.shape[-1]))
+    total = _DeckTotals.of(deck)
+    unit_EI = np.zeros((runs, items), dtype=np.int64)
+    each = np.arange(runs)
+    for i in range(items):
+        after_EUC = policy.costs(loads_EUH + deck.loads_EIH[:, i, None]) * deck.factor_EC[:, None]
+        full_EUM = share_EUM + deck.share_EIM[:, i, None]
+        legal_EU = (full_EUM <= FULL).all(-1) & deck.allowed_EIU[:, i]
+        kept_EU = legal_EU & _leaves_room(share_EUM, full_EUM, total.later_EI[:, i])
+        legal_EU = np.where(kept_EU.any(1, keepdims=True), kept_EU, legal_EU)
+        inputs_EUS = _policy_inputs(total, i, cost_EUC, after_EUC, (share_EUM, full_EUM))
+        unit_E = choose(PolicyStep(i, inputs_EUS, kinds_EUH * (units / items), legal_EU))
+        unit_EI[:, i] = unit_E
+        loads_EUH[each, unit_E] += deck.loads_EIH[:, i]
+        kinds_EUH[each, unit_E] += deck.kinds_EIH[:, i]
+        cost_EUC[each, unit_E] = after_EUC[each, unit_E]
+        share_EUM[each, unit_E] = full_EUM[each, unit_E]
+    return unit_EI
+
+
+@dataclass(frozen=True, slots=True)
+class _DeckTotals:
+    """Totals of a deck: seconds of an even rank, and each item's and the rest's shares of it."""
+
+    even_E: Reals
+    item_EIF: Reals
+    left_EIM: Reals  # shares of a rank's memory, summed over this item and later ones
+    later_EI: Reals  # the largest share of memory of a later item
+
+    @classmethod
+    def of(cls, deck: ItemDeck) -> "_DeckTotals":
+        units = deck.allowed_EIU.shape[-1]
+        even_EC = deck.single_EIC.sum(1) / units
+        even_E = np.maximum(even_EC.sum(-1), NONE)
+        seconds_EI = deck.single_EIC.sum(-1)
+        left_EI = np.cumsum(seconds_EI[:, ::-1], axis=1)[:, ::-1] / (units * even_E[:, None])
+        wide = np.ones_like(seconds_EI)
+        columns = (
+            seconds_EI / even_E[:, None],
+            deck.single_EIC[..., 1] / even_E[:, None],
+            left_EI,
+            wide * (even_EC[:, 1] / even_E)[:, None],
+            wide * np.log(units),
+        )
+        left_EIM = np.cumsum(deck.share_EIM[:, ::-1], axis=1)[:, ::-1]
+        most_EI = np.maximum.accumulate(deck.share_EIM.max(-1)[:, ::-1], axis=1)[:, ::-1]
+        later_EI = np.concatenate([most_EI[:, 1:], np.zeros_like(most_EI[:, :1])], axis=1)
+        return cls(even_E, np.stack(columns, axis=-1), left_EIM, later_EI)
+
+
+def _leaves_room(share_EUM: Reals, full_EUM: Reals, later_E: Reals) -> NDArray[np.bool_]:
+    """Whether some rank still has room for the largest later item if this one goes to a rank."""
+    used_EU, full_EU = share_EUM.max(-1), full_EUM.max(-1)
+    nowhere_E1 = np.full_like(used_EU[:, :1], np.inf)  # with one rank there is no other
+    least_EL = np.partition(np.concatenate([used_EU, nowhere_E1], axis=1), 1, axis=1)[:, :2]
+    others_EU = np.where(used_EU <= least_EL[:, :1], least_EL[:, 1:], least_EL[:, :1])
+    return np.minimum(others_EU, full_EU) + later_E[:, None] <= FULL
+
+
+def _policy_inputs(
+    total: _DeckTotals, item: int, cost_EUC: Reals, after_EUC: Reals, shares: tuple[Reals, Reals]
+) -> Reals:
+    """For each rank, in shares of an even rank: costs before and after, and how they compare with other ranks'."""
+    before_EUC, with_EUC = cost_EUC / total.even_E[:, None, None], after_EUC / total.even_E[:, None, None]
+    work_EU, link_EU = before_EUC[..., 0] + before_EUC[..., 2], before_EUC[..., 1]
+    worked_EU, linked_EU = with_EUC[..., 0] + with_EUC[..., 2], with_EUC[..., 1]
+    most_work_E1, most_link_E1 = work_EU.max(1, keepdims=True), link_EU.max(1, keepdims=True)
+    worst_EU = np.maximum(most_work_E1, worked_EU) + np.maximum(most_link_E1, linked_EU)
+    full_EU = np.minimum(shares[1].max(-1), 2.0)
+    room_EM = np.maximum(np.maximum(1 - shares[0], 0).sum(1), NONE)
+    pressure_E = np.minimum((total.left_EIM[:, item] / room_EM).max(-1), 2.0)
+    each = 1.0 / cost_EUC.shape[1]
+    inputs_EUS = np.empty((*full_EU.shape, INPUTS), cost_EUC.dtype)
+    inputs_EUS[..., :3] = before_EUC
+    inputs_EUS[..., WITH] = with_EUC
+    inputs_EUS[..., 6] = worked_EU - work_EU.sum(1, keepdims=True) * each
+    inputs_EUS[..., 7] = linked_EU - link_EU.sum(1, keepdims=True) * each
+    inputs_EUS[..., WORSE] = worst_EU - worst_EU.min(1, keepdims=True)
+    inputs_EUS[..., 9] = worked_EU - most_work_E1
+    inputs_EUS[..., 10] = linked_EU - most_link_E1
+    inputs_EUS[..., 11] = full_EU
+    inputs_EUS[..., 12] = full_EU - full_EU.sum(1, keepdims=True) * each
+    inputs_EUS[..., 13] = pressure_E[:, None]
+    inputs_EUS[..., 14] = worst_EU
+    inputs_EUS[..., 15:] = total.item_EIF[:, item, None]
+    return inputs_EUS
+
+
+def whole_pieces(problem: PlacementProblem) -> NDArray[np.int64]:
+    """The piece of each item that is the whole item."""
+    first_O = problem.item_begin[:-1]
+    kinds = [problem.kind_of(int(option)) for option in first_O]
+    cut = [problem.name_of(item) for item, kind in enumerate(kinds) if not kind.layout.is_whole]
+    if cut:
+        raise SpecError(f"published methods place whole tables, and {cut[0]!r} may not be one", hint="allow table_wise")
+    return problem.option_begin[first_O].astype(np.int64)
+
+
+def make_deck(problem: PlacementProblem, policy: Policy) -> tuple[ItemDeck, NDArray[np.int64]]:
+    """A problem's whole items for one roll-out, and their numbers."""
+    pieces, world = problem.pieces.take(whole_pieces(problem)), problem.topology.world
+    normal_TF = policy.normal(table_features(problem.request))
+    item_T = np.zeros(len(normal_TF), dtype=np.int64)
+    for item, group in enumerate(problem.members):
+        item_T[list(group)] = item
+    loads_IH, kinds_IH = np.zeros((2, len(problem.members), SUMS))
+    np.add.at(loads_IH, item_T, policy.loads(normal_TF))
+    np.add.at(kinds_IH, item_T, policy.kinds(normal_TF))
+    predicted_IC = policy.costs(loads_IH)
+    judged_IC = split_costs(problem, pieces.load_NK, pieces.link_N)
+    factor_C = judged_IC.sum(0) / np.maximum(predicted_IC.sum(0), NONE)
+    order = placement_order((predicted_IC * factor_C)[None])[0]
+    allowed_IU = np.array([problem.allowed_units(item)[:world] for item in range(len(problem.members))])
+    limit_M = problem.limit_M
+    share_IM = pieces.bytes_NM / np.maximum(limit_M, NONE)
+    deck = ItemDeck(
+        loads_EIH=loads_IH[order][None],
+        kinds_EIH=kinds_IH[order][None],
+        single_EIC=(predicted_IC * factor_C)[order][None],
+        factor_EC=factor_C[None],
+        share_EIM=share_IM[order][None],
+        allowed_EIU=allowed_IU[order][None],
+    )
+    return deck, order
+
+
+def place_by_policy(problem: PlacementProblem, policy: Policy, *, costs_alone: bool = False) -> Index | None:
+    """A unit for each piece, each item whole and where the policy's logit is largest; None if one fits nowhere.
+
+    With `costs_alone`, each item goes where predicted costs are then least: AutoShard's network without its policy.
+    """
+    deck, order = make_deck(problem, policy)
+    stuck: list[int] = []
+
+    def choose(step: PolicyStep) -> NDArray[np.int64]:
+        if not step.legal_EU.any():
+            stuck.append(step.item)
+        if costs_alone:
+            wanted_EU = -step.inputs_EUS[..., WITH].sum(-1)
+        else:
+            one_EUH = np.broadcast_to(deck.kinds_EIH[:, step.item, None], step.here_EUH.shape)
+            wanted_EU = policy.logits(step.inputs_EUS, step.here_EUH, one_EUH)
+        return np.where(step.legal_EU, wanted_EU, -np.inf).argmax(1)
+
+    unit_I = roll_out(policy, deck, choose)[0]
+    if stuck:
+        return None
+    unit_N = np.full(len(problem.pieces.link_N), NO_UNIT, dtype=np.int32)
+    unit_N[whole_pieces(problem)[order]] = unit_I
+    return unit_N
+
+
+def policy_start(problem: PlacementProblem) -> Placement | None:
+    """The shipped policy's placement; None if an item may not be whole or fits nowhere, or there are too many items."""
+    first_I = problem.item_begin[:-1]
+    whole = all(problem.kind_of(int(option)).layout.is_whole for option in first_I)
+    if not whole or len(first_I) > MOST_ITEMS:
+        return None
+    unit_N = place_by_policy(problem, load_policy())
+    return None if unit_N is None else Placement(first_I.astype(np.int32), unit_N)

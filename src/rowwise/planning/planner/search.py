@@ -1,0 +1,234 @@
+"""Searches for a plan: several start placements, the best of them improved by simulated annealing.
+
+[Note: Search] The bound says how much a rank must bear at least: z seconds of operators, m seconds of links. Starts are
+
+- greedy: items are cut as little as keeps every piece under z and m, and placed in falling order of their largest
+  share, each where the largest share of a rank stays smallest;
+- NeuroShard's greedy: in falling order of operators, for several limits on links;
+- DreamShard's policy, where tables are few and may stay whole;
+- the options that the bound's mixture has most of, where layouts trade work for memory;
+- where none of these fits: small pieces that fill all tiers of memory alike, packed by their bytes.
+
+All are compared by the same cost. The best few are annealed shortly, and the best of those longer. Effort is a number
+of moves, so a plan is a function of request, seed and effort; a limit in seconds can only end the search earlier, and
+the result says so.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rowwise.planning.perf.access import Floats
+from rowwise.planning.planner.bound import Bound, OptionTotals, linear_bound, threshold_bound
+from rowwise.planning.planner.methods.dreamshard import policy_start as learned_start
+from rowwise.planning.planner.native import AnnealingEffort, Candidate, NativeProblem
+from rowwise.planning.planner.problem import NO_UNIT, Index, Placement, PlacementProblem, argmin_options
+
+MOVES_A_SECOND = 1_000_000  # moves that stand for a second of effort
+LINK_SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0)  # limits on a rank's link seconds in starts, as multiples of the mean
+FILL, SMALL_PIECE, NEAR = 0.95, 0.05, 1.3  # shares of a rank's memory; a total that counts as the least
+SPLIT_SCALES = (1.0, 0.7, 1.4)  # limits on a piece in starts, as multiples of the bound
+FINALISTS = 8  # starts that are annealed
+TIME_LIMIT_FACTOR, LEAST_TIME_LIMIT_s = 4.0, 2.0  # the time limit is a multiple of `seconds`, and at least this
+FINALISTS_SHARE = 0.8  # of the effort, for all finalists; the best of them has the rest
+TINY = 1e-12
+SAME_COST = 1e-6  # relative difference of costs below which placements count as the same
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """The best placement, its bound, and the effort spent."""
+
+    placement: Placement
+    cost: float  # seconds
+    over: float  # memory over the limits, as a share of them; 0: it fits
+    bound: Bound
+    moves: int
+    seconds: float
+    out_of_time: bool
+
+    @property
+    def gap(self) -> float:
+        """Relative distance from the bound; infinite if nothing is proven."""
+        return self.cost / self.bound.cost - 1 if np.isfinite(self.bound.cost) and self.bound.cost > 0 else np.inf
+
+
+def search(problem: PlacementProblem, *, seconds: float = 1.0, seed: int = 0, prove: bool = True) -> SearchResult:
+    """The best placement found. Time ends it only at several times `seconds`. Without `prove`, only the fast bound."""
+    return search_best(problem, 1, seconds=seconds, seed=seed, prove=prove)[0]
+
+
+def search_best(
+    problem: PlacementProblem, count: int, *, seconds: float = 1.0, seed: int = 0, prove: bool = True
+) -> list[SearchResult]:
+    """Up to `count` placements, the best first; no two of them cost the same."""
+    begin_s = time.monotonic()
+    native, bound = NativeProblem(problem), threshold_bound(problem)
+    if not problem.phi.is_convex:
+        bound = replace(bound, cost=np.nan, kind="")  # still a good scale for starts, but no proof
+    elif prove and _trades_resources(problem) and np.isfinite(bound.cost):
+        bound = linear_bound(problem, bound)
+    candidates = best_starts(native, bound)
+    end_s = begin_s + max(TIME_LIMIT_FACTOR * seconds, LEAST_TIME_LIMIT_s)
+    moves, out_of_time = 0, False
+    for stage, (finalists, effort) in enumerate(
+        _annealing_stages(candidates[0].placement, max(1, int(seconds * MOVES_A_SECOND)))
+    ):
+        # `candidates` grows while its first few are annealed: finalists of a stage are taken before it begins.
+        for number, start in enumerate(candidates[:finalists]):
+            left_s = max(0.0, end_s - time.monotonic())
+            # Each run has a seed of its own, so that finalists with equal placements do not walk the same way.
+            limited = effort._replace(seed=(seed * 2 + stage) * 64 + number, limit_s=left_s)
+            better = native.anneal(start.placement, limited)
+            moves, out_of_time = moves + better.moves, out_of_time or better.out_of_time
+            candidates.append(better)
+        candidates.sort(key=_search_key)
+    took_s = time.monotonic() - begin_s
+    return [
+        SearchResult(c.placement, c.cost, c.over, bound, moves, took_s, out_of_time)
+        for c in _distinct_costs(candidates, count)
+    ]
+
+
+def _distinct_costs(candidates: list[Candidate], count: int) -> list[Candidate]:
+    kept = candidates[:1]
+    for candidate in candidates[1:]:
+        if (
+            len(kept) < count
+            and candidate.cost > kept[-1].cost * (1 + SAME_COST)
+            and _search_key(candidate)[0] <= _search_key(candidates[0])[0]
+        ):
+            kept.append(candidate)
+    return kept
+
+
+def _annealing_stages(start: Placement, moves: int) -> tuple[tuple[int, AnnealingEffort], tuple[int, AnnealingEffort]]:
+    """How many placements each stage anneals, and how. With more pieces each matters less, so it starts cooler."""
+    pieces = int((start.unit_N != NO_UNIT).sum())
+    hot = min(0.012, max(0.0005, 0.4 / pieces))
+    short = AnnealingEffort(moves=int(moves * FINALISTS_SHARE / FINALISTS), hot=hot, cold=hot / 200, smooth=0.9)
+    long = AnnealingEffort(moves=int(moves * (1 - FINALISTS_SHARE)), hot=hot / 4, cold=1e-6, smooth=0.8)
+    return (FINALISTS, short), (1, long)
+
+
+def _search_key(candidate: Candidate) -> tuple[float, float]:
+    return (candidate.over if candidate.over > TINY else 0.0, candidate.cost)
+
+
+def _trades_resources(problem: PlacementProblem) -> bool:
+    """Whether options do more than cut columns, so that they trade work, links and memory against each other."""
+    used = [problem.kinds[number] for number in np.unique(problem.option_kind)]
+    return any(kind.unit_kind != "rank" or kind.tier != "device" for kind in used)
+
+
+def best_starts(native: NativeProblem, bound: Bound) -> list[Candidate]:
+    """All start placements, the cheapest first."""
+    candidates = [native.candidate(placement) for placement in _start_placements(native, bound)]
+    if all(candidate.over > TINY for candidate in candidates):
+        candidates += [native.candidate(placement) for placement in _packed_placements(native)]
+    return sorted(candidates, key=_search_key)
+
+
+def _start_placements(native: NativeProblem, bound: Bound) -> Iterator[Placement]:
+    problem = native.problem
+    totals = OptionTotals.of(problem)
+    z = bound.phi if np.isfinite(bound.phi) else float(totals.phi_O.max())
+    if bound.choice_I is not None:
+        yield from _greedy_placements(native, bound.choice_I, z, max(bound.link, TINY))
+    m = bound.link if np.isfinite(bound.link) and bound.link > 0 else max(float(totals.link_O.max()), TINY)
+    for scale in SPLIT_SCALES:
+        choice_I = least_split_options(problem, totals, z * scale, m * scale)
+        yield from _greedy_placements(native, choice_I, z, m)
+    yield from _greedy_placements(native, _least_memory_options(problem, totals), z, m)
+    learned = learned_start(problem)
+    if learned is not None:
+        yield learned
+
+
+def _greedy_placements(native: NativeProblem, choice_I: Index, z: float, m: float) -> Iterator[Placement]:
+    problem = native.problem
+    pieces = _pieces_of(problem, choice_I)
+    load_N = problem.phi(problem.pieces.load_NK) - problem.phi.constant
+    share_N = np.maximum(load_N / max(z - problem.phi.constant, TINY), problem.pieces.link_N / m)
+    share_N = np.maximum(share_N, (problem.pieces.bytes_NM / np.maximum(problem.limit_M, 1)).max(1))
+    yield from _placed(native, choice_I, share_N, scale=[z, m, *np.maximum(problem.limit_M, 1)])
+    # As NeuroShard: balance operators alone, under a limit on links that is relaxed step by step.
+    ranks_N = problem.ranks_of_O[problem.option_of_N]
+    mean = float((problem.pieces.link_N * ranks_N)[pieces].sum()) / problem.topology.world
+    for slack in LINK_SLACKS:
+        yield from _placed(native, choice_I, load_N, link_limit=mean * slack * (1 + 1e-12))
+
+
+def _placed(native: NativeProblem, choice_I: Index, key_N: Floats, **limits: Any) -> Iterator[Placement]:
+    """The options' pieces in falling order of a key, each where `NativeProblem.greedy` puts it, if all have a place."""
+    pieces = _pieces_of(native.problem, choice_I)
+    unit_N = native.greedy(pieces[np.argsort(-key_N[pieces], kind="stable")], **limits)
+    if unit_N is not None:
+        yield Placement(choice_I, unit_N)
+
+
+def _packed_placements(native: NativeProblem) -> Iterator[Placement]:
+    """Whatever it costs, a placement that memory has room for."""
+    problem = native.problem
+    choice_I, limit_M = _filling_options(problem, OptionTotals.of(problem)), np.maximum(problem.limit_M, 1)
+    share_N, most = (problem.pieces.bytes_NM / limit_M).max(1), np.finfo(float).max
+    return _placed(native, choice_I, share_N, scale=[most, most, *limit_M])
+
+
+def _filling_options(problem: PlacementProblem, totals: OptionTotals) -> Index:
+    """Largest items first, options in small pieces that leave as much room as they can in the fullest tier."""
+    limit_M = np.maximum(problem.limit_M, 1.0)
+    share_OM = totals.bytes_OM / limit_M  # of all memory of a tier
+    starts_O = np.array([problem.pieces_of(option).start for option in range(len(share_OM))])
+    largest_O = np.maximum.reduceat((problem.pieces.bytes_NM / limit_M).max(1), starts_O)
+    left_M = np.where(problem.limit_M > 0, FILL, 0.0)
+    choice_I = np.zeros(len(problem.members), dtype=np.int32)
+    least_I = np.minimum.reduceat(share_OM.sum(1), problem.item_begin[:-1])
+    for item in np.argsort(-least_I, kind="stable").tolist():
+        options = np.array(problem.options_of(item))
+        # Of options that fit, those in small pieces; of these, those that there is room for; of these, small ones.
+        options = _those(options, totals.fits_O[options])
+        options = _those(options, largest_O[options] <= SMALL_PIECE)
+        options = _those(options, np.all(share_OM[options] <= left_M, axis=1))
+        size = share_OM[options].sum(1)
+        options = options[size <= NEAR * size.min()]
+        choice_I[item] = options[(left_M - share_OM[options]).min(1).argmax()]
+        left_M = left_M - share_OM[choice_I[item]]
+    return choice_I
+
+
+def _those(options: np.ndarray, ok: np.ndarray) -> np.ndarray:
+    """The options that are ok; all of them, if none is."""
+    return options[ok] if ok.any() else options
+
+
+def _pieces_of(problem: PlacementProblem, choice_I: Index) -> np.ndarray:
+    return np.concatenate([np.array(problem.pieces_of(int(option))) for option in choice_I])
+
+
+def least_split_options(problem: PlacementProblem, totals: OptionTotals, z: float, m: float) -> Index:
+    """For each item the option with least work whose pieces are under z, m and memory; if none, the smallest."""
+    ok_O = totals.fits_O & (totals.phi_O <= z * (1 + 1e-9)) & (totals.link_O <= m * (1 + 1e-9))
+    work_O = problem.phi(totals.load_OK) + totals.links_O + _memory_price_O(problem, totals, z)
+    # Options over a limit come after all others, smallest first; options that fit on no rank come last.
+    size_O = totals.phi_O / z + totals.link_O / m + np.where(totals.fits_O, 0.0, 1e6)
+    return argmin_options(problem, np.where(ok_O, work_O, 1e3 + size_O))
+
+
+def _memory_price_O(problem: PlacementProblem, totals: OptionTotals, z: float) -> Floats:
+    """Seconds that an option's memory is worth: none while memory is plenty, up to z where it is full."""
+    begin = problem.item_begin[:-1]
+    fits_O1 = np.where(totals.fits_O[:, None], totals.bytes_OM[:, :1], np.inf)
+    least_bytes = float(np.minimum.reduceat(fits_O1, begin, axis=0).sum(0)[0])
+    fill = least_bytes / max(problem.limit_M[0], 1.0)
+    return totals.bytes_OM[:, 0] / max(problem.limit_M[0], 1.0) * z * min(fill, 1.0) ** 4
+
+
+def _least_memory_options(problem: PlacementProblem, totals: OptionTotals) -> Index:
+    """For each item the option with least memory; of equal ones, with the smallest largest piece."""
+    share_O = (totals.bytes_OM / np.maximum(problem.limit_M, 1)).sum(1)
+    largest_O = totals.phi_O / max(float(totals.phi_O.max()), TINY)
+    return argmin_options(problem, np.where(totals.fits_O, share_O + 1e-3 * largest_O, 1e6 + share_O))

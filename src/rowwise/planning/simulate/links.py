@@ -1,0 +1,179 @@
+"""Seconds of collectives, told apart by what takes them: links inside hosts, the network, uplinks, and latency.
+
+Rates are those of a hardware profile or, between hosts, of a network. With a network, messages are gloo's: every host
+sends each other one, empty or not, and sums go round a ring.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from rowwise.planning.perf.access import Floats
+from rowwise.planning.perf.collective import all_to_all_s, far_sum_s, near_scatter_s, ring_s
+from rowwise.planning.perf.hardware import FLOAT_bytes, Machine
+from rowwise.planning.perf.links import LinkArrays, uniform_network
+from rowwise.planning.perf.sums import far_coding_s
+from rowwise.planning.simulate.traffic import Flow
+from rowwise.tables.spec import LINKS, RUN, FarType, Link, Topology, WireType
+
+Cause = Literal["device", "memory", "host link", "links in hosts", "network", "uplink", "latency", "batches"]
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+CAUSE_OF: Mapping[Link, Cause] = {"host": "links in hosts", "network": "network", "uplink": "uplink"}
+RATES = {"all_to_all": "all_to_all_Bps", "all_reduce": "all_reduce_Bps"}
+Seconds = dict[Cause, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What connects the ranks of a machine."""
+
+    machine: Machine
+    net: LinkArrays | None = None  # between hosts; None: the rates of the profile
+
+    @property
+    def topology(self) -> Topology:
+        return self.machine.topology
+
+    @property
+    def by_processor(self) -> frozenset[Cause]:
+        """What the processor spends on transfers, instead of computing beside them."""
+        if not self.machine.hardware.copies_inside:
+            return frozenset({"device"})
+        return frozenset({"device", "links in hosts", *(("latency",) if self.topology.hosts == 1 else ())})
+
+    def flow(self, flow: Flow) -> Seconds:
+        """Of the rank that takes longest; nothing without bytes."""
+        each = {link: np.maximum(flow.sent[link], flow.received[link]) for link in LINKS}
+        if not any(x.any() for x in each.values()):
+            return {}
+        over_network = self.net is not None and self.topology.hosts > 1
+        near: tuple[Link, ...] = ("host",) if over_network else LINKS
+        taken = {link: each[link] / self._rate(link, flow.collective) for link in near}
+        slowest = int(np.argmax(sum(taken.values())))
+        found: Seconds = {CAUSE_OF[link]: float(x[slowest]) for link, x in taken.items()}
+        sent: tuple[Link, ...] = ("network", "uplink") if self.machine.hardware.copies_inside else LINKS
+        moved = np.sum([flow.sent[link] + flow.received[link] for link in sent], axis=0)
+        found |= self._copying(float(moved.max()))
+        farthest = next(link for link in reversed(LINKS) if each[link].any())
+        if self.net is None or not over_network:
+            return found | {"latency": self.machine.hardware.link(farthest).latency_s}
+        if flow.collective == "all_reduce":
+            bus_bytes = float(np.sum(list(flow.sent.values()), axis=0).max())
+            whole_bytes = bus_bytes / 2 * self.topology.world / (self.topology.world - 1)
+            return add_seconds(found, self._ring(whole_bytes))
+        return add_seconds(found, self._between_hosts(flow, self.net))
+
+    def all_reduce(self, size_bytes: float, ranks: int, *, inside: bool) -> Seconds:
+        """Sums over so many ranks, all of a host or from several, round a ring."""
+        if ranks == 1 or not size_bytes:
+            return {}
+        if self.net is not None and not inside:
+            return self._ring(size_bytes)
+        sums = self.machine.hardware.sums
+        if inside and sums is not None and sums.ranks == ranks:
+            return {"links in hosts": sums.of(size_bytes)}
+        return self._shared(2 * (ranks - 1) / ranks * size_bytes, "all_reduce", inside=inside)
+
+    def gather(self, size_bytes: float, ranks: int, *, inside: bool) -> Seconds:
+        """What so many ranks have a part of each, to all of them; or the sums of all, a part to each."""
+        if ranks == 1 or not size_bytes:
+            return {}
+        if self.net is not None and not inside:
+            return {cause: seconds / 2 for cause, seconds in self._ring(size_bytes).items()}  # half of an all-reduce
+        return self._shared((ranks - 1) / ranks * size_bytes, "reduce_scatter", inside=inside)
+
+    def dense_sum(self, numbers: float, kind: WireType, ranks: int, *, inside: bool) -> Seconds:
+        """The sum of gradients of dense parameters; lossy types send each rank its share, and gather the sums."""
+        if kind.facts.exact:
+            return self.all_reduce(FLOAT_bytes * numbers, ranks, inside=inside)
+        coded = kind.vector_bytes(RUN) * -(-numbers // RUN)
+        both = add_seconds(
+            self.gather(coded, ranks, inside=inside), self._shares(coded * (ranks - 1) / ranks, ranks, inside=inside)
+        )
+        return add_seconds(both, {"device": self.machine.hardware.coding_s(kind) * numbers})
+
+    def two_level_sum(self, numbers: float, far: FarType) -> tuple[Seconds, Seconds]:
+        """A sum in two levels: the near scatter, which travels beside a backward, and what has to wait for its end.
+
+        See `train/two_level.py`. Without a network, that between hosts has the rates of the profile.
+        """
+        topology, hardware = self.topology, self.machine.hardware
+        net = uniform_network(topology, hardware).arrays() if self.net is None else self.net
+        size_bytes, far_bytes = FLOAT_bytes * numbers, numbers / RUN * far.run_bytes
+        if len(topology.groups) > 1:
+            near = seconds_by_cause(net, lambda net: near_scatter_s(net, topology.devices * size_bytes))
+            between = seconds_by_cause(net, lambda net: far_sum_s(net, far_bytes))
+        else:
+            scattered_s = size_bytes * (1 - 1 / topology.devices) / hardware.host.reduce_scatter_Bps
+            near: Seconds = {"links in hosts": scattered_s, "latency": hardware.host.latency_s}
+            between = seconds_by_cause(net, lambda net: ring_s(net, np.arange(topology.hosts), far_bytes))
+        holders = min(map(len, topology.near_ranks))
+        coding: Seconds = {"device": 2 * numbers / holders * far_coding_s(hardware, far)}
+        near = add_seconds(near, self._copying(2 * size_bytes, inside=len(topology.groups) < 2))
+        return near, add_seconds(
+            add_seconds(between, near), add_seconds(coding, self._copying(4 * far_bytes / holders))
+        )
+
+    def _shares(self, sent_bytes: float, ranks: int, *, inside: bool) -> Seconds:
+        if ranks == 1 or (self.net is not None and not inside):
+            return self.gather(sent_bytes * ranks / max(ranks - 1, 1), ranks, inside=inside)
+        return self._shared(sent_bytes, "all_to_all", inside=inside)
+
+    def _shared(self, sent_bytes: float, collective: str, *, inside: bool) -> Seconds:
+        link: Link = "host" if inside else "network"
+        sending: Seconds = {CAUSE_OF[link]: sent_bytes / self._rate(link, collective)}
+        copying = self._copying(2 * sent_bytes, inside=inside)
+        return sending | {"latency": self.machine.hardware.link(link).latency_s} | copying
+
+    def _copying(self, moved_bytes: float, *, inside: bool = False) -> Seconds:
+        """What sending and receiving takes of a processor that also computes, beside the time of the link."""
+        if inside and self.machine.hardware.copies_inside:
+            return {}
+        taken_s = self.machine.hardware.cpu_s_per_byte * moved_bytes
+        return {"device": taken_s} if taken_s else {}
+
+    def _rate(self, link: Link, collective: str) -> float:
+        return getattr(self.machine.hardware.link(link), RATES.get(collective, "reduce_scatter_Bps"))
+
+    def _ring(self, size_bytes: float) -> Seconds:
+        assert self.net is not None
+        order = np.arange(self.topology.hosts)
+        sending = seconds_by_cause(self.net, lambda net: ring_s(net, order, size_bytes))
+        return sending | self._copying(4 * size_bytes)
+
+    def _between_hosts(self, flow: Flow, net: LinkArrays) -> Seconds:
+        bytes_HH = between_hosts(flow, self.topology)
+        latency_s = float(net.latency_HH.max())
+        sent_s = all_to_all_s(net, bytes_HH) - latency_s
+        free_s = all_to_all_s(net._replace(uplink_G=np.full_like(net.uplink_G, np.inf)), bytes_HH) - latency_s
+        return {"network": free_s, "uplink": sent_s - free_s, "latency": latency_s * self.topology.world}
+
+
+def between_hosts(flow: Flow, topology: Topology) -> Floats:
+    """Bytes from host to host: what a host sends over a kind of link goes to others as they receive it."""
+    total_HH = np.zeros((topology.hosts, topology.hosts))
+    group_H = np.array([topology.group_of(host) for host in range(topology.hosts)])
+    for link in ("network", "uplink"):
+        sent_H, received_H = (
+            x[link].reshape(topology.hosts, topology.devices).sum(1) for x in (flow.sent, flow.received)
+        )
+        met_HH = (group_H[:, None] == group_H[None]) == (link == "network")
+        share_HH = np.where(met_HH & ~np.eye(topology.hosts, dtype=bool), received_H[None], 0.0)
+        whole_H = share_HH.sum(1, keepdims=True)
+        total_HH += sent_H[:, None] * np.divide(share_HH, whole_H, out=np.zeros_like(share_HH), where=whole_H > 0)
+    return total_HH
+
+
+def seconds_by_cause(net: LinkArrays, seconds: Callable[[LinkArrays], float]) -> Seconds:
+    """Seconds on a network, told apart by how much less they are without latencies, and without uplinks."""
+    all_s = seconds(net)
+    at_once = net._replace(latency_HH=np.zeros_like(net.latency_HH))
+    sent_s = seconds(at_once)
+    free_s = seconds(at_once._replace(uplink_G=np.full_like(net.uplink_G, np.inf)))
+    return {"network": free_s, "uplink": sent_s - free_s, "latency": all_s - sent_s}
+
+
+def add_seconds(one: Seconds, other: Seconds) -> Seconds:
+    return {cause: one.get(cause, 0.0) + other.get(cause, 0.0) for cause in CAUSES if cause in one or cause in other}

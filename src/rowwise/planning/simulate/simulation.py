@@ -1,0 +1,302 @@
+"""`simulate`: a step of a model on a machine that is not here, with its memory, what limits it and what would help."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from msgspec import structs
+
+from rowwise.base.quantity import format_bytes
+from rowwise.base.records import Help, ResourceUse, SimulatedStage, Simulation, TierUse
+from rowwise.base.textfile import parse_whole
+from rowwise.errors import SpecError
+from rowwise.parallel.plan import TIERS, Plan
+from rowwise.planning.perf.access import Workload
+from rowwise.planning.perf.dense_layers import DenseLayers
+from rowwise.planning.perf.dense_parallel import DenseSide
+from rowwise.planning.perf.hardware import Hardware, Machine
+from rowwise.planning.perf.learned import model_of
+from rowwise.planning.perf.links import LinkArrays, Network, age_notes
+from rowwise.planning.perf.timeline import steady_step
+from rowwise.planning.planner.current_placement import placement_of_plan
+from rowwise.planning.planner.infeasible import InfeasibleError
+from rowwise.planning.planner.options import make_problem
+from rowwise.planning.planner.pipeline import make_plan
+from rowwise.planning.planner.problem import PlanRequest
+from rowwise.planning.simulate.links import CAUSES, Links
+from rowwise.planning.simulate.loads import EvenPieces, MissingMemory, TableLoads, even_loads, planned_loads
+from rowwise.planning.simulate.step import StepWork
+from rowwise.tables.spec import FLOATS, Topology, Wire
+
+SEARCH_s = 0.02
+FASTER = 2.0  # how much faster each resource is made in turn
+MEASURED_HOSTS = 1  # of profiles that `rowwise calibrate` writes
+EXTRAPOLATED = 4  # times the hosts that were measured
+WORTH = 0.02  # share of a step that is worth naming
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedModel:
+    """What trains: tables, dense layers and the settings of a step."""
+
+    name: str
+    workloads: tuple[Workload, ...]
+    layers: DenseLayers
+    side: DenseSide
+    batch: int  # samples of a step, of all ranks
+    wire: Wire = FLOATS
+    depth: int = 2  # steps in flight
+    elastic: bool = False
+    tensor_ranks: int = 1
+    ids_beside: bool = False
+    columns: int = 0  # of samples that ranks read; 0: batches are made elsewhere
+    workers: bool = False  # workers of a host read for all its ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedMachine:
+    """Where the model trains, and how its tables are placed."""
+
+    machine: Machine
+    network: Network | None = None
+    plan: Plan | None = None  # None: a searched one
+    even: bool = False  # instead of a plan
+    pieces: EvenPieces | None = None  # of tables that are even; None: they are priced
+
+    def links(self) -> Links:
+        return Links(self.machine, None if self.network is None else _first_hosts(self.network, self.machine.topology))
+
+
+def simulate(model: SimulatedModel, place: SimulatedMachine, *, explain: bool = True) -> Simulation:
+    """A step in the middle of a run; with `explain`, also what would help."""
+    check_model(model, place.machine.topology)
+    request, facts = make_request(model, place.machine), _facts(model, place)
+    loads = _missing_dense(request) or table_loads(model, place, request)
+    if isinstance(loads, MissingMemory):
+        memory = _memory(request, loads.need_bytes)
+        return structs.replace(facts, lacking_bytes=loads.lacking_bytes, memory=memory)
+    work = step_work(model, place, loads)
+    stages = work.stages(model.depth)
+    found = steady_step(stages)
+    resources = [*found.busy_s, *(found.exposed_s.keys() - found.busy_s.keys())]
+    helped = what_would_help(work, model.depth, found.step_s) if explain else ()
+    return structs.replace(
+        facts,
+        step_s=found.step_s,
+        samples_s=model.batch / found.step_s,
+        memory=_memory(request, loads.memory_bytes),
+        uses=tuple(ResourceUse(r, found.busy_s.get(r, 0.0), found.exposed_s.get(r, 0.0)) for r in resources),
+        stages=tuple(SimulatedStage(s.name, s.resource, float(max(s.seconds_W))) for s in stages),
+        help=helped,
+        limits=describe_limit(helped, found.step_s) if explain else "",
+    )
+
+
+def check_model(model: SimulatedModel, topology: Topology) -> None:
+    """Raise for a batch that ranks cannot share."""
+    if model.batch < topology.world:
+        raise SpecError(
+            f"batch={model.batch}: {topology.world:,} ranks cannot share so few samples",
+            f"at least {topology.world:,}, or fewer ranks",
+        )
+
+
+def make_request(model: SimulatedModel, machine: Machine) -> PlanRequest:
+    """The planner's question, with every tier of memory that the machine has."""
+    sizes = dict(zip(TIERS, machine.memory_bytes, strict=True))
+    return PlanRequest(
+        workloads=model.workloads,
+        machine=machine,
+        model=model_of(machine.hardware, machine.topology, model.wire),
+        batch=model.batch,
+        tiers=frozenset(tier for tier in TIERS if tier == "device" or sizes[tier]),
+        dense=model.side,
+    )
+
+
+def table_loads(model: SimulatedModel, place: SimulatedMachine, request: PlanRequest) -> TableLoads | MissingMemory:
+    """Loads by the plan that is given or searched, or even ones."""
+    links = place.links()
+    if place.even:
+        return even_loads(request, links, place.pieces)
+    if place.plan is not None:
+        return _given_loads(request, place.plan, links, elastic=model.elastic)
+    try:
+        found = make_plan(request, seconds=SEARCH_s, prove=False)
+    except InfeasibleError:
+        evenly = even_loads(request, links)
+        if isinstance(evenly, MissingMemory):
+            return evenly
+        raise  # tables would fit if they could be cut evenly, and the error says which cannot
+    sums = found.problem.sums(found.searched.placement)
+    return planned_loads(found.problem, sums, found.plan, links, elastic=model.elastic)
+
+
+def _given_loads(request: PlanRequest, plan: Plan, links: Links, *, elastic: bool) -> TableLoads | MissingMemory:
+    """By a plan from elsewhere; tables that no layout describes cost what the nearest one does."""
+    if plan.world != links.topology.world:
+        ranks = f"{plan.world} ranks, and the machine has {links.topology.world}"
+        raise SpecError(f"--plan: a plan for {ranks}", "a plan for this machine, or no --plan")
+    plan.validate([w.table for w in request.workloads])
+    current = placement_of_plan(make_problem(request), plan)
+    sums = current.problem.sums(current.start)
+    need = tuple(int(size) for size in sums.bytes_NM.max(0))
+    if any(size > limit for size, limit in zip(need, request.limits_bytes, strict=True)):
+        return MissingMemory(need, request.limits_bytes)
+    return planned_loads(current.problem, sums, plan, links, elastic=elastic)
+
+
+def step_work(model: SimulatedModel, place: SimulatedMachine, loads: TableLoads) -> StepWork:
+    return StepWork(
+        tables=loads.seconds,
+        layers=model.layers,
+        side=model.side,
+        links=place.links(),
+        samples=model.batch / place.machine.topology.world,
+        wire=model.wire,
+        tensor_ranks=model.tensor_ranks,
+        ids_beside=model.ids_beside,
+        batch_s=making_s(model, place.machine),
+    )
+
+
+def making_s(model: SimulatedModel, machine: Machine) -> float:
+    """Seconds of a processor in which a rank makes its part of a batch."""
+    times, ranks = machine.hardware.batches, machine.topology.world
+    if times is None:
+        return 0.0
+    values, devices = model.batch * model.columns, machine.topology.devices
+    if model.workers:  # those of each host prepare all rows, for its ranks
+        return values * (times.read_s + times.encode_s) / devices
+    return values * (times.read_s + times.encode_s / ranks)
+
+
+def what_would_help(work: StepWork, depth: int, step_s: float) -> tuple[Help, ...]:
+    """Each cause twice as fast in turn, and no latency; the most first."""
+    present = {cause for one in work.works() for cause, seconds in one.causes.items() if np.any(seconds)}
+    found: list[Help] = []
+    for cause in CAUSES:
+        if cause in present:
+            factor = float("inf") if cause == "latency" else FASTER
+            faster_s = steady_step(work.stages(depth, {cause: factor})).step_s
+            found.append(Help(cause, faster_s, 1 - faster_s / step_s))
+    return tuple(sorted(found, key=lambda one: one.step_s))
+
+
+def describe_limit(helped: tuple[Help, ...], step_s: float) -> str:
+    """What limits the step, in a sentence."""
+    worth = [one for one in helped if one.saved > WORTH]
+    if not worth or not step_s:
+        return "No single resource limits the step."
+    names = {
+        "latency": "Latency limits",
+        "links in hosts": "Links in hosts limit",
+        "batches": "Making batches limits",
+    }
+    first = worth[0]
+    lead = names.get(first.what, f"The {first.what} limits")
+    how = {"latency": "without any", "batches": "with batches made twice as fast"}.get(first.what, "twice as fast")
+    return f"{lead} the step: {how}, a step takes {first.saved:.0%} less."
+
+
+def choose_dense(model: SimulatedModel, text: str, topology: Topology) -> SimulatedModel:
+    """The model with its dense layers replicated, sharded (full, hybrid, hybrid:8), or cut by tensors (tp:8)."""
+    kind, _, number = text.partition(":")
+    kinds = {"replicated": "replicate", "replicate": "replicate", "full": "full", "hybrid": "hybrid", "tp": "tp"}
+    ranks = parse_whole(number or str(topology.devices))
+    if kind not in kinds or ranks is None or (number and kinds[kind] in ("replicate", "full")):
+        raise SpecError(f"dense={text!r}", "replicated, full, hybrid, hybrid:RANKS or tp:RANKS")
+    if kinds[kind] in ("hybrid", "tp") and (ranks < 1 or topology.world % ranks):
+        raise SpecError(f"dense={text}: {ranks} ranks do not divide {topology.world}", f"a divisor of {topology.world}")
+    if model.wire.far is not None and kinds[kind] != "replicate":
+        raise SpecError(f"dense={text} with wire.far={model.wire.far}", "dense=replicated, or wire.far=null")
+    if kinds[kind] == "tp":
+        return replace(model, side=_narrow(model.side, ranks), tensor_ranks=ranks)
+    shards = ranks if kinds[kind] == "hybrid" else None
+    return replace(model, side=structs.replace(model.side, kind=kinds[kind], shards=shards), tensor_ranks=1)
+
+
+def _narrow(side: DenseSide, ranks: int) -> DenseSide:
+    """Memory of a rank that has a part of each layer's columns."""
+    units = tuple(tuple((-(-shape[0] // ranks), *shape[1:]) for shape in unit) for unit in side.shapes.units)
+    return structs.replace(side, kind="replicate", shapes=structs.replace(side.shapes, units=units))
+
+
+def describe_rates(hardware: Hardware, topology: Topology, network: Network | None) -> tuple[str, ...]:
+    """What the numbers rest on, said with every simulation."""
+    measured = hardware.kernels is not None
+    notes = [f"measured: {hardware.source}" if measured else f"rates of a data sheet: {hardware.source}"]
+    notes += [] if network is None else age_notes(network, "--network")
+    if measured and topology.hosts > EXTRAPOLATED * MEASURED_HOSTS and (network is None or network.probed is None):
+        notes.append(f"extrapolated: {topology.hosts} hosts, and {MEASURED_HOSTS} was measured")
+    return tuple(notes)
+
+
+def _first_hosts(network: Network, topology: Topology) -> LinkArrays:
+    """The links between the first hosts of a network."""
+    have = len(network.hosts)
+    if topology.hosts > have:
+        raise SpecError(
+            f"network: {have} hosts, and the machine has {topology.hosts}",
+            "a network of as many hosts, or no --network",
+        )
+    return network.arrays().among(range(topology.hosts))
+
+
+def _missing_dense(request: PlanRequest) -> MissingMemory | None:
+    if request.limits_bytes[0]:
+        return None
+    assert request.dense is not None
+    room = int(request.machine.memory_bytes[0] * (1 - request.constraints.reserve))
+    need = request.dense.memory_bytes(request.machine.topology, request.batch)
+    return MissingMemory((need, 0, 0), (room, 0, 0))
+
+
+def _memory(request: PlanRequest, used_bytes: tuple[int, ...]) -> tuple[TierUse, ...]:
+    dense = 0 if request.dense is None else request.dense.memory_bytes(request.machine.topology, request.batch)
+    sizes = [int(size * (1 - request.constraints.reserve)) for size in request.machine.memory_bytes]
+    alone = request.limits_bytes[0] == 0
+    return tuple(
+        TierUse(tier, 0 if alone else used, dense if tier == "device" else 0, size)
+        for tier, used, size in zip(TIERS, used_bytes, sizes, strict=True)
+        if used or size
+    )
+
+
+def _facts(model: SimulatedModel, place: SimulatedMachine) -> Simulation:
+    """A simulation without a step: what is simulated."""
+    topology, hardware, kind = place.machine.topology, place.machine.hardware, model.side.kind
+    dense = {"replicate": "replicated", "full": "full"}.get(kind, f"{kind}:{model.side.shards_on(topology)}")
+    return Simulation(
+        model=model.name,
+        machine=hardware.name,
+        hosts=topology.hosts,
+        devices=topology.devices,
+        batch=model.batch,
+        dense=f"tp:{model.tensor_ranks}" if model.tensor_ranks > 1 else dense,
+        wire=describe_wire(model.wire),
+        exact=model.wire.exact,
+        runs_here=model.tensor_ranks == 1,
+        step_s=None,
+        notes=describe_rates(hardware, topology, place.network),
+    )
+
+
+def describe_wire(wire: Wire) -> str:
+    """One type if all are alike, else those between hosts, between groups if these differ, and of dense gradients."""
+    near, far = wire.codecs("network"), wire.codecs("uplink")
+    kinds = [near.forward, near.backward, *((far.forward, far.backward) if far != near else ()), wire.far or wire.dense]
+    alike = {wire.host.forward, wire.host.backward, *kinds}
+    return str(kinds[-1]) if len(alike) == 1 else "/".join(map(str, kinds))
+
+
+def describe_memory(memory: tuple[TierUse, ...]) -> str:
+    return ", ".join(
+        f"{one.tier} {format_bytes(one.tables_bytes + one.dense_bytes)} of {format_bytes(one.limit_bytes)}"
+        for one in memory
+    )  # fmt: skip
+
+
+def faster_links(hardware: Hardware, factor: float) -> Hardware:
+    """The hardware with a network, and uplinks of groups, so many times as fast."""
+    network, uplink = hardware.network.times(factor), hardware.uplink and hardware.uplink.times(factor)
+    return structs.replace(hardware, network=network, uplink=uplink)

@@ -1,0 +1,284 @@
+"""A training step of ours as stages: what each takes on each rank and because of what, in the order of the program.
+
+Stages are named as in `planning/perf/step_program.py`, with layers and collectives as their parts: `forward.bottom.0`,
+`reduce.2`. Vectors and gradients travel while layers compute that do not need them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rowwise.planning.perf.access import Floats
+from rowwise.planning.perf.dense_layers import DenseLayer, DenseLayers
+from rowwise.planning.perf.dense_parallel import BF16_bytes, DenseSide, FLOAT_bytes
+from rowwise.planning.perf.step_program import StageRef, TimelineStage, look_ahead
+from rowwise.planning.simulate.links import Cause, Links, Seconds, add_seconds
+from rowwise.planning.simulate.traffic import Flow
+from rowwise.tables.spec import FLOATS, FarType, Wire
+
+BUCKET_bytes = 4 << 20  # of gradients that are summed at once, at least
+UPDATE_PASSES = 3  # over the numbers of a parameter and its gradient; and two over each number of optimizer state
+COPY_PASSES = 4  # into a bucket, and out of it
+BETWEEN_RANKS = ("route", "exchange", "return", "reduce")  # stages that one rank does not have
+IDS = ("route.counts", "route.ids")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageWork:
+    """A stage with its seconds of each rank by cause; one number where all ranks are alike."""
+
+    name: str
+    resource: str
+    causes: Mapping[Cause, Floats | float]
+    after: tuple[str, ...] = ()
+
+    def seconds_W(self, faster: Mapping[Cause, float]) -> Floats:
+        """With causes so many times as fast."""
+        parts = [np.atleast_1d(seconds) / faster.get(cause, 1.0) for cause, seconds in self.causes.items()]
+        return sum(parts, np.zeros(1))
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TableSeconds:
+    """Seconds of each rank for its tables, and of the transfers between ranks."""
+
+    lookup_W: Floats
+    update_W: Floats
+    fetch_W: Floats  # rows of lower tiers
+    store_W: Floats
+    transfers: Mapping[str, Seconds]  # by stage
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class StepWork:
+    """What a step consists of."""
+
+    tables: TableSeconds
+    layers: DenseLayers
+    side: DenseSide
+    links: Links
+    samples: float  # of a rank
+    wire: Wire = FLOATS  # of dense gradients
+    batch_s: float = 0.0  # of a processor, in which a rank makes a batch
+    ids_beside: bool = False  # ids travel on links of their own, beside vectors and gradients
+    tensor_ranks: int = 1  # that share each dense layer, by its columns and rows in turn; not run by this library
+
+    def stages(self, depth: int, faster: Mapping[Cause, float] | None = None) -> tuple[TimelineStage, ...]:
+        """The program with so many steps in flight."""
+        works = [(work, work.seconds_W(faster or {})) for work in self.works()]
+        longer_W = self._longer_W(works)
+        listed = [
+            TimelineStage(
+                name=work.name,
+                resource="ids" if self.ids_beside and work.name in IDS else work.resource,
+                seconds_W=seconds_W * longer_W if work.resource == "processor" else seconds_W,
+                after=tuple(map(StageRef, work.after)),
+                joins=work.resource == "link",
+            )
+            for work, seconds_W in works
+        ]
+        return look_ahead(listed, depth)
+
+    def _longer_W(self, works: "Sequence[tuple[StageWork, Floats]]") -> Floats:
+        """How many times as long ranks compute while batches are made on the same cores."""
+        batches = self.links.machine.hardware.batches
+        if batches is None or not self.batch_s:
+            return np.ones(1)
+        (made_s,) = next(seconds_W for work, seconds_W in works if work.name == "data")
+        busy_W = sum((seconds_W for work, seconds_W in works if work.resource == "processor"), np.zeros(1))
+        return 1 + made_s * self.links.topology.devices / batches.cores / busy_W
+
+    def works(self) -> list[StageWork]:
+        """All stages, in the order of a step without look-ahead."""
+        tables = self.tables
+        sums = ("update.sums",) if "update.sums" in tables.transfers else ()  # of replicated tables, and over columns
+        made = ("data",) if self.batch_s else ()
+        return [
+            *(StageWork(name, "reader", {"batches": self.batch_s}) for name in made),
+            StageWork("route.pack", "processor", {}, made),
+            *self.send("route.counts", "route.pack"),
+            StageWork("route.send", "processor", {}, ("route.counts",)),
+            *self.send("route.ids", "route.send"),
+            StageWork("route.unpack", "processor", {}, ("route.ids",)),
+            StageWork("prefetch", "host link", {"host link": tables.fetch_W}, ("route.unpack",)),
+            StageWork("lookup", "processor", {"memory": tables.lookup_W}, ("prefetch",)),
+            *self.send("exchange.inside", "lookup"),
+            *self.send("exchange.send", "exchange.inside", "lookup"),
+            *_DenseStages(self).all(),
+            *(self.send("update.sums", "return.inside") if sums else ()),
+            StageWork("update", "processor", {"memory": tables.update_W}, ("return.inside", *sums)),
+            StageWork("write back", "host link", {"host link": tables.store_W}, ("update",)),
+            *self._overheads(),
+        ]
+
+    def _overheads(self) -> Iterator[StageWork]:
+        """What the program takes beside all these, in any place of the step."""
+        world = self.links.topology.world
+        for one in self.links.machine.hardware.overheads:
+            if world > 1 or one.stage not in BETWEEN_RANKS:
+                yield StageWork(f"{one.stage}.overhead", "processor", {"device": one.seconds})
+
+    def send(self, name: str, *after: str) -> Iterator[StageWork]:
+        return self.transfer(name, self.tables.transfers.get(name, {}), *after)
+
+    def transfer(self, name: str, seconds: Seconds, *after: str) -> Iterator[StageWork]:
+        """A collective; what it takes of the processor comes beside it."""
+        own = self.links.by_processor
+        yield StageWork(name, "link", {cause: taken for cause, taken in seconds.items() if cause not in own}, after)
+        copies: Seconds = {cause: taken for cause, taken in seconds.items() if cause in own}
+        if copies:
+            yield StageWork(f"{name}.copies", "processor", copies)
+
+
+def sum_transfers(flows: Sequence[Flow], links: Links) -> dict[str, Seconds]:
+    """Seconds of the collectives of each stage, one after the other."""
+    found: dict[str, Seconds] = {}
+    for flow in flows:
+        found[flow.stage] = add_seconds(found.get(flow.stage, {}), links.flow(flow))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _DenseStages:
+    """The stages of dense layers, of the collectives of their parameters, and of their update."""
+
+    work: StepWork
+
+    def all(self) -> Iterator[StageWork]:
+        layers = self.work.layers
+        yield from self._forward(layers.before, ())
+        summed = self._summed_before(len(layers.before))
+        yield StageWork("forward.vectors", "processor", {}, ("exchange.send", *summed))
+        yield from self._forward(layers.after, layers.before)
+        yield StageWork("backward.top", "processor", {}, self._summed_before(len(layers.all)))
+        backward = list(self._backward())
+        yield from backward
+        yield self._update(tuple(stage.name for stage in backward if stage.name.startswith("reduce.")))
+
+    @property
+    def _shards(self) -> int:
+        return self.work.side.shards_on(self.work.links.topology)
+
+    def _forward(self, layers: Sequence[DenseLayer], before: Sequence[DenseLayer]) -> Iterator[StageWork]:
+        for k, layer in enumerate(layers, len(before)):
+            gathered = self._gather(k, "forward", self._order)
+            yield from gathered
+            waits = tuple(stage.name for stage in gathered)
+            yield self._compute(layer, "forward", (*waits, *self._summed_before(k)))
+            if self._is_summed(k):
+                yield from self.work.transfer(
+                    f"sum.{layer.name}.forward", self._activation_sum(layer), f"forward.{layer.name}"
+                )
+
+    @property
+    def _order(self) -> tuple[DenseLayer, ...]:
+        return self.work.layers.all
+
+    def _backward(self) -> Iterator[StageWork]:
+        order, held, bucket = self._order[::-1], 0, 0
+        between: list[Seconds] = []  # of sums in two levels, what comes after the backward
+        for k, layer in enumerate(order):
+            if k == len(self.work.layers.after):
+                yield from self._returns()
+            gathered = self._gather(k, "backward", order) if self.work.side.reshard else []
+            yield from gathered
+            summed = (f"sum.{order[k - 1].name}.backward",) if k and self._is_summed_back(k - 1) else ()
+            yield self._compute(layer, "backward", (*(stage.name for stage in gathered), *summed))
+            if self._is_summed_back(k):
+                yield from self.work.transfer(
+                    f"sum.{layer.name}.backward", self._activation_sum(layer), f"backward.{layer.name}"
+                )
+            held += layer.parameters
+            last = k == len(order) - 1
+            if self._shards > 1 or held * FLOAT_bytes >= BUCKET_bytes or last:
+                if (far := self._far) is None:
+                    reduced = self._reduce(held)
+                else:
+                    reduced, rest = self.work.links.two_level_sum(held, far)
+                    between.append(rest)
+                yield from self.work.transfer(f"reduce.{bucket}", reduced, f"backward.{layer.name}")
+                held, bucket = 0, bucket + 1
+        if len(order) == len(self.work.layers.after):
+            yield from self._returns()
+        for number, seconds in enumerate(between):
+            yield from self.work.transfer(
+                f"reduce.far.{number}", seconds, f"reduce.{number}", f"backward.{order[-1].name}"
+            )
+
+    @property
+    def _far(self) -> FarType | None:
+        """The type between groups or hosts; None: sums in one level."""
+        far, topology = self.work.wire.far, self.work.links.topology
+        return FarType.parse(far) if far is not None and self._shards == 1 and len(topology.near_ranks) > 1 else None
+
+    def _returns(self) -> Iterator[StageWork]:
+        """Gradients of vectors, once the layers above them are differentiated."""
+        yield StageWork("backward.vectors", "processor", {})
+        yield from self.work.send("return.send", "backward.vectors")
+        yield from self.work.send("return.inside", "return.send")
+
+    def _compute(self, layer: DenseLayer, way: str, after: tuple[str, ...]) -> StageWork:
+        """Ranks that share a layer compute their part of it for the samples of them all."""
+        share = self.work.tensor_ranks
+        seconds = layer.seconds(self.work.links.machine.hardware, self.work.samples * share)
+        taken_s = seconds.forward_s if way == "forward" else seconds.backward_s
+        if way == "backward" and self.work.side.recompute:
+            taken_s += seconds.forward_s
+        return StageWork(f"{way}.{layer.name}", "processor", {"device": taken_s / share}, after)
+
+    def _gather(self, k: int, way: str, order: Sequence[DenseLayer]) -> list[StageWork]:
+        """Parameters of the layer that comes k-th; so many layers ahead as the side prefetches."""
+        shards, ahead = self._shards, 1 + self.work.side.prefetch
+        if shards == 1:
+            return []
+        size = order[k].parameters * (BF16_bytes if self.work.side.bf16 else FLOAT_bytes)
+        seconds = self.work.links.gather(size, shards, inside=self._is_inside(shards))
+        after = (f"{way}.{order[k - ahead].name}",) if k >= ahead else ()
+        return list(self.work.transfer(f"gather.{order[k].name}.{way}", seconds, *after))
+
+    def _reduce(self, parameters: int) -> Seconds:
+        """Sums of the gradients of so many parameters."""
+        work, shards = self.work, self._shards
+        topology = work.links.topology
+        if shards > 1:
+            scattered = work.links.gather(FLOAT_bytes * parameters, shards, inside=self._is_inside(shards))
+            same = work.links.all_reduce(
+                FLOAT_bytes * parameters / shards, topology.world // shards, inside=topology.hosts == 1
+            )
+            return add_seconds(scattered, same)
+        ranks = topology.world // work.tensor_ranks
+        return work.links.dense_sum(parameters // work.tensor_ranks, work.wire.dense, ranks, inside=topology.hosts == 1)
+
+    def _update(self, reduces: tuple[str, ...]) -> StageWork:
+        """Gradients into buckets and out of them, and the optimizer."""
+        side, layers = self.work.side, self.work.layers
+        held = layers.parameters / self._shards / self.work.tensor_ranks
+        passes = UPDATE_PASSES + 2 * side.state_slots + (COPY_PASSES if self.work.links.topology.world > 1 else 0)
+        seconds = passes * FLOAT_bytes * held / self.work.links.machine.hardware.device_Bps
+        return StageWork("backward.update", "processor", {"memory": seconds}, reduces)
+
+    def _is_inside(self, ranks: int) -> bool:
+        topology = self.work.links.topology
+        return topology.hosts == 1 or ranks <= topology.devices
+
+    def _is_summed(self, k: int) -> bool:
+        """Whether activations are summed after the forward of the k-th layer: after each second one of an MLP."""
+        return self.work.tensor_ranks > 1 and self._place(k) % 2 == 1
+
+    def _is_summed_back(self, k: int) -> bool:
+        """The same for the backward of the layer that comes k-th in it."""
+        return self.work.tensor_ranks > 1 and self._place(len(self._order) - 1 - k) % 2 == 0
+
+    def _place(self, k: int) -> int:
+        """The place of the k-th layer in its MLP."""
+        before = len(self.work.layers.before)
+        return k if k < before else k - before
+
+    def _summed_before(self, k: int) -> tuple[str, ...]:
+        return (f"sum.{self._order[k - 1].name}.forward",) if k and self._is_summed(k - 1) else ()
+
+    def _activation_sum(self, layer: DenseLayer) -> Seconds:
+        ranks = self.work.tensor_ranks
+        size = FLOAT_bytes * self.work.samples * ranks * layer.rows * layer.outputs
+        return self.work.links.all_reduce(size, ranks, inside=self._is_inside(ranks))

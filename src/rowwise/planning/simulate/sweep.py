@@ -1,0 +1,248 @@
+"""Sweeps: a model simulated with several values of several settings, the fastest first.
+
+Tables are planned once for each machine and batch, with the rates and the wire of the first combination on it.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from msgspec import structs
+
+from rowwise.base.records import Sweep, SweptRow
+from rowwise.base.textfile import parse_whole
+from rowwise.errors import SpecError
+from rowwise.parallel.plan import Plan
+from rowwise.planning.perf.hardware import Machine
+from rowwise.planning.perf.links import Network
+from rowwise.planning.planner.infeasible import InfeasibleError
+from rowwise.planning.planner.machines import machine_named, parse_size
+from rowwise.planning.planner.pipeline import make_plan
+from rowwise.planning.planner.problem import PlanRequest
+from rowwise.planning.simulate.loads import EvenPieces
+from rowwise.planning.simulate.simulation import (
+    SEARCH_s,
+    SimulatedMachine,
+    SimulatedModel,
+    check_model,
+    choose_dense,
+    faster_links,
+    make_request,
+    simulate,
+)
+from rowwise.tables.spec import Codecs, Topology, Wire, WireType
+
+MOST_COMBINATIONS = 10_000
+BASELINE = "full"  # how dense layers are stored where everything is sharded
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model on a machine."""
+
+    model: SimulatedModel
+    place: SimulatedMachine
+
+    def on(self, machine: Machine) -> "Case":
+        return replace(self, place=replace(self.place, machine=machine))
+
+
+def parse_vary(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Values by quantity, from texts such as `batch=64k,128k`."""
+    varied: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        name, equals, listed = text.partition("=")
+        values = tuple(value.strip() for value in listed.split(",") if value.strip())
+        if name not in QUANTITIES or not equals:
+            import difflib  # slow to import, and only errors need it
+
+            near = difflib.get_close_matches(name, QUANTITIES, n=1)
+            hint = f"did you mean {near[0]}?" if near else ""
+            known = f"one of {', '.join(QUANTITIES)}, = and values: batch=64k,128k"
+            raise SpecError(f"--vary {text}", known, hint=hint)
+        if not values:
+            raise SpecError(f"--vary {text}: no values", f"values such as {name}={EXAMPLES[name]}")
+        if name in varied:
+            raise SpecError(f"--vary {text}: {name} is varied twice", "all its values in one --vary")
+        varied[name] = values
+    count = 1
+    for values in varied.values():
+        count *= len(values)
+    if count > MOST_COMBINATIONS:
+        raise SpecError(f"--vary: {count:,} combinations", f"at most {MOST_COMBINATIONS:,}")
+    return varied
+
+
+def sweep(case: Case, varied: Mapping[str, Sequence[str]], tell: Callable[[float], None] = lambda _: None) -> Sweep:
+    """Simulate all combinations; `tell` gets the share that is done."""
+    found_rows: list[tuple[SweptRow, Case]] = []
+    known: dict[object, Plan | EvenPieces | None] = {}
+    bases: dict[object, float | None] = {}
+    combinations = list(itertools.product(*varied.values()))
+    for number, values in enumerate(combinations):
+        settings = dict(zip(varied, values, strict=True))
+        changed = _apply(case, settings)
+        check_model(changed.model, changed.place.machine.topology)
+        planned = _with_tables(changed, known)
+        found = simulate(planned.model, planned.place, explain=False)
+        if not found.fits and planned is not changed:  # beside these dense layers another plan may
+            found = simulate(changed.model, changed.place, explain=False)
+        base = (*(value for name, value in settings.items() if name not in ("dense", "wire")),)
+        if base not in bases:
+            bases[base] = _baseline(planned)
+        full = bases[base]
+        factor = found.samples_s / full if full and found.fits else None
+        found_rows.append((SweptRow(settings=settings, simulation=found, factor=factor), planned))
+        tell((number + 1) / len(combinations))
+    found_rows.sort(key=lambda one: _order(one[0]))
+    rows = _mark_best([row for row, _ in found_rows])
+    fastest = found_rows[0][1]
+    explained = simulate(fastest.model, fastest.place) if rows[0].simulation.fits else None
+    return Sweep(rows=rows, fastest=explained)
+
+
+def _order(row: SweptRow) -> tuple[bool, float, int]:
+    found = row.simulation
+    return not found.fits, -found.samples_s, found.lacking_bytes
+
+
+def _mark_best(rows: Sequence[SweptRow]) -> tuple[SweptRow, ...]:
+    marked = list(rows)
+    for kind, exact in (("lossless", True), ("lossy", False)):
+        for place, row in enumerate(marked):
+            found = row.simulation
+            if found.fits and found.runs_here and found.exact == exact:
+                marked[place] = structs.replace(row, best=kind)
+                break
+    return tuple(marked)
+
+
+def _with_tables(case: Case, known: dict[object, Plan | EvenPieces | None]) -> Case:
+    """With the tables of the first combination on the machine, as far as their costs are the same."""
+    machine, place = case.place.machine, case.place
+    if place.plan is not None:
+        return case
+    key = machine.topology, case.model.batch, machine.hardware.name, machine.memory_bytes
+    if key not in known:
+        request = make_request(case.model, machine)
+        known[key] = EvenPieces.of(request) if place.even else _search(request)
+    found = known[key]
+    if isinstance(found, EvenPieces):
+        return replace(case, place=replace(place, pieces=found))
+    return replace(case, place=replace(place, plan=found))
+
+
+def _search(request: PlanRequest) -> Plan | None:
+    try:
+        return make_plan(request, seconds=SEARCH_s, prove=False).plan
+    except InfeasibleError:
+        return None
+
+
+def _baseline(case: Case) -> float | None:
+    """Samples a second with dense layers fully sharded, as floats on the wire."""
+    full = choose_dense(replace(case.model, wire=Wire()), BASELINE, case.place.machine.topology)
+    found = simulate(full, case.place, explain=False)
+    return found.samples_s if found.fits else None
+
+
+def _apply(case: Case, settings: Mapping[str, str]) -> Case:
+    """Machines first, as the number of ranks says which ways to share layers there are."""
+    for name, change in QUANTITIES.items():
+        if name in settings:
+            case = change(case, settings[name])
+    return case
+
+
+def _count(text: str, name: str) -> int:
+    """A whole number, also as 64k (of 1,024)."""
+    number = text.lower()
+    found = (parse_whole(number.removesuffix("k")) or 0) * (1024 if number.endswith("k") else 1)
+    if not 1 <= found < 1 << 31:
+        raise SpecError(f"{name}={text}", f"a whole number of at least 1, such as {EXAMPLES[name].split(',')[0]}")
+    return found
+
+
+def _vary_hardware(case: Case, text: str) -> Case:
+    topology = case.place.machine.topology
+    return case.on(machine_named(f"{topology.hosts}x{topology.devices}x{text}"))
+
+
+def _vary_topology(case: Case, text: str, *, name: str) -> Case:
+    topology, number = case.place.machine.topology, _count(text, name)
+    hosts, devices = (number, topology.devices) if name == "hosts" else (topology.hosts, number)
+    return case.on(structs.replace(case.place.machine, topology=Topology(hosts=hosts, devices=devices)))
+
+
+def _vary_network(case: Case, text: str) -> Case:
+    factor = text.lower().removesuffix("x")
+    try:
+        times = float(factor)
+    except ValueError:
+        times = 0.0
+    if not 0 < times < 1e6:
+        raise SpecError(f"network={text}", f"a factor of speed, such as {EXAMPLES['network']}")
+    machine = case.place.machine
+    network = None if case.place.network is None else _faster(case.place.network, times)
+    faster = Machine(machine.topology, faster_links(machine.hardware, times))
+    return replace(case, place=replace(case.place, machine=faster, network=network))
+
+
+def _faster(network: Network, times: float) -> Network:
+    link = network.link and structs.replace(network.link, rate_Bps=network.link.rate_Bps * times)
+    rates = tuple(tuple(None if rate is None else rate * times for rate in row) for row in network.rate_Bps)
+    uplinks = tuple(rate * times for rate in network.uplink_Bps)
+    return structs.replace(network, link=link, rate_Bps=rates, uplink_Bps=uplinks)
+
+
+def _vary_memory(case: Case, text: str) -> Case:
+    machine = case.place.machine
+    hardware = structs.replace(machine.hardware, device_bytes=parse_size(text, "memory"))
+    return case.on(structs.replace(machine, hardware=hardware))
+
+
+def _vary_batch(case: Case, text: str) -> Case:
+    return replace(case, model=replace(case.model, batch=_count(text, "batch")))
+
+
+def _vary_dense(case: Case, text: str) -> Case:
+    return replace(case, model=choose_dense(case.model, text, case.place.machine.topology))
+
+
+def _vary_wire(case: Case, text: str) -> Case:
+    if text not in set(WireType):
+        raise SpecError(f"wire={text}", f"one of {', '.join(WireType)}")
+    codecs = Codecs(forward=WireType(text), backward=WireType(text))
+    # Sharded layers are summed in floats: `train/dense_parallel.py` has no other sums.
+    wire = Wire(host=codecs, network=codecs, dense=WireType(text if case.model.side.kind == "replicate" else "fp32"))
+    return replace(case, model=replace(case.model, wire=wire))
+
+
+def _vary_depth(case: Case, text: str) -> Case:
+    return replace(case, model=replace(case.model, depth=_count(text, "depth")))
+
+
+Change = Callable[[Case, str], Case]
+QUANTITIES: dict[str, Change] = {
+    "hardware": _vary_hardware,
+    "hosts": partial(_vary_topology, name="hosts"),
+    "devices": partial(_vary_topology, name="devices"),
+    "memory": _vary_memory,
+    "network": _vary_network,
+    "batch": _vary_batch,
+    "depth": _vary_depth,
+    "dense": _vary_dense,
+    "wire": _vary_wire,
+}
+EXAMPLES = {
+    "hardware": "zionex,h100-like",
+    "hosts": "2,4,8",
+    "devices": "4,8",
+    "memory": "40GB,80GB",
+    "network": "1x,2x",
+    "batch": "64k,128k",
+    "depth": "1,2",
+    "dense": "replicated,full,hybrid,tp:8",
+    "wire": "fp32,bf16,int8",
+}
