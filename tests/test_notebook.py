@@ -17,7 +17,7 @@ from small import WORLD
 
 import rowwise
 from rowwise.errors import DataError, SpecError
-from rowwise.notebook import FittedRun, to_table
+from rowwise.cli.notebook import FittedRun, to_table
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import read
 

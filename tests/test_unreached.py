@@ -9,7 +9,7 @@ KEPT = {
     "rowwise.recipes.torchrec.sharding_plan": "public: TorchRec's own objects from an exported plan",
     "rowwise.tables.batch.Jagged.to_keyed": "public: TorchRec's KeyedJaggedTensor out",
     "rowwise.serve.client.ScoringClient.score_table": "public: rows of a table, which travel as Arrow",
-    "rowwise.notebook.Report._repr_html_": "notebooks call it",
+    "rowwise.cli.notebook.Report._repr_html_": "notebooks call it",
     "rowwise.base.storage.gate._Bounded.makefile": "http.client calls it",
     "rowwise.tables.ids.native.isa": "tests run kernels on each instruction set",
     "rowwise.tables.ids.native.limit_isa": "likewise",

@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from rowwise.models.wide_deep import WideDeep as WideDeep
     from rowwise.models.wukong import Wukong as Wukong
     from rowwise.models.xdeepfm import XDeepFM as XDeepFM
-    from rowwise.notebook import FittedRun as FittedRun
-    from rowwise.notebook import fit as fit
+    from rowwise.cli.notebook import FittedRun as FittedRun
+    from rowwise.cli.notebook import fit as fit
     from rowwise.parallel.plan import Plan as Plan
     from rowwise.parallel.plan import Tile as Tile
     from rowwise.recipes.asgi import asgi_app as asgi_app
@@ -131,7 +131,7 @@ _HOMES = {
     "models.xdeepfm": ("XDeepFM",),
     "tables.ops.interact": ("interact",),
     "parallel.plan": ("Plan", "Tile"),
-    "notebook": ("FittedRun", "fit"),
+    "cli.notebook": ("FittedRun", "fit"),
     "recipes.asgi": ("asgi_app",),
     "tables.row_optimizers": ("Adagrad", "Adam", "Ftrl", "Lamb", "RowWiseAdagrad", "RowWiseAdam", "Schedule", "Sgd"),
     "tables.spec": (

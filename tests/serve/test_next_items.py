@@ -14,7 +14,7 @@ from serving import quiet_server
 from small import trained
 
 from rowwise import DataError, Jagged, SpecError
-from rowwise.notebook import FittedRun
+from rowwise.cli.notebook import FittedRun
 from rowwise.recipes.export import export
 from rowwise.recipes.export_items import ItemOptions
 from rowwise.recipes.runs import TrainingRun

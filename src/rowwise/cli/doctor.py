@@ -16,7 +16,7 @@ from rowwise.cli.terminal import Terminal, print_json, refuse_nan, say
 from rowwise.recipes.machine import Environment, NativeLibrary
 
 if TYPE_CHECKING:
-    from rowwise.drills.selftest import SelfTestResult
+    from rowwise.recipes.drills.selftest import SelfTestResult
     from rowwise.planning.calibrate.disk import DiskRates
 
 MOST_SECONDS = 1e5
@@ -74,7 +74,7 @@ def _self_test(omp_wait_policy: str, seconds: float, tell: Callable[[float], Non
         native = NativeLibrary.read()
     except (ImportError, OSError) as error:  # NativeError, or a torch that itself does not load
         return DoctorReport(machine=machine, native=None, result=None, disk=disk, error=str(error))
-    from rowwise.drills.selftest import run_selftest
+    from rowwise.recipes.drills.selftest import run_selftest
 
     result = run_selftest(native.isa_sets, seconds, tell)
     return DoctorReport(machine=machine, native=native, result=result, disk=disk, error="")

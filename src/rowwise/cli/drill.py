@@ -13,8 +13,8 @@ from rowwise.cli.terminal import make_table, make_terminal, print_json, say
 from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
-    from rowwise.drills.drill import DrillReport
-    from rowwise.drills.serving import ServingReport
+    from rowwise.recipes.drills.drill import DrillReport
+    from rowwise.recipes.drills.serving import ServingReport
 
 
 class DamageKind(StrEnum):
@@ -49,8 +49,8 @@ def drill(
 
     Example: rowwise drill serve
     """
-    from rowwise.drills.drill import run_drill
-    from rowwise.drills.serving import ServingReport, run_serving_drill
+    from rowwise.recipes.drills.drill import run_drill
+    from rowwise.recipes.drills.serving import ServingReport, run_serving_drill
 
     if folder is not None and folder.exists() and any(folder.iterdir()):
         raise SpecError(f"--folder {folder}", "an empty or a new folder")

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise.drills.small_disk import small_disk
+from rowwise.recipes.drills.small_disk import small_disk
 from rowwise.errors import SpecError, StoreError
 from rowwise.tables.store.disk import DiskRows
 from rowwise.tables.store.row_store import RecordStream, RowPart, SlotIds, SlotTable

@@ -16,8 +16,8 @@ from msgspec import structs
 
 from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.write import PART
-from rowwise.drills.small_disk import small_disk
-from rowwise.drills.small_job import (
+from rowwise.recipes.drills.small_disk import small_disk
+from rowwise.recipes.drills.small_job import (
     EVERY,
     KEPT,
     STEPS,

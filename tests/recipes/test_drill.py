@@ -9,8 +9,8 @@ import pytest
 from launching import rowwise
 from msgspec import structs
 
-from rowwise.drills import drill, serving, small_disk
-from rowwise.drills.serving import ServingCase, ServingReport
+from rowwise.recipes.drills import drill, serving, small_disk
+from rowwise.recipes.drills.serving import ServingCase, ServingReport
 from rowwise.serve.package import GoldenRows, version_folder, write_golden
 
 SURVIVED = "ends equal, bit by bit"
