@@ -14,7 +14,7 @@ from typing import Any, final
 
 import msgspec
 
-from rowwise.errors import RowwiseError, one_line
+from rowwise.base.errors import RowwiseError, one_line
 
 SHOWN = 3  # variants of each wrong ending
 LIMIT_S = 20.0  # of a variant: none takes a tenth of it on a quiet machine

@@ -7,11 +7,11 @@ from pathlib import Path
 from small import recipe
 from storage.stores import connect
 
+from rowwise.base.errors import DataError
 from rowwise.base.storage.cloud import Patience
 from rowwise.base.storage.folder import StorageFolder
 from rowwise.checkpoint.copy import copy_checkpoint
 from rowwise.checkpoint.named import open_named
-from rowwise.errors import DataError
 from rowwise.recipes.mirror import fetch_run
 from rowwise.recipes.runs import TrainingRun
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from mutations import mutate_bytes
 
-from rowwise.errors import RowwiseError, one_line
+from rowwise.base.errors import RowwiseError, one_line
 from rowwise.ingest.parquet import ParquetReader
 
 KINDS: dict[str, dict[str, Any]] = {

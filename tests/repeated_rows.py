@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 
 Ints = NDArray[np.int64]
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
+from rowwise.base.errors import SpecError
 from rowwise.cli.convert import convert, parse_size
-from rowwise.errors import SpecError
 from rowwise.ingest.parquet import ParquetReader
 
 COMMAND = """

@@ -7,8 +7,8 @@ from msgspec import structs
 from recipes.test_hosts import make_network
 from report.markup_check import check
 
+from rowwise.base.errors import PeerError
 from rowwise.cli.net import write_network
-from rowwise.errors import PeerError
 from rowwise.parallel.comm.probe import ProbeSample, ProbeSamples
 from rowwise.planning.perf.links import NetworkHost, read_network
 

@@ -137,7 +137,7 @@ def test_a_line_that_was_seen_to_appear_is_young_by_any_clock(hours, tmp_path):
 CONNECTS = """
 import sys
 from storage.stores import connect
-from rowwise.errors import StorageError
+from rowwise.base.errors import StorageError
 try:
     print(connect(sys.argv[1]).list(""))
 except StorageError as error:

@@ -21,8 +21,8 @@ from launching import write_recipe
 from pyarrow import parquet as pq
 
 import rowwise as rw
+from rowwise.base.errors import AgreedError, RowwiseError, SpecError, StoreError
 from rowwise.cli.main import make_app
-from rowwise.errors import AgreedError, RowwiseError, SpecError, StoreError
 
 LIST = Path(__file__).parent / "golden" / "errors.txt"
 USER, ITEM = rw.Table(name="user", rows=10, dim=8), rw.Table(name="item", rows=4, dim=8, features=("seen",))

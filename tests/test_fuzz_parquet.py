@@ -9,7 +9,7 @@ import parquet_mutants
 import pyarrow.parquet as pq
 import pytest
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.warehouse.footer import check_chunks
 
 COUNT, LIMIT_S = 2000, 300

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from launching import ENVIRONMENT, FILE_NAMES, PRINTABLE, SCHEDULED, SMALL_JOB, rowwise, wait_for_step, write_recipe
 from test_launch import RUN, result, same, tensors
 
+from rowwise.base.errors import SpecError
 from rowwise.cli.kubernetes import make_manifest
-from rowwise.errors import SpecError
 
 PLACES = {"image": "registry/rowwise:1", "claim": "shared"}
 REQUEST = replace(SMALL_JOB, nodes=2, settings=PLACES)

@@ -16,7 +16,7 @@ from pyarrow import parquet as pq
 from small import WORLD
 
 import rowwise
-from rowwise.errors import DataError, SpecError
+from rowwise.base.errors import DataError, SpecError
 from rowwise.cli.notebook import FittedRun, to_table
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import read

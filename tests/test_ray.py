@@ -35,10 +35,10 @@ from launching import (
 from ray_cluster import kill_node, missing, node, ray_cluster
 from test_launch import RUN, result, same, tensors
 
+from rowwise.base.errors import DataError, SpecError
 from rowwise.cli.job import Job, parse_settings
 from rowwise.cli.ray import find_state, make_script
 from rowwise.cli.ray_job import STOPPED, KEPT_bytes, RanksOfNode, choose_count, decide_code, parse_counts
-from rowwise.errors import DataError, SpecError
 from rowwise.train.saved import CheckpointFolder
 
 pytestmark = pytest.mark.filterwarnings("default")  # of Ray

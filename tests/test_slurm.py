@@ -24,11 +24,11 @@ from launching import (
 from slurm_cluster import ask, missing, slurm
 from test_launch import RUN, result, same, tensors
 
+from rowwise.base.errors import DataError, SpecError
 from rowwise.cli import jobs
 from rowwise.cli.job import Job, parse_settings, run_program, save_record
 from rowwise.cli.jobs import read_log
 from rowwise.cli.slurm import make_script, parse_job_id
-from rowwise.errors import DataError, SpecError
 from rowwise.train.saved import CheckpointFolder
 
 REQUEST = SMALL_JOB

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow.parquet as pq
 from msgspec import structs
 
-from rowwise.errors import GradientError
+from rowwise.base.errors import GradientError
 from rowwise.ingest.datasets.synthetic import SyntheticColumns
 from rowwise.models.cost import model_cost
 from rowwise.recipes.compose import make_model, make_objective, resolve, set_threads

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 from rowwise.base.lazy import export_lazily
 
 if TYPE_CHECKING:
-    from rowwise.errors import BatchError as BatchError
-    from rowwise.errors import CheckpointError as CheckpointError
-    from rowwise.errors import DataError as DataError
-    from rowwise.errors import GradientError as GradientError
-    from rowwise.errors import IdError as IdError
-    from rowwise.errors import NativeError as NativeError
-    from rowwise.errors import RowwiseError as RowwiseError
-    from rowwise.errors import SpecError as SpecError
-    from rowwise.errors import StateError as StateError
-    from rowwise.errors import UnknownIdWarning as UnknownIdWarning
+    from rowwise.base.errors import BatchError as BatchError
+    from rowwise.base.errors import CheckpointError as CheckpointError
+    from rowwise.base.errors import DataError as DataError
+    from rowwise.base.errors import GradientError as GradientError
+    from rowwise.base.errors import IdError as IdError
+    from rowwise.base.errors import NativeError as NativeError
+    from rowwise.base.errors import RowwiseError as RowwiseError
+    from rowwise.base.errors import SpecError as SpecError
+    from rowwise.base.errors import StateError as StateError
+    from rowwise.base.errors import UnknownIdWarning as UnknownIdWarning
+    from rowwise.cli.notebook import FittedRun as FittedRun
+    from rowwise.cli.notebook import fit as fit
     from rowwise.ingest.pictures import PictureFolder as PictureFolder
     from rowwise.ingest.pictures import write_pictures as write_pictures
     from rowwise.models.autoint import AutoInt as AutoInt
@@ -54,8 +56,6 @@ if TYPE_CHECKING:
     from rowwise.models.wide_deep import WideDeep as WideDeep
     from rowwise.models.wukong import Wukong as Wukong
     from rowwise.models.xdeepfm import XDeepFM as XDeepFM
-    from rowwise.cli.notebook import FittedRun as FittedRun
-    from rowwise.cli.notebook import fit as fit
     from rowwise.parallel.plan import Plan as Plan
     from rowwise.parallel.plan import Tile as Tile
     from rowwise.recipes.asgi import asgi_app as asgi_app
@@ -90,7 +90,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "tables.batch": ("Batch", "Jagged"),
     "tables.embedding": ("Embeddings", "Vectors"),
-    "errors": (
+    "base.errors": (
         "BatchError",
         "CheckpointError",
         "DataError",

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import yaml
 
+from rowwise.base.errors import SpecError, one_line, printable
 from rowwise.base.plainyaml import MOST_NODES, load_yaml
 from rowwise.base.textfile import (
     append,
@@ -19,7 +20,6 @@ from rowwise.base.textfile import (
     refuse_links,
     write_new,
 )
-from rowwise.errors import SpecError, one_line, printable
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a FIFO", "a socket", "a device"])

@@ -10,6 +10,7 @@ from campaign import Campaign
 from checkpoint.crafted import check_right, copy, mutate, rounded_increment, sound
 from mutations import mutate_bytes
 
+from rowwise.base.errors import CheckpointError
 from rowwise.checkpoint.check import check
 from rowwise.checkpoint.dcp_source import METADATA, open_dcp
 from rowwise.checkpoint.diff import diff
@@ -17,7 +18,6 @@ from rowwise.checkpoint.export import load_window
 from rowwise.checkpoint.listing import list_tensors
 from rowwise.checkpoint.named import open_named, tables_of
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.errors import CheckpointError
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import torch
 from checkpoint import checkpoint_ranks
 from checkpoint.checkpoint_ranks import state_at
 
+from rowwise.base.errors import PeerError
 from rowwise.checkpoint.write import PART
-from rowwise.errors import PeerError
 from rowwise.parallel.comm.spawn import run_processes
 from rowwise.train.saved import CheckpointFolder
 

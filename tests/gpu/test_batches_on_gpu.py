@@ -6,7 +6,7 @@ import torch
 from conformance_idmap import arguments
 from rearranged import INT32, INT64, calls_on, deduplications, ids_of, newer, on_device_of
 
-from rowwise.errors import DeviceError, IdError
+from rowwise.base.errors import DeviceError, IdError
 from rowwise.tables.ids import arrays, rules
 from rowwise.tables.ops.faults import check_faults
 

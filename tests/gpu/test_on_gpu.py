@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, given, seed, settings
 from problems import OPTIMIZERS, Problem, make_problem, problems, tables_of_row_types
 
 from rowwise import Batch, Embeddings, Jagged, Plan, Pooling, RowWiseAdagrad, Sgd, Table
+from rowwise.base.errors import DeviceError
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
-from rowwise.errors import DeviceError
 from rowwise.parallel.comm.solo import solo
 from rowwise.parallel.plan import Tile
 from rowwise.parallel.shard.apply import copy_tables

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ingest.transform_reference import sigrid
 
 from rowwise import DataError, SpecError
-from rowwise.errors import NativeError
+from rowwise.base.errors import NativeError
 from rowwise.ingest import mix, native
 from rowwise.ingest.native import Bitmap, Lists, PickedIds, RowMapping
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.warehouse.ranges import ReadCounters, leaves_of, ranges_of
 from rowwise.ingest.where import parse

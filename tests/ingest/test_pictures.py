@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import parquet as pq
 
-from rowwise.errors import DataError, SpecError, StorageError
+from rowwise.base.errors import DataError, SpecError, StorageError
 from rowwise.ingest.pictures import (
     PictureFolder,
     decode,

@@ -21,8 +21,8 @@ from msgspec import structs
 from pyarrow import parquet as pq
 from storage.stores import FAULTS, MemoryStorage, connect, server_of_urls
 
+from rowwise.base.errors import DataError, SpecError, StorageError
 from rowwise.base.storage.folder import StorageFolder
-from rowwise.errors import DataError, SpecError, StorageError
 from rowwise.ingest.frames import FrameReader
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.warehouse.convert import convert

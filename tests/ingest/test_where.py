@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
-from rowwise.errors import DataError, SpecError
+from rowwise.base.errors import DataError, SpecError
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.where import ColumnBounds, Comparison, RowFilter, parse
 

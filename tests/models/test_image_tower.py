@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rowwise import Embeddings, Jagged, Table
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.models.image_tower import (
     DynamicImageTower,
     ImageTower,

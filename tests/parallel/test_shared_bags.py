@@ -14,7 +14,7 @@ from repeated_rows import adjacent
 from shared_batches import draw_copies, make_shared
 
 from rowwise import Batch, BatchError, Embeddings, IdError, Jagged, Pooling, Table, UnknownIdWarning
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.block import RaggedColumn
 from rowwise.models.histories import single_ids
 from rowwise.tables.batch import SharedBags

@@ -16,7 +16,7 @@ from pyarrow import csv
 from pyarrow import parquet as pq
 from small import sections, write_rows
 
-from rowwise.errors import RowwiseError, one_line
+from rowwise.base.errors import RowwiseError, one_line
 from rowwise.ingest.pictures import write_pictures
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.outlook import dry_run, open_warm_start

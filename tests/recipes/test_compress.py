@@ -7,7 +7,7 @@ import pytest
 from compressible import recipe, write_clicks
 from msgspec import structs
 
-from rowwise.errors import DataError, SpecError
+from rowwise.base.errors import DataError, SpecError
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.compress.advise import advise, check_recipe, write_recipe
 from rowwise.recipes.compress.folder import TrialFolderSpec, open_folder

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.recipes.compress import schedule
 from rowwise.recipes.compress.folder import Trial, TrialFolderSpec, lock_folder, open_folder
 from rowwise.recipes.compress.id_order import find_id_order

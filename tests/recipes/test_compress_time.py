@@ -5,7 +5,7 @@ from compressible import recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.compress.advise import advise
 from rowwise.recipes.compress.estimate import (

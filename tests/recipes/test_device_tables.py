@@ -5,8 +5,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rowwise import Embeddings, Managed, RowWiseAdagrad, Table
+from rowwise.base.errors import TableMemoryError
 from rowwise.base.quantity import format_percent
-from rowwise.errors import TableMemoryError
 from rowwise.recipes.device_tables import describe_cached, move_to_device
 from rowwise.recipes.placement import cached_bytes, choose_cached, table_bytes
 from rowwise.tables.store.policy import WAYS

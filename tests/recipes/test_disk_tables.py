@@ -11,8 +11,8 @@ from msgspec import structs
 from small import recipe, write_rows
 
 from rowwise import Adam, Plan, RowWiseAdagrad, SpecError, Table, Topology
+from rowwise.base.errors import RowwiseError, TableMemoryError
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.errors import RowwiseError, TableMemoryError
 from rowwise.parallel.plan import Tile
 from rowwise.recipes.compose import make_model, resolve
 from rowwise.recipes.placement import describe_disk_tables, fill_caches, has_disk_tables

@@ -12,7 +12,7 @@ from every_key import NEAR
 from key_recipes import KEYS, base, changed, outcome, write_folder
 from small import lines, saved
 
-from rowwise.errors import RowwiseError
+from rowwise.base.errors import RowwiseError
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode
 

@@ -17,7 +17,7 @@ from small import trained
 from torch import nn
 
 from rowwise import Batch, Jagged, SpecError
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.recipes.explain import explain
 from rowwise.recipes.explain.drift import measure_drift
 from rowwise.recipes.explain.importance import Permutations, Permuted, Scorer, dependence, id_effects, permute_features

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import torch.distributed as dist
 
-from rowwise.errors import AgreedError, SpecError
+from rowwise.base.errors import AgreedError, SpecError
 from rowwise.parallel.comm.launch import HostOrder, Meeting
 from rowwise.parallel.comm.torch import Rendezvous
 from rowwise.planning.perf.links import Network, NetworkHost, NetworkProbe

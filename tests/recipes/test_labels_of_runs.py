@@ -8,8 +8,8 @@ from pyarrow import parquet as pq
 from small import lines, recipe, same, saved, trained, write_rows
 
 from rowwise import SpecError
+from rowwise.base.errors import RowwiseError
 from rowwise.cli.measure import _show_baseline
-from rowwise.errors import RowwiseError
 from rowwise.models.link import AmountLink
 from rowwise.recipes.baseline import fit_trees
 from rowwise.recipes.compose import resolve

@@ -10,10 +10,10 @@ from pyarrow import parquet as pq
 from small import recipe, same, saved, sections, tensors, train_on_ranks, write_rows
 
 from rowwise import CheckpointError, DataError, ManagedEmbeddings, Plan, SpecError
+from rowwise.base.errors import TableMemoryError
 from rowwise.checkpoint.export import export_parquet, export_torch, own_names, torchrec_names
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.rewrite import retype_tables, rewrite
-from rowwise.errors import TableMemoryError
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.planning.planner import row_wise
 from rowwise.recipes.compose import resolve

@@ -14,9 +14,9 @@ import pytest
 from small import lines, recipe, same, saved, sections, tensors, trained, write_rows
 from storage.stores import FAULTS, s3_server
 
+from rowwise.base.errors import DataError, SpecError, StorageError
 from rowwise.checkpoint.named import checkpoints_of, open_named
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.errors import DataError, SpecError, StorageError
 from rowwise.recipes.mirror import OWNER, RunMirror, fetch_run
 from rowwise.recipes.runs import TrainingRun
 from rowwise.train.run_folder import RunFolder

@@ -5,7 +5,7 @@ import pytest
 from pyarrow import parquet as pq
 from small import trained
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.recipes.export import export
 from rowwise.recipes.served import open_version
 from rowwise.recipes.trained import evaluate

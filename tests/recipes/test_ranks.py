@@ -10,9 +10,9 @@ from small import lines, recipe, same, sections, tensors, train_on_ranks, write_
 from typer.testing import CliRunner
 
 from rowwise import DataError, Plan, SpecError, Topology
+from rowwise.base.errors import AgreedError, TableMemoryError
 from rowwise.cli.environment import HINT, CommandEnvironment, Torchrun
 from rowwise.cli.main import make_app
-from rowwise.errors import AgreedError, TableMemoryError
 from rowwise.parallel.comm.solo import solo
 from rowwise.parallel.comm.spawn import RankFailure, RanksFailed
 from rowwise.parallel.comm.thread import run_threads

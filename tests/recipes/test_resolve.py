@@ -13,8 +13,8 @@ from pyarrow import parquet as pq
 from small import RECIPE, WORLD, recipe, same, saved, sections, trained, write_rows
 
 from rowwise import DataError, SpecError
+from rowwise.base.errors import RowwiseError
 from rowwise.base.processor import read_processor
-from rowwise.errors import RowwiseError
 from rowwise.models.mlp import Mlp
 from rowwise.recipes.compose import make_model, make_objective, resolve
 from rowwise.recipes.machine import Environment

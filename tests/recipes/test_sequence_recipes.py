@@ -10,7 +10,7 @@ from pyarrow import parquet as pq
 from small import lines, same, saved, tensors, train_on_ranks
 
 from rowwise import Jagged, SpecError
-from rowwise.errors import RowwiseError
+from rowwise.base.errors import RowwiseError
 from rowwise.recipes.outlook import dry_run
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode, write

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from rowwise.errors import PeerError
+from rowwise.base.errors import PeerError
 from rowwise.planning.perf.hardware import hardware_named, read_hardware
 from rowwise.recipes import step_overheads
 from rowwise.recipes.step_overheads import MEASURED, with_overheads

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from rowwise import Adam, Plan, RowType, RowWiseAdagrad, RowWiseAdam, Table, Topology
-from rowwise.errors import TableMemoryError, one_line
+from rowwise.base.errors import TableMemoryError, one_line
 from rowwise.parallel.plan import Tile
 from rowwise.planning.perf.host_memory import free_bytes, is_in_memory
 from rowwise.recipes import table_memory

@@ -18,7 +18,7 @@ from small import tensors, train_on_ranks
 from test_two_tower_recipe import BASE, ITEMS, KINDS, USERS, recipe, write_meetings
 
 from rowwise import SpecError
-from rowwise.errors import TableMemoryError
+from rowwise.base.errors import TableMemoryError
 from rowwise.ingest.pictures import write_pictures
 from rowwise.parallel.comm.solo import solo
 from rowwise.recipes.export import export

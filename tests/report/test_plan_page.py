@@ -10,7 +10,7 @@ from planner.asked import question
 from report import runs
 from report.markup_check import Reader, check, check_chart
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.planning.perf.access import Access
 from rowwise.planning.planner.explain import explain
 from rowwise.planning.planner.explanation import Explanation

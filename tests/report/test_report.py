@@ -16,7 +16,7 @@ from report import runs
 from report.markup_check import check
 from report.runs import put
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.report import compare, write
 from rowwise.report.read import FILES, read_run
 

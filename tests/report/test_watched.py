@@ -15,8 +15,8 @@ import msgspec
 import pytest
 from small import recipe, sections, trained, write_rows
 
+from rowwise.base.errors import DataError
 from rowwise.base.storage.folder import as_storage
-from rowwise.errors import DataError
 from rowwise.recipes.runs import TrainingRun
 from rowwise.report.csvfile import read_csv
 from rowwise.report.watch_pages import STATES, cells_of, families_of

@@ -10,7 +10,7 @@ from launching import wait_for
 
 import rowwise
 from rowwise import CheckpointError, RowType
-from rowwise.errors import StorageError
+from rowwise.base.errors import StorageError
 from rowwise.recipes.export import export
 from rowwise.serve.client import ScoringClient
 from rowwise.serve.package import version_folder, write_traffic

@@ -20,10 +20,10 @@ from serving import Clients, get, server, workers_of
 from small import RECIPE, WORLD, trained
 
 from rowwise import CheckpointError, RowType, SpecError
+from rowwise.base.errors import StoreError
 from rowwise.checkpoint.manifest import CheckpointManifest
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.tables import table_modules
-from rowwise.errors import StoreError
 from rowwise.models.inference import inference_mode
 from rowwise.recipes.export import export
 from rowwise.recipes.predict import logits_on

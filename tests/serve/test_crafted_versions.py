@@ -19,9 +19,9 @@ from small import WORLD, trained
 from towers import trained_towers
 
 from rowwise import CheckpointError, DataError
+from rowwise.base.errors import RowwiseError, one_line
 from rowwise.base.inside import number_in
 from rowwise.checkpoint.named import checkpoints_of
-from rowwise.errors import RowwiseError, one_line
 from rowwise.ingest.pictures import INDEX, PictureFolder, decode, open_picture
 from rowwise.ingest.quarantine import count_quarantined
 from rowwise.ingest.unpacked import read_arrow_file, read_parquet

@@ -19,9 +19,9 @@ from serving import ask, quiet_server
 from small import RECIPE, WORLD, trained
 
 from rowwise import CheckpointError, DataError, RowType, SpecError
+from rowwise.base.errors import PeerError
 from rowwise.checkpoint.check import verify
 from rowwise.checkpoint.listing import list_checkpoints
-from rowwise.errors import PeerError
 from rowwise.recipes.ensemble import predict_ensemble
 from rowwise.recipes.export import export, row_type_cost
 from rowwise.recipes.served import open_version

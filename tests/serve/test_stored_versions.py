@@ -15,8 +15,8 @@ from serving import Clients, files_of, server
 from small import trained
 from storage.stores import FAULTS, MemoryStorage, connect, s3_server
 
+from rowwise.base.errors import CheckpointError, SpecError, StorageError
 from rowwise.base.storage.folder import StorageFolder
-from rowwise.errors import CheckpointError, SpecError, StorageError
 from rowwise.recipes.export import export
 from rowwise.serve.follow_store import StoreFollower
 from rowwise.serve.package import list_versions, version_folder

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rowwise import nearest_items
-from rowwise.errors import DataError, StoreError
+from rowwise.base.errors import DataError, StoreError
 from rowwise.serve.admission import ServiceLimits
 from rowwise.serve.batches import BAD_REQUEST, FAILED, TOO_LATE, UNAVAILABLE, Rejection
 from rowwise.serve.cached_rows import RowCounts

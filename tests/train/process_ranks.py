@@ -5,7 +5,7 @@ import signal
 
 import torch
 
-from rowwise.errors import AgreedError, DataError
+from rowwise.base.errors import AgreedError, DataError
 
 
 def run(comm, world, which=None):

@@ -10,12 +10,12 @@ from checkpoint.crafted import plain, put
 from mutations import mutate_tree
 from small import trained
 
+from rowwise.base.errors import CheckpointError, RowwiseError, one_line
 from rowwise.checkpoint.listing import list_checkpoints
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.named import checkpoints_of
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
-from rowwise.errors import CheckpointError, RowwiseError, one_line
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.trained import load_trained
 

@@ -11,7 +11,7 @@ from ranked import TIMEOUT_S, Ranked
 from trainings import COLUMNS, fast, make_rows, with_cell
 
 from rowwise import BatchError, DataError
-from rowwise.errors import AgreedError, RowwiseError
+from rowwise.base.errors import AgreedError, RowwiseError
 from rowwise.ingest import Batcher, Batching, FrameReader
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.tables.ops.jagged import permute

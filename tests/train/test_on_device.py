@@ -10,7 +10,7 @@ from torch import nn
 from trainings import work_of
 
 from rowwise import Adam, Batch, Embeddings, Jagged, Pooling, RowWiseAdagrad, Table, make_embeddings
-from rowwise.errors import DeviceError, IdError, TableMemoryError, UnknownIdWarning
+from rowwise.base.errors import DeviceError, IdError, TableMemoryError, UnknownIdWarning
 from rowwise.ingest.batcher import Position
 from rowwise.models.dlrm import DLRM
 from rowwise.tables.batch import SharedBags

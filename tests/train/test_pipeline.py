@@ -12,7 +12,7 @@ from torch import nn
 from trainings import bits, fast, left
 
 from rowwise import IdError, Jagged, Plan, Pooling, Table, make_embeddings
-from rowwise.errors import AgreedError, BatchError
+from rowwise.base.errors import AgreedError, BatchError
 from rowwise.ingest import Batcher
 from rowwise.parallel.comm.group import TransportComm
 from rowwise.parallel.comm.thread import run_threads

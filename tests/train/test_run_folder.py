@@ -15,8 +15,8 @@ from launching import ENVIRONMENT, PYTHON
 from trainings import World, fast, left
 
 from rowwise import CheckpointError, DataError
+from rowwise.base.errors import one_line
 from rowwise.checkpoint.local_shard import LocalShard
-from rowwise.errors import one_line
 from rowwise.train.run_folder import HEADERS, RunFolder
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import Log, Saving

@@ -9,7 +9,7 @@ from torch import nn
 from trainings import bits, work_of
 
 from rowwise import Batch, Embeddings, Jagged, Managed, Pooling, Sgd, SpecError, Table
-from rowwise.errors import AgreedError, GradientError
+from rowwise.base.errors import AgreedError, GradientError
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.tables.ids.managed.embeddings import ManagedEmbeddings
 from rowwise.train.settings import DenseSgd

@@ -14,7 +14,7 @@ from torch import nn
 from trainings import join, work_of
 
 from rowwise import DLRM, BatchError, Embeddings, GradientError, IdError, Jagged, Plan, RowWiseAdagrad, SpecError, Table
-from rowwise.errors import AgreedError, PeerError, RowwiseError, UpdateError
+from rowwise.base.errors import AgreedError, PeerError, RowwiseError, UpdateError
 from rowwise.parallel.comm.group import TransportComm
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.shard import shard

@@ -11,7 +11,7 @@ from ranked import ELASTIC, ELASTIC_ROWS, STATEFUL, TIMEOUT_S, Ranked, tensor_bi
 from trainings import COLUMNS, bits, fast, lines, make_rows, with_cell
 
 from rowwise import DataError, GradientError, SpecError, Topology, Wire
-from rowwise.errors import AgreedError, CheckpointError, PeerError, RowwiseError, UpdateError
+from rowwise.base.errors import AgreedError, CheckpointError, PeerError, RowwiseError, UpdateError
 from rowwise.ingest import Batcher, Batching, FrameReader
 from rowwise.parallel.comm.solo import solo
 from rowwise.parallel.comm.thread import run_threads

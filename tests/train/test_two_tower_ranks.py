@@ -20,7 +20,7 @@ from rowwise import (
     in_batch_bpr,
     in_batch_softmax,
 )
-from rowwise.errors import AgreedError
+from rowwise.base.errors import AgreedError
 from rowwise.models.two_tower import Tower, TwoTower
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.shard import shard

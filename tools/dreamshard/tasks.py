@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.perf.access import Floats
 from rowwise.planning.planner.methods.dreamshard import split_costs, table_features, whole_pieces
 from rowwise.planning.planner.options import make_problem

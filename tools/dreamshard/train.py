@@ -14,7 +14,7 @@ import torch
 from dreamshard.networks import COST_LAYERS, POLICY_LAYERS, Networks
 from dreamshard.rewards import play, policy_loss, policy_of, world_factor
 from dreamshard.tasks import CostedPlacements, Pool, draw, judge, scatter_some
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.perf.access import Floats
 from rowwise.planning.planner.methods.dreamshard import LAYERS, PolicyFile
 from rowwise.planning.planner.problem import PlanRequest

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rowwise.errors import NativeError
+from rowwise.base.errors import NativeError
 
 Signatures = Mapping[str, tuple[Any, list[Any]]]  # by function: the type of its result, and those of its arguments
 BUILD = "build it with `make build` or `pip install .`"

@@ -4,8 +4,8 @@ from typing import TypeVar
 
 import msgspec
 
+from rowwise.base.errors import SpecError
 from rowwise.base.textfile import decode_json
-from rowwise.errors import SpecError
 
 T = TypeVar("T")
 MOST_STEPS = 1 << 40  # steps of a run; also samples, and other counts

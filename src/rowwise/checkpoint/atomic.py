@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rowwise.base.errors import CheckpointError, RowwiseError
 from rowwise.base.textfile import sync
 from rowwise.checkpoint.write import PART
-from rowwise.errors import CheckpointError, RowwiseError
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
+from rowwise.base.errors import CheckpointError
 from rowwise.checkpoint.files import as_bytes
 from rowwise.checkpoint.local_shard import LocalShard, ids_dtype
 from rowwise.checkpoint.manifest import TensorEntry
@@ -19,7 +20,6 @@ from rowwise.checkpoint.named import tables_of
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.stream import shard_outline
 from rowwise.checkpoint.windows import ProgressCounter, Tell, windows
-from rowwise.errors import CheckpointError
 from rowwise.tables.spec import Table
 
 

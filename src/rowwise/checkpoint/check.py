@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rowwise.base.errors import CheckpointError
 from rowwise.base.storage.folder import Folder
 from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.named import NONE_YET, checkpoints_of, step_in
 from rowwise.checkpoint.read import Checkpoint, DamagedChunk
 from rowwise.checkpoint.windows import ProgressCounter, Tell
-from rowwise.errors import CheckpointError
 from rowwise.tables.spec import Value
 
 FindDamage = Callable[[Folder], Sequence[DamagedChunk]]

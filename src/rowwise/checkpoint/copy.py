@@ -20,6 +20,7 @@ import msgspec
 import torch
 from msgspec import structs
 
+from rowwise.base.errors import CheckpointError
 from rowwise.base.storage.folder import Folder, StorageFolder, as_storage, open_range
 from rowwise.base.storage.interface import ObjectExistsError
 from rowwise.checkpoint.files import reading_file
@@ -27,7 +28,6 @@ from rowwise.checkpoint.manifest import NAME, CheckpointManifest
 from rowwise.checkpoint.named import is_checkpoint
 from rowwise.checkpoint.read import Checkpoint, read_into
 from rowwise.checkpoint.windows import ProgressCounter, Tell
-from rowwise.errors import CheckpointError
 from rowwise.tables.ops.checksum import crc32
 
 FILES = 2  # copied at once; each in several requests

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 import torch
 from torch import Tensor
 
+from rowwise.base.errors import CheckpointError
 from rowwise.base.inside import fault_of_name, open_inside
 from rowwise.base.textfile import read_bytes
 from rowwise.checkpoint.manifest import MOST_DIMS, NUMBERS, Span, TensorChunk, TensorEntry, find_coverage_fault
 from rowwise.checkpoint.pickled import ORDERED, GlobalName, PickledObject, read_pickle
 from rowwise.checkpoint.source import TensorOutline, TensorSource, load_tensor
-from rowwise.errors import CheckpointError
 
 METADATA = ".metadata"
 METADATA_bytes = 1 << 28

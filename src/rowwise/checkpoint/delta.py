@@ -13,9 +13,9 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
+from rowwise.base.errors import CheckpointError, StateError
 from rowwise.checkpoint.local_shard import LocalShard, ids_dtype
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
-from rowwise.errors import CheckpointError, StateError
 from rowwise.tables.ops.quantise import dequantise, quantise
 from rowwise.tables.ops.rowtype import pack, unpack
 from rowwise.tables.spec import Bits, quantised_bytes

@@ -14,13 +14,13 @@ from pyarrow import compute as pc
 from pyarrow import parquet as pq
 from torch import Tensor
 
+from rowwise.base.errors import CheckpointError
 from rowwise.checkpoint.atomic import atomic_output, scratch_beside
 from rowwise.checkpoint.listing import progress_in
 from rowwise.checkpoint.manifest import Span
 from rowwise.checkpoint.named import SavedTable, choose_tables, tables_of
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.windows import ProgressCounter, Tell, windows
-from rowwise.errors import CheckpointError
 from rowwise.tables.managed import NO_ID
 from rowwise.tables.spec import RowType
 

@@ -18,10 +18,10 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from rowwise.base.errors import CheckpointError, StorageError, printable
 from rowwise.base.storage.folder import Folder, read_range, size_of_file
 from rowwise.base.textfile import decode_json, sync, write_new
 from rowwise.checkpoint.manifest import MOST_DIMS, NUMBERS, CheckpointFile
-from rowwise.errors import CheckpointError, StorageError, printable
 from rowwise.tables.ops.checksum import crc32
 from rowwise.tables.spec import Value
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from rowwise.base.errors import CheckpointError, SpecError
 from rowwise.checkpoint.dcp_source import open_dcp
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
@@ -17,7 +18,6 @@ from rowwise.checkpoint.read import nearest_name
 from rowwise.checkpoint.source import KINDS, TensorOutline, TensorSource, open_safetensors, open_torch
 from rowwise.checkpoint.stream import shard_outline, write_streamed
 from rowwise.checkpoint.windows import Tell, cut_rows
-from rowwise.errors import CheckpointError, SpecError
 from rowwise.tables.ops.rowtype import dtype_of
 from rowwise.tables.spec import RowType, Table, Value
 

@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+from rowwise.base.errors import CheckpointError
 from rowwise.base.storage.folder import Folder
 from rowwise.base.textfile import file_time
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest
 from rowwise.checkpoint.named import FAILED, checkpoints_of, home_of, step_in
 from rowwise.checkpoint.write import PART
-from rowwise.errors import CheckpointError
 from rowwise.tables.spec import Value
 
 RANK = re.compile(r"(?:.+\.)?([0-9]{5})-[0-9]+\.safetensors")  # what a rank's files are called

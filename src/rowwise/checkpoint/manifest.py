@@ -22,9 +22,9 @@ from typing import Any, Self
 
 import msgspec
 
+from rowwise.base.errors import CheckpointError, SpecError, StorageError, printable
 from rowwise.base.inside import fault_of_name
 from rowwise.base.storage.folder import Folder, read_file
-from rowwise.errors import CheckpointError, SpecError, StorageError, printable
 from rowwise.tables.spec import Bits, Constant, RowType, Table, Value, quantised_bytes, row_bytes
 from rowwise.tables.store.row_stream import InitialValues
 

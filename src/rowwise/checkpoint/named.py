@@ -4,13 +4,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from rowwise.base.errors import CheckpointError
 from rowwise.base.inside import number_in
 from rowwise.base.storage.folder import Folder, StorageFolder
 from rowwise.base.storage.interface import MissingObjectError
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest, TensorEntry
 from rowwise.checkpoint.read import Checkpoint, nearest_name
 from rowwise.checkpoint.write import PART
-from rowwise.errors import CheckpointError
 from rowwise.tables.managed import ID
 from rowwise.tables.spec import RowType, Table, Value
 

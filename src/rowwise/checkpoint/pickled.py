@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
-from rowwise.errors import CheckpointError
+from rowwise.base.errors import CheckpointError
 
 MOST_INSTRUCTIONS = 10_000_000  # about 150,000 chunks of tensors, 20 seconds and a gigabyte
 LARGEST_KEY = 1 << 60  # larger integers can be chosen to collide in a dict

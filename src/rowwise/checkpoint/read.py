@@ -19,6 +19,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
+from rowwise.base.errors import CheckpointError, printable
 from rowwise.base.storage.folder import Folder, OpenRange, open_range
 from rowwise.checkpoint.delta import decode_rows
 from rowwise.checkpoint.files import CODES, BUFFER_bytes, ByteRange, FileHeader, as_bytes, reading_file
@@ -26,7 +27,6 @@ from rowwise.checkpoint.local_shard import LocalShard, ids_dtype
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest, ChunkRows, Span, TensorChunk, TensorEntry, split_rows
 from rowwise.checkpoint.reshard import CopyRegion, copy_regions, stored_spans
 from rowwise.checkpoint.windows import cut_rows
-from rowwise.errors import CheckpointError, printable
 from rowwise.tables.ops.arena import initial_rows
 from rowwise.tables.ops.checksum import crc32
 from rowwise.tables.ops.layout import TablePiece

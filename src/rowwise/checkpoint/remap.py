@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from rowwise.base.errors import CheckpointError, DataError, SpecError
 from rowwise.base.textfile import open_regular
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
@@ -25,7 +26,6 @@ from rowwise.checkpoint.named import tables_of
 from rowwise.checkpoint.read import Checkpoint, nearest_name
 from rowwise.checkpoint.stream import shard_outline, write_streamed
 from rowwise.checkpoint.windows import Tell
-from rowwise.errors import CheckpointError, DataError, SpecError
 from rowwise.models.wide import ENDING
 from rowwise.tables.ids.file import load
 from rowwise.tables.ids.idmap import IdMap

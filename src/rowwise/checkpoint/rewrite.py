@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rowwise.base.errors import CheckpointError
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import CheckpointManifest, TensorEntry
 from rowwise.checkpoint.named import SavedTable, choose_tables, tables_of
@@ -14,7 +15,6 @@ from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.stream import shard_outline, write_streamed
 from rowwise.checkpoint.windows import Tell
 from rowwise.checkpoint.write import deal_shared
-from rowwise.errors import CheckpointError
 from rowwise.parallel.plan import Plan, Tile
 from rowwise.tables.spec import RowType, Table
 

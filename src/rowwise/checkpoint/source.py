@@ -19,11 +19,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from rowwise.base.errors import CheckpointError, printable
 from rowwise.base.inside import has_control
 from rowwise.base.textfile import open_regular
 from rowwise.checkpoint.manifest import Span
 from rowwise.checkpoint.pickled import read_pickle
-from rowwise.errors import CheckpointError, printable
 
 KINDS = "a file of torch.save (.pt, .pth), a .safetensors file or a folder of torch.distributed.checkpoint"
 # Errors that torch.load raises for arbitrary bytes.

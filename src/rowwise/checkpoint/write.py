@@ -22,6 +22,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
+from rowwise.base.errors import CheckpointError
 from rowwise.base.storage.local import PART as PART
 from rowwise.base.textfile import sync
 from rowwise.checkpoint.assign import assign_rows
@@ -38,7 +39,6 @@ from rowwise.checkpoint.manifest import (
     TensorEntry,
 )
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.errors import CheckpointError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.solo import solo
 from rowwise.parallel.comm.status import all_gather_text, gather_object

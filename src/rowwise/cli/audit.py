@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rowwise.base.errors import DataError
 from rowwise.cli.options import AsJson, HtmlFile
 from rowwise.cli.plan import check_outputs, write_atomically
 from rowwise.cli.terminal import print_json, print_line
-from rowwise.errors import DataError
 
 if TYPE_CHECKING:
     from rowwise.base.records import ColumnSkew

@@ -21,7 +21,7 @@ from typing import IO, Annotated
 import typer
 
 import rowwise
-from rowwise.errors import RowwiseError
+from rowwise.base.errors import RowwiseError
 
 SIGNAL_BASE = 128  # shells report 128 + signal for a command that a signal ended
 LAST_LINES = 30  # printed of a benchmark that failed

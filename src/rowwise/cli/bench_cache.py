@@ -10,8 +10,8 @@ import re
 import numpy as np
 from rich.table import Table as Grid
 
+from rowwise.base.errors import DataError, SpecError
 from rowwise.cli.terminal import make_terminal, print_json, say
-from rowwise.errors import DataError, SpecError
 from rowwise.tables.spec import Value
 from rowwise.tables.store.hit_rate import cells_of_counts, hit_rate
 from rowwise.tables.store.policy import POLICIES, WAYS, Ints, Policy, sets_of

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
+from rowwise.base.errors import PeerError, SpecError, printable
 from rowwise.base.inside import fault_of_name
 from rowwise.base.storage.folder import as_storage, parse_folder
 from rowwise.base.value import MOST_THREADS
@@ -23,7 +24,6 @@ from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.options import MOST_SEED, Dim
 from rowwise.cli.progress import fraction_bar
 from rowwise.cli.terminal import make_terminal, say
-from rowwise.errors import PeerError, SpecError, printable
 
 if TYPE_CHECKING:
     from rowwise.planning.calibrate.fit import MachineDescription

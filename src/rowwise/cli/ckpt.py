@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rowwise.base.errors import SpecError
 from rowwise.base.quantity import format_bytes
 from rowwise.base.storage.folder import parse_folder
 from rowwise.base.textfile import read_bytes
@@ -13,7 +14,6 @@ from rowwise.cli.options import AsJson
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_terminal, print_json, print_line
 from rowwise.cli.text_options import parse_pairs
-from rowwise.errors import SpecError
 from rowwise.tables.spec import RowType
 
 if TYPE_CHECKING:

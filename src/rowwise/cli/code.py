@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rowwise.errors import printable
+from rowwise.base.errors import printable
 
 if TYPE_CHECKING:
     from rowwise.recipes.recipe import Recipe

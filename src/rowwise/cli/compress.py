@@ -12,13 +12,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
+from rowwise.base.errors import SpecError
 from rowwise.cli.code import load_recipe
 from rowwise.cli.convert import parse_size
 from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.options import MOST_SEED, Changes, RecipeName
 from rowwise.cli.progress import fraction_bar
 from rowwise.cli.terminal import make_terminal, say
-from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
     from rowwise.base.records import CompressionAdvice

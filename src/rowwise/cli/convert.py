@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from rowwise.base.errors import DataError, SpecError
 from rowwise.base.textfile import decode_json, parse_whole, read_bytes
 from rowwise.cli import text_options
 from rowwise.cli.options import AsJson
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_terminal, print_json, say
-from rowwise.errors import DataError, SpecError
 
 if TYPE_CHECKING:
     from rowwise.ingest.warehouse.convert import ConversionSummary

@@ -7,11 +7,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from rowwise.base.errors import DataError, SpecError
 from rowwise.cli import text_options
 from rowwise.cli.options import AsJson
 from rowwise.cli.progress import activity_bar, splits_bar
 from rowwise.cli.terminal import make_terminal, print_json, print_line, say
-from rowwise.errors import DataError, SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,11 +8,11 @@ from msgspec import structs
 from rich.console import Console
 from rich.table import Table as Grid
 
+from rowwise.base.errors import DataError, SpecError
 from rowwise.cli.code import load_recipe
 from rowwise.cli.options import AsJson
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_terminal, print_json, say
-from rowwise.errors import DataError, SpecError
 
 if TYPE_CHECKING:
     from rowwise.ingest.bench.verdict import BenchVerdict, HintFacts

@@ -16,8 +16,8 @@ from rowwise.cli.terminal import Terminal, print_json, refuse_nan, say
 from rowwise.recipes.machine import Environment, NativeLibrary
 
 if TYPE_CHECKING:
-    from rowwise.recipes.drills.selftest import SelfTestResult
     from rowwise.planning.calibrate.disk import DiskRates
+    from rowwise.recipes.drills.selftest import SelfTestResult
 
 MOST_SECONDS = 1e5
 KiB = 1024

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rowwise.base.errors import SpecError
 from rowwise.base.scratch import Scratch
 from rowwise.cli.options import AsJson
 from rowwise.cli.terminal import make_table, make_terminal, print_json, say
-from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
     from rowwise.recipes.drills.drill import DrillReport

@@ -5,10 +5,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rowwise.base.errors import SpecError
 from rowwise.base.quantity import format_bytes
 from rowwise.cli.console import show_warning
 from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line
-from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
     from rowwise.recipes.ensemble import EnsembleScores

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from rowwise.base.errors import SpecError
 from rowwise.base.textfile import parse_whole
-from rowwise.errors import SpecError
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 DEFAULT_RANK = {"RANK": "0", "WORLD_SIZE": "1"}

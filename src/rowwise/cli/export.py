@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rowwise.base.errors import CheckpointError, SpecError
 from rowwise.base.quantity import format_bytes
 from rowwise.base.textfile import parse_whole
 from rowwise.cli.code import warn_of_run_code
@@ -15,7 +16,6 @@ from rowwise.cli.options import AsJson, RunArgument, Which
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.stored import open_store
 from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line
-from rowwise.errors import CheckpointError, SpecError
 from rowwise.tables.spec import RowType
 
 if TYPE_CHECKING:

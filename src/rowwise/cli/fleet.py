@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 
 import typer
 
+from rowwise.base.errors import PeerError, SpecError
 from rowwise.cli.options import AsJson, MemoryForRows, Redis
 from rowwise.cli.serve import make_row_tiers
 from rowwise.cli.signals import handle_signals
 from rowwise.cli.terminal import make_table, make_terminal, print_json
-from rowwise.errors import PeerError, SpecError
 
 if TYPE_CHECKING:
     from rowwise.serve.fleet import BatchTimes, MeasuredBatches

@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 import msgspec
 
+from rowwise.base.errors import DataError, SpecError, printable
 from rowwise.base.textfile import decode_json, parse_whole, read_bytes, read_text, replace_file
 from rowwise.base.value import Value
-from rowwise.errors import DataError, SpecError, printable
 
 State = Literal["pending", "running", "completed", "failed", "cancelled", "gone"]
 RECORDS = ".local/state/rowwise/jobs"  # in the home folder

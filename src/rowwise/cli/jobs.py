@@ -11,11 +11,11 @@ import typer
 from rich.markup import escape
 from rich.status import Status
 
+from rowwise.base.errors import DataError, RowwiseError, SpecError
 from rowwise.base.textfile import open_regular
 from rowwise.cli import ray, slurm
 from rowwise.cli.job import Job, JobRequest, State, find_record, read_records, save_record
 from rowwise.cli.terminal import Terminal, make_table, make_terminal, say
-from rowwise.errors import DataError, RowwiseError, SpecError
 
 POLL_S = 2.0  # between two questions to the scheduler
 MOST_SILENT_S = 120.0  # of pauses between questions that a scheduler did not answer, one after the other

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
+from rowwise.base.errors import SpecError
 from rowwise.cli.job import JobRequest, check_keys, check_number
-from rowwise.errors import SpecError
 
 GRACE_S = 120  # from SIGTERM to SIGKILL
 PORT = 29500

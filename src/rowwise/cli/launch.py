@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, final
 
 import typer
 
+from rowwise.base.errors import AgreedError, PeerError, RowwiseError, SpecError, one_line, printable
 from rowwise.base.scratch import Scratch, remove_stale_folders
 from rowwise.cli.environment import CommandEnvironment, Torchrun
 from rowwise.cli.run_request import RUN, MemoryNotes, NoteStore, RunRequest
 from rowwise.cli.signals import note_signals
 from rowwise.cli.terminal import make_terminal
-from rowwise.errors import AgreedError, PeerError, RowwiseError, SpecError, one_line, printable
 from rowwise.parallel.comm.rank_start import RankStart
 from rowwise.parallel.comm.spawn import RankProcesses, RanksFailed
 from rowwise.tables.spec import Topology

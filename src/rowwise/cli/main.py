@@ -14,6 +14,7 @@ from typing import Annotated, ParamSpec
 import typer
 
 import rowwise
+from rowwise.base.errors import RowwiseError, one_line
 from rowwise.cli import ckpt, data, data_bench, measure, net
 from rowwise.cli.audit import audit
 from rowwise.cli.bench import bench
@@ -35,7 +36,6 @@ from rowwise.cli.simulate import simulate
 from rowwise.cli.train import resume, train
 from rowwise.cli.tune import tune
 from rowwise.cli.watch import watch
-from rowwise.errors import RowwiseError, one_line
 
 P = ParamSpec("P")
 INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended

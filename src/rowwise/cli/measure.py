@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from rowwise.base.errors import SpecError
 from rowwise.cli.code import warn_of_run_code
 from rowwise.cli.console import show_warning
 from rowwise.cli.ensemble import print_ensemble_json, scores_as_json, show_ensemble, slices_by_name
 from rowwise.cli.options import AsJson, MemoryForRows, RunArgument, Which
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line, say
-from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
     from rowwise.recipes.baseline import TreeBaseline

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, TextColumn
 
+from rowwise.base.errors import PeerError, RowwiseError, SpecError
 from rowwise.base.textfile import write_new
 from rowwise.cli.environment import CommandEnvironment
 from rowwise.cli.options import AsJson, HtmlFile
 from rowwise.cli.progress import fraction_bar
 from rowwise.cli.signals import note_signals
 from rowwise.cli.terminal import make_terminal, print_json, refuse_nan
-from rowwise.errors import PeerError, RowwiseError, SpecError
 
 if TYPE_CHECKING:
     from rowwise.parallel.comm.interface import Comm

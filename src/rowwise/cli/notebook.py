@@ -25,6 +25,7 @@ import typer
 from numpy.typing import NDArray
 from pyarrow import parquet as pq
 
+from rowwise.base.errors import DataError, SpecError, escape_newlines
 from rowwise.base.textfile import decode_json, read_bytes, read_text
 from rowwise.cli.console import show_warning
 from rowwise.cli.environment import CommandEnvironment
@@ -32,7 +33,6 @@ from rowwise.cli.launch import launch
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.run_request import RunRequest
 from rowwise.cli.terminal import make_terminal, say
-from rowwise.errors import DataError, SpecError, escape_newlines
 from rowwise.ingest.frames import FrameReader
 from rowwise.ingest.inspect import DatasetCard, find_separators, inspect
 from rowwise.ingest.kinds import is_list

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rowwise.base.errors import SpecError
 from rowwise.base.quantity import format_bytes, format_percent
 from rowwise.base.textfile import parse_whole
 from rowwise.cli.options import AsJson
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line
-from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

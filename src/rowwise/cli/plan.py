@@ -12,13 +12,13 @@ import msgspec
 import typer
 from rich.console import Console
 
+from rowwise.base.errors import SpecError
 from rowwise.base.quantity import format_bytes
 from rowwise.base.textfile import read_bytes, replace_file
 from rowwise.cli.code import load_recipe
 from rowwise.cli.options import BATCH, MOST_SEED, Changes, Dim, GlobalBatch, HtmlFile
 from rowwise.cli.progress import activity_bar
 from rowwise.cli.terminal import escape_json, make_terminal, say
-from rowwise.errors import SpecError
 from rowwise.tables.spec import LINKS, Codecs, Wire
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rowwise.base.errors import SpecError, printable
 from rowwise.base.textfile import read_bytes
 from rowwise.cli.console import LiveLine, show_result, show_start, stop_on_signals
 from rowwise.cli.run_request import RUN, NoteStore, RunRequest
 from rowwise.cli.terminal import make_terminal, print_json, say
-from rowwise.errors import SpecError, printable
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.solo import solo
 from rowwise.parallel.comm.status import on_first_rank

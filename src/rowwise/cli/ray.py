@@ -15,9 +15,9 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from rowwise.base.errors import DataError, SpecError
 from rowwise.base.textfile import decode_json
 from rowwise.cli.job import MOST_SHOWN, Job, JobRequest, State, check_keys, check_number
-from rowwise.errors import DataError, SpecError
 
 GRACE_S = 120  # from SIGTERM to SIGKILL
 WAIT_S = 60  # for another node in the place of a lost one, before the job goes on with fewer

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, final
 
+from rowwise.base.errors import SpecError, one_line
 from rowwise.base.quantity import pluralise
 from rowwise.base.textfile import parse_whole
 from rowwise.base.value import MOST_RANKS
 from rowwise.cli.environment import LISTENER
-from rowwise.errors import SpecError, one_line
 from rowwise.parallel.comm.spawn import describe_exit
 
 POLL_S = 1.0  # between two looks at the ranks

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from rowwise.base.errors import SpecError, StorageError
 from rowwise.cli.options import MemoryForRows, Redis
 from rowwise.cli.stored import open_store
 from rowwise.cli.terminal import make_table, make_terminal, print_line
-from rowwise.errors import SpecError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

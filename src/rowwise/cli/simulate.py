@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from rowwise.base.errors import SpecError
 from rowwise.cli.code import load_recipe
 from rowwise.cli.options import BATCH, AsJson, Changes, Dim, GlobalBatch, HtmlFile
 from rowwise.cli.plan import check_outputs, read_plan, write_atomically
 from rowwise.cli.progress import fraction_bar
 from rowwise.cli.simulate_show import show_check, show_simulation, show_sweep
 from rowwise.cli.terminal import make_terminal, print_json, say
-from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
     from rowwise.base.records import Simulation, Sweep

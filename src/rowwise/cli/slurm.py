@@ -8,10 +8,10 @@ import re
 import shlex
 import sys
 
+from rowwise.base.errors import DataError, SpecError
 from rowwise.base.scratch import Scratch
 from rowwise.base.textfile import parse_whole
 from rowwise.cli.job import Job, JobRequest, State, run_program
-from rowwise.errors import DataError, SpecError
 
 RESTARTS = 5  # most, while none of them has saved a checkpoint
 GRACE_S = 120  # from SIGTERM to the time limit

@@ -5,9 +5,9 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rowwise.base.errors import SpecError
 from rowwise.base.storage.cloud import Patience
 from rowwise.base.storage.folder import parse_folder
-from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
     from rowwise.serve.version_store import VersionStore

@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 
-from rowwise.errors import SpecError, printable
+from rowwise.base.errors import SpecError, printable
 
 WIDTH = 120
 UNUSUAL = re.compile("[^ -~\n]")

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from rowwise.base.errors import SpecError
 from rowwise.cli.terminal import say
-from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rowwise.base.errors import SpecError
 from rowwise.cli.code import load_recipe, warn_of_run_code
 from rowwise.cli.console import show_outlook
 from rowwise.cli.environment import CommandEnvironment
@@ -16,7 +17,6 @@ from rowwise.cli.launch import TIMEOUT_S, launch, parse_ranks
 from rowwise.cli.options import Changes, RecipeName
 from rowwise.cli.run_request import RunRequest
 from rowwise.cli.terminal import make_terminal, print_json
-from rowwise.errors import SpecError
 
 if TYPE_CHECKING:
     from rowwise.recipes.recipe import Recipe

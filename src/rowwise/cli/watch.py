@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rowwise.base.errors import RowwiseError, SpecError
 from rowwise.base.storage.folder import parse_folder
 from rowwise.cli.terminal import escape_json, make_table, make_terminal, refuse_nan, say
-from rowwise.errors import RowwiseError, SpecError
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -11,7 +11,7 @@ limits: a batch of fewer blocks than ranks leaves ranks without rows.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.tables.ops.reference.sums import BLOCK
 from rowwise.tables.spec import Value
 

@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol, Self, final
 import msgspec
 from msgspec import structs
 
-from rowwise.errors import DataError, SpecError, StateError
+from rowwise.base.errors import DataError, SpecError, StateError
 from rowwise.ingest.ahead import read_ahead, time_items
 from rowwise.ingest.batch_shard import BatchShard, BatchSpan
 from rowwise.ingest.block import EncodedRows, allocate

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.tables.spec import Value
 
 ALIGNMENT = 64  # bytes; a cache line, and the widest vector

@@ -14,7 +14,7 @@ from typing import Literal
 import pyarrow as pa
 from pyarrow import types
 
-from rowwise.errors import DataError, SpecError
+from rowwise.base.errors import DataError, SpecError
 from rowwise.ingest.kinds import FITS, IDS, KEYS, NUMBERS, ROWS, TIMES, element_of, is_text
 from rowwise.ingest.labels import Label, LabelValues, parse_label
 from rowwise.ingest.reader import check_columns

@@ -19,9 +19,9 @@ import pyarrow as pa
 from msgspec import structs
 from pyarrow import types
 
+from rowwise.base.errors import DataError
 from rowwise.base.storage.read_cache import CacheFolder
 from rowwise.base.textfile import open_regular
-from rowwise.errors import DataError
 from rowwise.ingest.dialect import (
     Dialect,
     Heading,

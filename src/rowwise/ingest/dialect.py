@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import structs
 
-from rowwise.errors import DataError, SpecError
+from rowwise.base.errors import DataError, SpecError
 from rowwise.tables.spec import Value
 
 DELIMITERS = "\t;|\x01, "  # where two divide the lines equally well, the earlier one does

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import types
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest import native
 from rowwise.ingest.bags import as_float32, bits, combine_chunks, floats, lists, view, words_of
 from rowwise.ingest.block import ALIGNMENT, Allocator, BlockSizes, EncodedRows, Floats, Ints, allocate, lay_out

@@ -8,7 +8,7 @@ from typing import final
 
 import pyarrow as pa
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.reader import Split, check_columns
 
 SPLIT_ROWS = 1 << 16

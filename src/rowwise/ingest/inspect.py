@@ -12,7 +12,7 @@ import pyarrow as pa
 from msgspec import structs
 from pyarrow import types
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.columns import Columns, Dense, Sparse
 from rowwise.ingest.division import MOST_NAMED, Part, Unit, divide, find_times, parts_of, unseen_ids

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import types
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.bags import combine_chunks, floats
 from rowwise.ingest.block import Floats
 from rowwise.ingest.kinds import is_number, is_text

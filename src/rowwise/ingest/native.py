@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from rowwise.base.errors import DataError, NativeError, SpecError
 from rowwise.base.library import Signatures, bind_library
-from rowwise.errors import DataError, NativeError, SpecError
 from rowwise.ingest.block import Floats, Ints
 
 LIBRARY = "librowwise_ingest.so"

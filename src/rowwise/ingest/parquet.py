@@ -18,8 +18,8 @@ import msgspec
 import pyarrow as pa
 from pyarrow import parquet as pq
 
+from rowwise.base.errors import DataError
 from rowwise.base.storage.read_cache import CacheFolder
-from rowwise.errors import DataError
 from rowwise.ingest.reader import Split, check_columns
 from rowwise.ingest.union import FlatColumn, can_cast, flat_columns, unite
 from rowwise.ingest.warehouse import hive

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 from pyarrow import parquet as pq
 
+from rowwise.base.errors import DataError, SpecError
 from rowwise.base.storage.folder import refuse_url
-from rowwise.errors import DataError, SpecError
 from rowwise.ingest.block import Ints
 from rowwise.ingest.unpacked import read_parquet
 

@@ -22,9 +22,9 @@ from typing import BinaryIO, cast
 
 import pyarrow as pa
 
+from rowwise.base.errors import DataError
 from rowwise.base.storage.read_cache import CacheFolder, make_room
 from rowwise.base.textfile import open_regular
-from rowwise.errors import DataError
 
 CHUNK = 1 << 20
 ENDING = ".text"

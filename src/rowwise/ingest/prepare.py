@@ -20,7 +20,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 from pyarrow import compute as pc
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest import transform
 from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.block import Allocator, EncodedRows, Ints, allocate

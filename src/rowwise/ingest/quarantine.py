@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet as pq
 
+from rowwise.base.errors import DataError
 from rowwise.base.textfile import decode_json, read_bytes
-from rowwise.errors import DataError
 from rowwise.ingest.encode import MAX_REASONS, RefusalReason, RefusedRows
 from rowwise.ingest.reader import Split
 from rowwise.ingest.unpacked import read_parquet

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.tables.spec import Value
 
 GLOB = set("*?[")

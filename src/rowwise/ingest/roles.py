@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, final
 
 from pyarrow import types
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.ingest.kinds import is_list, is_text
 from rowwise.ingest.names import is_group, sense_of
 from rowwise.ingest.sketch import Guess, Repeats

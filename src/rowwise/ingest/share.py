@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.block import Ints
 from rowwise.ingest.mix import Words, mix, unit

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.ingest.bags import decoded
 from rowwise.ingest.transform.mapping import MapId, read_mapping
 

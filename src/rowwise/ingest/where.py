@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.errors import DataError, SpecError
+from rowwise.base.errors import DataError, SpecError
 from rowwise.ingest.bags import combine_chunks, numpy_type
 from rowwise.ingest.kinds import FITS, KEYS, decoded_kind, is_time
 from rowwise.ingest.reader import check_columns

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.models.fields import FieldModel
 from rowwise.models.interactions.attention import Attention
 from rowwise.models.mlp import Linear, Mlp, Norm, stack

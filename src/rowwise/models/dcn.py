@@ -22,7 +22,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.models.inputs import Ids, input_columns, unpack
 from rowwise.models.mlp import Linear, Mlp, Norm
 from rowwise.tables.batch import Batch

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from rowwise.errors import BatchError, SpecError
+from rowwise.base.errors import BatchError, SpecError
 from rowwise.models.inputs import Ids, unpack
 from rowwise.models.mlp import Mlp, Norm
 from rowwise.tables.batch import Batch, Jagged

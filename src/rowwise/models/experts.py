@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.models.inputs import Ids, input_columns, unpack
 from rowwise.models.mlp import Linear, Mlp
 from rowwise.tables.batch import Batch

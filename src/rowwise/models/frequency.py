@@ -15,7 +15,7 @@ The probability is that of being in a batch at all: for rare items the expected 
 import torch
 from torch import Tensor, nn
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 
 
 class ItemFrequency(nn.Module):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.errors import BatchError, SpecError
+from rowwise.base.errors import BatchError, SpecError
 from rowwise.models.histories import single_ids
 from rowwise.models.inputs import Ids, check_dims, unpack
 from rowwise.models.mlp import Linear, stack

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.errors import BatchError, SpecError
+from rowwise.base.errors import BatchError, SpecError
 from rowwise.tables.batch import Jagged
 
 GROWTH = 1.5  # the longest list of a group, in the shortest, but for SLACK items

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.models.histories import single_ids
 from rowwise.models.inputs import Ids, unpack
 from rowwise.models.mlp import stack

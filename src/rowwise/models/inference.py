@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rowwise.base.errors import SpecError
 from rowwise.base.value import MOST_BATCH
-from rowwise.errors import SpecError
 from rowwise.models.mlp import Linear
 from rowwise.tables.ops.float8 import float8_products
 from rowwise.tables.ops.linear import BLOCK_ROWS

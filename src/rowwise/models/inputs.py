@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from rowwise.errors import BatchError, SpecError
+from rowwise.base.errors import BatchError, SpecError
 from rowwise.tables.batch import Batch, Jagged, KeyedJagged
 from rowwise.tables.spec import Pooling, Table
 

@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Literal
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.tables.spec import Value
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.models.fields import FieldModel
 from rowwise.models.mlp import Linear, Mlp, Norm
 from rowwise.tables.ids.make import AnyTables

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.tables.ops.linear import inference_linear, linear, pack_weight
 
 Norm = Literal["batch", "layer"]

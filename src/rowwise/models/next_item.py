@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.models.histories import HistoryEncoder, histories_of, items_of, newest, positions_of, sample_of_each
 from rowwise.models.inputs import Ids
 from rowwise.tables.batch import Batch, Jagged

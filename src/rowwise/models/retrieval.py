@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rowwise.errors import BatchError
+from rowwise.base.errors import BatchError
 from rowwise.tables.ops.interact import dots
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from msgspec import structs
 from torch import nn
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.models.wide import same_map
 from rowwise.tables.spec import Table
 

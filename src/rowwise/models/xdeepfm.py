@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.models.fields import FieldModel
 from rowwise.models.inputs import Ids, unpack
 from rowwise.models.mlp import Linear, Mlp, Norm

@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from rowwise.base.errors import SpecError
 from rowwise.base.value import MOST_RANKS, check_most, parse_json
-from rowwise.errors import SpecError
 from rowwise.tables.row_optimizers import needs_full_rows
 from rowwise.tables.spec import Table, Value, Wire
 

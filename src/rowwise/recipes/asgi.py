@@ -13,8 +13,8 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
+from rowwise.base.errors import CheckpointError
 from rowwise.checkpoint.manifest import CheckpointManifest
-from rowwise.errors import CheckpointError
 from rowwise.planning.planner.machines import parse_size
 from rowwise.recipes.served import open_version
 from rowwise.serve.admission import ServiceLimits

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 from pyarrow import types
 
+from rowwise.base.errors import DataError
 from rowwise.base.records import AuditedFile, ColumnMeans, ColumnSkew
-from rowwise.errors import DataError
 from rowwise.ingest.kinds import is_list
 from rowwise.ingest.unpacked import read_parquet
 from rowwise.recipes.served import CLOSE, open_version

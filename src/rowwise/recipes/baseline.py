@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from rowwise import report
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.ingest.transform import Bucketize
 from rowwise.recipes.model_kinds import check_use, family_of
 from rowwise.recipes.resolved import ResolvedRecipe, evaluation_batches

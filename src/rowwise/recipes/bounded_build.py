@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from rowwise.base.errors import SpecError
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.errors import SpecError
 from rowwise.recipes.code import file_of
 from rowwise.recipes.compose import build_model
 from rowwise.recipes.resolved import ModelParts

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.ingest.transform.user_function import UserFunction
 from rowwise.recipes.model_configs import Model, UserModel
 from rowwise.recipes.recipe import Recipe

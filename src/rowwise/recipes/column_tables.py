@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import structs
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.ingest.columns import Columns, Sparse
 from rowwise.ingest.transform import LoadedTransforms, MapId
 from rowwise.recipes.recipe import TableChanges, Tables

@@ -12,9 +12,9 @@ import torch
 from msgspec import structs
 from torch import nn
 
+from rowwise.base.errors import SpecError
 from rowwise.base.processor import read_processor
 from rowwise.base.storage.folder import StorageFolder, parse_folder
-from rowwise.errors import SpecError
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.labels import LabelValues
 from rowwise.ingest.service.local import Workers

@@ -7,9 +7,9 @@ import torch
 from msgspec import structs
 from torch import nn
 
+from rowwise.base.errors import SpecError, TableMemoryError
 from rowwise.base.quantity import format_bytes
 from rowwise.checkpoint.tables import full_name, table_modules
-from rowwise.errors import SpecError, TableMemoryError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.status import all_gather_text, all_gather_uneven, raising_on_all_ranks
 from rowwise.parallel.plan import Plan

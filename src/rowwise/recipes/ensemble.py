@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from rowwise import report
+from rowwise.base.errors import DataError, SpecError
 from rowwise.checkpoint.manifest import CheckpointManifest
-from rowwise.errors import DataError, SpecError
 from rowwise.ingest.dialect import style_of
 from rowwise.ingest.transform import to_json
 from rowwise.recipes.id_names import name_ids

@@ -16,6 +16,7 @@ import pyarrow as pa
 from msgspec import structs
 from torch import nn
 
+from rowwise.base.errors import CheckpointError, RowwiseError, SpecError
 from rowwise.checkpoint.atomic import atomic_output
 from rowwise.checkpoint.changes import UnusableBaseError, changes_since, open_base
 from rowwise.checkpoint.delta import stored_bytes
@@ -28,7 +29,6 @@ from rowwise.checkpoint.rewrite import retype_tables, rewrite
 from rowwise.checkpoint.tables import full_name, is_needed_for_lookups, table_modules
 from rowwise.checkpoint.windows import Tell
 from rowwise.checkpoint.write import write
-from rowwise.errors import CheckpointError, RowwiseError, SpecError
 from rowwise.ingest.dialect import style_of
 from rowwise.ingest.pictures import FILES, INDEX
 from rowwise.ingest.transform import decode, load, serving, to_json

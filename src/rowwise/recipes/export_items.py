@@ -13,7 +13,7 @@ import torch
 from pyarrow import compute as pc
 from torch import Tensor, nn
 
-from rowwise.errors import DataError, SpecError
+from rowwise.base.errors import DataError, SpecError
 from rowwise.ingest.bags import combine_chunks, flatten_lists
 from rowwise.ingest.transform import serving
 from rowwise.models.inference import RowBlocks, inference_mode

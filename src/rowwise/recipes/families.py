@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, final
 from msgspec import structs
 from torch import nn
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.ingest.columns import Columns
 from rowwise.models.autoint import AutoInt
 from rowwise.models.dcn import DCN

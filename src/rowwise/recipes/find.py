@@ -4,8 +4,8 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
+from rowwise.base.errors import SpecError
 from rowwise.base.textfile import read_bytes
-from rowwise.errors import SpecError
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.text import read
 

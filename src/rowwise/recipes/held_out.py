@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.rows import RowSelection, SelectedRows, good_rows
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from rowwise.base.errors import SpecError
 from rowwise.base.textfile import decode_json, read_bytes, read_text
-from rowwise.errors import SpecError
 from rowwise.parallel.comm.launch import HostOrder, Meeting
 from rowwise.parallel.comm.probe import probe
 from rowwise.planning.calibrate.net import make_network

@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.batcher import table_rows_for_ids
 from rowwise.ingest.block import RaggedColumn

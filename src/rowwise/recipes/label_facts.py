@@ -6,7 +6,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.labels import bad_values, say_unlabelled

@@ -18,6 +18,7 @@ from typing import final
 
 import msgspec
 
+from rowwise.base.errors import CheckpointError, DataError, RowwiseError, SpecError, StorageError, one_line
 from rowwise.base.inside import fault_of_name
 from rowwise.base.quantity import format_bytes
 from rowwise.base.storage.folder import Folder, StorageFolder, as_storage, parse_folder, read_file, read_pieces
@@ -29,7 +30,6 @@ from rowwise.checkpoint.listing import best_step
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest
 from rowwise.checkpoint.named import STEP, checkpoints_of, step_in
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.errors import CheckpointError, DataError, RowwiseError, SpecError, StorageError, one_line
 from rowwise.recipes.text import RECIPE, parse
 from rowwise.tables.spec import Value
 from rowwise.train.run_folder import UNBEGUN, RunFolder, now

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import structs
 
+from rowwise.base.errors import SpecError
 from rowwise.base.value import MOST_BATCH, MOST_DIM, check_most
-from rowwise.errors import SpecError
 from rowwise.tables.row_optimizers import RowOptimizer
 from rowwise.tables.spec import Value
 

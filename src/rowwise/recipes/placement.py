@@ -13,8 +13,8 @@ from math import ceil
 import numpy as np
 from msgspec import structs
 
+from rowwise.base.errors import TableMemoryError
 from rowwise.base.quantity import format_bytes, format_percent
-from rowwise.errors import TableMemoryError
 from rowwise.parallel.plan import Plan, Tile
 from rowwise.planning.perf.access import Access, Curves, Workload
 from rowwise.tables.ops.layout import TablePiece

@@ -22,7 +22,7 @@ from pyarrow import csv, types
 from pyarrow import parquet as pq
 from torch import Tensor, nn
 
-from rowwise.errors import DataError, SpecError
+from rowwise.base.errors import DataError, SpecError
 from rowwise.ingest.bound import BoundPreparation
 from rowwise.ingest.collate import SplitRows, collate
 from rowwise.ingest.prepare import ReadSplit

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from rowwise.base.errors import SpecError
 from rowwise.base.value import check_layers, check_most
-from rowwise.errors import SpecError
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.dialect import Dialect
 from rowwise.ingest.service.local import Workers

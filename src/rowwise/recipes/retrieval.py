@@ -11,7 +11,7 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.ingest.block import Ints
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.pictures import CHANNELS, PictureFolder

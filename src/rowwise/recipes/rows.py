@@ -14,8 +14,8 @@ import pyarrow as pa
 from msgspec import structs
 from pyarrow import compute as pc
 
+from rowwise.base.errors import DataError, SpecError
 from rowwise.base.storage.read_cache import CacheFolder
-from rowwise.errors import DataError, SpecError
 from rowwise.ingest.batcher import table_rows_for_ids
 from rowwise.ingest.block import Ints
 from rowwise.ingest.columns import Columns

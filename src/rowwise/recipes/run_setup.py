@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torch import nn
 
+from rowwise.base.errors import SpecError
 from rowwise.base.storage.folder import parse_folder
 from rowwise.base.textfile import read_bytes
-from rowwise.errors import SpecError
 from rowwise.ingest.transform import MapId
 from rowwise.ingest.transform import decode as decode_transforms
 from rowwise.ingest.vocabulary import check_grown

@@ -13,7 +13,7 @@ from typing import Any, Literal, final
 import msgspec
 
 from rowwise import report
-from rowwise.errors import AgreedError, CheckpointError, DataError, RowwiseError, StorageError
+from rowwise.base.errors import AgreedError, CheckpointError, DataError, RowwiseError, StorageError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.solo import solo
 from rowwise.parallel.comm.status import on_first_rank

@@ -19,12 +19,12 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
+from rowwise.base.errors import CheckpointError, DataError, SpecError
 from rowwise.base.inside import fault_of_name
 from rowwise.base.textfile import decode_json, read_bytes
 from rowwise.base.value import MOST_BATCH
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.tables import table_modules
-from rowwise.errors import CheckpointError, DataError, SpecError
 from rowwise.ingest.bound import BoundPreparation
 from rowwise.ingest.dialect import Dialect
 from rowwise.ingest.transform import AnyKind, LoadedTransforms, UserFunction, load

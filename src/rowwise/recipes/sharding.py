@@ -11,9 +11,9 @@ import numpy as np
 from msgspec import structs
 from torch import nn
 
+from rowwise.base.errors import SpecError, TableMemoryError
 from rowwise.base.quantity import format_bytes
 from rowwise.base.textfile import read_bytes
-from rowwise.errors import SpecError, TableMemoryError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.plan import Plan
 from rowwise.parallel.shard.apply import shard

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.ingest.service.local import Workers
 from rowwise.models.cost import flop_formulas
 from rowwise.planning.perf.dense_layers import DenseLayer, DenseLayers

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import msgspec
 
+from rowwise.base.errors import SpecError
 from rowwise.base.quantity import is_finite
 from rowwise.base.records import Simulation
 from rowwise.base.textfile import decode_json, read_bytes, read_text
 from rowwise.base.value import MOST_RANKS
-from rowwise.errors import SpecError
 from rowwise.parallel.plan import Plan
 from rowwise.planning.perf.hardware import Hardware, Machine
 from rowwise.planning.perf.links import Network, read_network

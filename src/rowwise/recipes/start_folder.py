@@ -7,7 +7,7 @@ from typing import Self, final
 
 import torch
 
-from rowwise.errors import RowwiseError, SpecError
+from rowwise.base.errors import RowwiseError, SpecError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.status import all_gather_uneven, on_first_rank
 from rowwise.train.run_folder import RunFolder

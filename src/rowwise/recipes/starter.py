@@ -15,8 +15,8 @@ from types import MappingProxyType
 import pyarrow as pa
 from msgspec import structs
 
+from rowwise.base.errors import DataError
 from rowwise.base.quantity import round_digits
-from rowwise.errors import DataError
 from rowwise.ingest import transform
 from rowwise.ingest.columns import Dense
 from rowwise.ingest.delimited import CsvReader

@@ -18,8 +18,8 @@ from time import process_time
 
 from msgspec import structs
 
+from rowwise.base.errors import PeerError
 from rowwise.base.quantity import round_digits
-from rowwise.errors import PeerError
 from rowwise.ingest.batch_shard import BatchShard
 from rowwise.ingest.service.local import cores
 from rowwise.planning.perf.hardware import Hardware, MakingTimes, StageOverhead

@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 import torch
 from msgspec import structs
 
+from rowwise.base.errors import TableMemoryError
 from rowwise.base.quantity import format_bytes
-from rowwise.errors import TableMemoryError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.status import all_gather_uneven
 from rowwise.parallel.plan import Plan, Tile, tiles_by_table

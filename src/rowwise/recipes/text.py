@@ -17,9 +17,9 @@ import yaml
 from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
+from rowwise.base.errors import SpecError
 from rowwise.base.plainyaml import MOST_BYTES, NotPlainError, PlainLoader, load_yaml
 from rowwise.base.textfile import parse_whole, read_text
-from rowwise.errors import SpecError
 from rowwise.recipes.recipe import Recipe
 
 RECIPE = "recipe.yaml"  # in the folder of a run

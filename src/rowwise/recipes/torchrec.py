@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.planner.export import TorchRecPlan, TorchRecTable
 
 

@@ -14,7 +14,7 @@ from msgspec import structs
 from pyarrow import types
 from torch import Tensor, nn
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.ingest.bound import REQUEST
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.kinds import is_list

@@ -8,8 +8,8 @@ import torch
 from msgspec import structs
 from torch import nn
 
+from rowwise.base.errors import DataError, SpecError
 from rowwise.base.textfile import read_bytes, read_text
-from rowwise.errors import DataError, SpecError
 from rowwise.parallel.comm.solo import solo
 from rowwise.parallel.plan import Plan
 from rowwise.recipes.compose import make_evaluator, make_model, resolve, set_threads

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, final
 
 from torch import nn
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.recipes.code import modules_of_model, split_name
 
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rowwise.base.errors import DataError
 from rowwise.base.quantity import format_count, format_duration, format_metric, format_percent
 from rowwise.base.records import ModelError, ProfileQuality
-from rowwise.errors import DataError
 from rowwise.report.markup import Html, div, figure, header, note, section, span, tag, text_table, tiles
 from rowwise.report.page import draw_page
 from rowwise.report.plot import Plot, draw_axes, draw_line, draw_picture, frame

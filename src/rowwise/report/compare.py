@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rowwise.base.errors import DataError
 from rowwise.base.quantity import DASH, format_count, format_duration, format_metric, format_size, is_finite
-from rowwise.errors import DataError
 from rowwise.report.charts import COLOURS, Chart, ChartLine, ChartMark, draw_chart
 from rowwise.report.curves import metric_names
 from rowwise.report.markup import Html, div, figure, join, legend_entry, note, section, span, tag, text

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from rowwise.base.errors import DataError
 from rowwise.base.textfile import replace_file
-from rowwise.errors import DataError
 from rowwise.report.caches import draw_caches
 from rowwise.report.curves import draw_curves
 from rowwise.report.explanation import draw_explanation

@@ -5,10 +5,10 @@ from statistics import fmean
 
 import msgspec
 
+from rowwise.base.errors import DataError
 from rowwise.base.quantity import DASH, format_count, format_duration, format_percent, format_ranks, format_size
 from rowwise.base.records import ExplainedPlan, RankPlacement, TablePlacement
 from rowwise.base.textfile import decode_json
-from rowwise.errors import DataError
 from rowwise.report.charts import draw_amount, draw_rank_bars, draw_strip_picture
 from rowwise.report.markup import (
     Html,

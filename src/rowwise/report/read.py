@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import yaml
 
+from rowwise.base.errors import DataError
 from rowwise.base.plainyaml import load_yaml
 from rowwise.base.quantity import is_finite
 from rowwise.base.records import ModelExplanation
 from rowwise.base.textfile import decode_json, file_time, reject_duplicate_keys
 from rowwise.base.value import MOST_RANKS, MOST_STEPS
-from rowwise.errors import DataError
 from rowwise.planning.perf.step_program import RESOURCES, ScheduledStage
 from rowwise.report.csvfile import CsvRow, CsvTable, read_bytes, read_csv
 

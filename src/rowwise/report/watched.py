@@ -12,10 +12,10 @@ from typing import Literal, NamedTuple, final
 
 import msgspec
 
+from rowwise.base.errors import DataError, RowwiseError, escape_newlines
 from rowwise.base.storage.folder import Folder, as_storage, read_file, read_range, size_of_file
 from rowwise.base.storage.interface import StoredObject
 from rowwise.base.textfile import MOST_BYTES, decode_json, open_regular
-from rowwise.errors import DataError, RowwiseError, escape_newlines
 from rowwise.report.read import RECIPE, RecordedResult
 
 TAIL_bytes = {"metrics.csv": 1 << 20}  # evaluations may be long ago

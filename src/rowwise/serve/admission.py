@@ -3,7 +3,7 @@
 from math import ceil, inf
 from typing import final
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.tables.spec import Value
 
 SAFE = 0.75  # of a request's time; the rest is for what the estimate does not know

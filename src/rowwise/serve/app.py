@@ -21,8 +21,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from rowwise.base.errors import DataError, RowwiseError, one_line
 from rowwise.base.textfile import MOST_DIGITS, parse_whole
-from rowwise.errors import DataError, RowwiseError, one_line
 from rowwise.serve.answer import prediction_columns, prediction_names
 from rowwise.serve.batches import BAD_REQUEST, UNAVAILABLE, Rejection
 from rowwise.serve.client import ARROW, JSON, arrow_stream

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
 
-from rowwise.errors import RowwiseError, StoreError, one_line
+from rowwise.base.errors import RowwiseError, StoreError, one_line
 from rowwise.serve.admission import Admission
 from rowwise.serve.queue import Costs, RequestQueue, RequestSlice
 

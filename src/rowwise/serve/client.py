@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from rowwise.errors import DataError, PeerError
+from rowwise.base.errors import DataError, PeerError
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 

@@ -17,12 +17,12 @@ from typing import Annotated
 import msgspec
 import pyarrow as pa
 
+from rowwise.base.errors import CheckpointError, SpecError
 from rowwise.base.inside import has_control
 from rowwise.base.quantity import format_bytes
 from rowwise.base.scratch import Scratch
 from rowwise.base.storage.folder import Folder
 from rowwise.base.textfile import decode_json, open_regular, read_bytes, refuse_links, write_new
-from rowwise.errors import CheckpointError, SpecError
 from rowwise.tables.spec import Value
 
 LIST = "files.json"

@@ -13,9 +13,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from rowwise.base.errors import CheckpointError
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.windows import windows
-from rowwise.errors import CheckpointError
 from rowwise.ingest.unpacked import check_types, read_arrow_file, write_arrow_file
 from rowwise.serve.contents import reading_export
 from rowwise.tables.ops.rowtype import pack, unpack

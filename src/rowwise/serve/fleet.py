@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 
 REQUESTS = 40_000  # that are simulated
 HALVINGS = 12

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Self, final
 
-from rowwise.errors import StorageError, one_line
+from rowwise.base.errors import StorageError, one_line
 from rowwise.serve.package import read_traffic
 from rowwise.serve.traffic import Traffic
 from rowwise.serve.version_store import VersionStore

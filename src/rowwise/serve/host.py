@@ -19,7 +19,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import NamedTuple, final
 
-from rowwise.errors import CheckpointError, DataError, PeerError
+from rowwise.base.errors import CheckpointError, DataError, PeerError
 from rowwise.parallel.comm.spawn import describe_exit, fork_server
 from rowwise.serve.shared_rows import SharedRows
 from rowwise.serve.traffic import Traffic

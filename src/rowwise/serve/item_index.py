@@ -13,7 +13,7 @@ from typing import Any, Self, final
 import numpy as np
 from torch import Tensor
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.serve.contents import reading_export
 
 TRAINED_EACH = 64  # vectors that a list is trained by

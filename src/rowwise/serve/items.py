@@ -19,10 +19,10 @@ import torch
 from pyarrow import parquet as pq
 from torch import Tensor
 
+from rowwise.base.errors import CheckpointError
 from rowwise.base.textfile import decode_json, read_bytes
 from rowwise.base.value import MOST_DIM, MOST_STEPS
 from rowwise.checkpoint.read import DamagedChunk
-from rowwise.errors import CheckpointError
 from rowwise.ingest.unpacked import read_parquet
 from rowwise.models.retrieval import nearest_items
 from rowwise.serve.contents import LIST, StoredFile, find_changes, read_files, reading_export

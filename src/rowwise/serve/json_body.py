@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 
 WHERE = "request"  # begins the messages of errors
 SMALL_bytes = 64 << 10  # of a body that is read at once: it takes a few milliseconds at worst

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
+from rowwise.base.errors import DataError
 from rowwise.base.textfile import parse_whole
-from rowwise.errors import DataError
 from rowwise.ingest.kinds import is_list, is_text
 from rowwise.serve.json_body import WHERE, BodyLimits, check_count, decode_body, kinds_of
 from rowwise.serve.request import RequestReader, RequestRows

@@ -25,12 +25,12 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import types
 
+from rowwise.base.errors import CheckpointError, SpecError
 from rowwise.base.inside import number_in
 from rowwise.base.storage.folder import Folder, refuse_url
 from rowwise.base.textfile import decode_json, read_bytes, sync, write_new
 from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.named import VERSION_DIGITS, VERSIONS
-from rowwise.errors import CheckpointError, SpecError
 from rowwise.ingest.kinds import is_list
 from rowwise.ingest.unpacked import read_arrow_file, write_arrow_file
 from rowwise.serve.contents import digest_of, hash_files, open_checked, read_files, reading_export

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 from torch import Tensor
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.serve.package import LOGIT
 from rowwise.serve.request import RequestRows
 from rowwise.serve.retrieval import ItemQuery, RetrievedItems

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.base.arriving import Arriving, is_idle
-from rowwise.errors import SpecError, printable
+from rowwise.base.errors import SpecError, printable
 from rowwise.serve.later import LaterCalls
 from rowwise.tables.store.policy import Ints, mix64
 from rowwise.tables.store.shared_cache import Bytes

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.kinds import is_list, is_text
 from rowwise.ingest.reader import check_columns
 from rowwise.ingest.unpacked import read_arrow_stream

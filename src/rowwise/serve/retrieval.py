@@ -10,7 +10,7 @@ import torch
 from pyarrow import types
 from torch import Tensor
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.serve.cached_rows import CachedBatches, CachedRows, RowCounts
 from rowwise.serve.forward import Forward
 from rowwise.serve.item_scan import ItemFilter, ItemScan, NearItems

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, final
 
-from rowwise.errors import one_line
+from rowwise.base.errors import one_line
 from rowwise.serve.batches import BAD_REQUEST, LATE, BatchLoop, Rejection, compute_apart
 from rowwise.serve.item_scan import ItemScan, NearItems
 from rowwise.serve.queue import RequestSlice

@@ -10,10 +10,10 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from rowwise.base.errors import CheckpointError, StoreError
 from rowwise.base.inside import open_inside
 from rowwise.checkpoint.manifest import TensorChunk
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.errors import CheckpointError, StoreError
 from rowwise.serve.row_memory import CachedTables
 from rowwise.serve.shared_rows import NewerChunks
 from rowwise.tables.store.policy import Ints

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from rowwise.base.errors import SpecError
 from rowwise.base.quantity import format_bytes
 from rowwise.checkpoint.manifest import CheckpointManifest
-from rowwise.errors import SpecError
 from rowwise.serve.shared_rows import room_of
 from rowwise.tables.store.shared_cache import CacheShape
 

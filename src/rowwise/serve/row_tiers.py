@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from torch import nn
 
+from rowwise.base.errors import CheckpointError
 from rowwise.checkpoint.manifest import CheckpointManifest
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.errors import CheckpointError
 from rowwise.serve.cached_rows import CachedGroup, CachedRows, CachedTableMemory
 from rowwise.serve.default_rows import DefaultRow, read_mean_rows, stored_default
 from rowwise.serve.redis_rows import RedisAddress, RedisNodes, RedisRows

@@ -17,7 +17,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from rowwise.errors import RowwiseError, one_line
+from rowwise.base.errors import RowwiseError, one_line
 from rowwise.serve.admission import ServiceLimits
 from rowwise.serve.answer import predictions_of
 from rowwise.serve.batches import BAD_REQUEST, BatchLoop, Rejection, compute_apart

@@ -16,12 +16,12 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
+from rowwise.base.errors import CheckpointError
 from rowwise.base.quantity import format_bytes
 from rowwise.base.storage.folder import Folder
 from rowwise.checkpoint.manifest import CheckpointFile, CheckpointManifest, TensorChunk, TensorEntry
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.tables import full_name, table_modules
-from rowwise.errors import CheckpointError
 from rowwise.tables.embedding import Embeddings
 from rowwise.tables.ops import rowtype
 from rowwise.tables.ops.arena import Arena

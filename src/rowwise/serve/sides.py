@@ -10,7 +10,7 @@ from pyarrow import compute as pc
 from pyarrow import parquet as pq
 from pyarrow import types
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.unpacked import read_parquet
 from rowwise.serve.contents import reading_export
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.tables.spec import Value
 
 GOLDEN_SHARE = 0.6180339887498949  # numbers times this, modulo 1, are spread evenly

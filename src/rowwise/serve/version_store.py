@@ -26,6 +26,7 @@ from typing import BinaryIO, Self, final
 import msgspec
 from msgspec import structs
 
+from rowwise.base.errors import CheckpointError, SpecError, StorageError
 from rowwise.base.inside import fault_of_name
 from rowwise.base.quantity import format_bytes
 from rowwise.base.storage.folder import StorageFolder, read_file, read_pieces
@@ -34,7 +35,6 @@ from rowwise.base.storage.local import LocalStorage
 from rowwise.base.textfile import MOST_BYTES, decode_json, open_regular, read_bytes, write_new
 from rowwise.checkpoint.atomic import atomic_output
 from rowwise.checkpoint.named import VERSIONS
-from rowwise.errors import CheckpointError, SpecError, StorageError
 from rowwise.serve.contents import LIST, StoredFile, digest_of, hash_files, read_files
 from rowwise.serve.package import (
     CURRENT,

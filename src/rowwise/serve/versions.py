@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
-from rowwise.errors import one_line
+from rowwise.base.errors import one_line
 from rowwise.serve.traffic import Traffic
 
 

@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from rowwise.errors import BatchError
+from rowwise.base.errors import BatchError
 
 T = TypeVar("T")
 ID_TYPES = (torch.int32, torch.int64)

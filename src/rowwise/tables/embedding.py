@@ -13,7 +13,7 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
-from rowwise.errors import BatchError, RowwiseError, SpecError, StateError
+from rowwise.base.errors import BatchError, RowwiseError, SpecError, StateError
 from rowwise.tables.batch import Jagged, KeyedJagged
 from rowwise.tables.ops import rowtype
 from rowwise.tables.ops.arena import Arena

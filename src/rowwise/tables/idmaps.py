@@ -6,8 +6,8 @@ are often related.
 
 from typing import Literal
 
+from rowwise.base.errors import SpecError
 from rowwise.base.value import Value
-from rowwise.errors import SpecError
 
 
 class HashIds(Value, frozen=True, tag="hash", tag_field="kind"):

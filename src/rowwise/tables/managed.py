@@ -8,8 +8,8 @@ never has one.
 
 from typing import Literal
 
+from rowwise.base.errors import SpecError
 from rowwise.base.value import MOST_STEPS, Value
-from rowwise.errors import SpecError
 
 MOST_BUCKETS = 4096
 LEAST_BUCKET_ROWS = 64

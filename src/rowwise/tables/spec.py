@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from rowwise.base.errors import SpecError
 from rowwise.base.inside import fault_of_name, has_control
 from rowwise.base.value import MOST_DIM, MOST_RANKS, check_most
 from rowwise.base.value import Value as Value
-from rowwise.errors import SpecError
 from rowwise.tables.idmaps import AnyIdMap
 from rowwise.tables.managed import MOST_ROWS, Managed, bucket_count, round_rows
 from rowwise.tables.row_optimizers import RowOptimizer, RowWiseAdagrad, Slot, hyperparameter_fault

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rowwise.errors import NativeError
+from rowwise.base.errors import NativeError
 from rowwise.tables.ops.linear import current_library
 from rowwise.train.dense_parallel import find_units
 

@@ -14,7 +14,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.parallel.comm.codec import codec_of
 from rowwise.parallel.comm.interface import Comm, Work
 from rowwise.parallel.shard.exchange import Phase, no_timing

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.models.histories import HistoryEncoder
 from rowwise.parallel.comm.fsdp import FsdpOptions, fill_parameters, recompute, shard_parameters
 from rowwise.parallel.comm.interface import Comm

@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.tables.ops.tree import add_leaf, nodes_of, sum_nodes
 from rowwise.train.dense import flatten, reduce_present, unflatten

@@ -14,7 +14,7 @@ from typing import Protocol, final
 import torch
 from torch import Tensor, nn
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.models.histories import items_of
 from rowwise.models.inference import autocast, evaluation_mode
 from rowwise.parallel.comm.interface import Comm

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import final
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.batcher import Batcher, Position
 from rowwise.tables.batch import Batch
 from rowwise.tables.ids.embeddings import MappedEmbeddings

@@ -5,9 +5,9 @@
 
 from torch import nn
 
+from rowwise.base.errors import CheckpointError, StateError
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.tables import full_name, table_modules
-from rowwise.errors import CheckpointError, StateError
 from rowwise.parallel.shard.embeddings import AnyEmbeddings
 from rowwise.tables.ids.embeddings import MappedEmbeddings
 from rowwise.tables.ids.mapped import IDENTITY, MapIdentity, decode_identity, raise_if_another_map

@@ -2,8 +2,8 @@
 
 import math
 
+from rowwise.base.errors import SpecError
 from rowwise.base.value import MOST_STEPS, check_most
-from rowwise.errors import SpecError
 from rowwise.ingest.labels import LabelValues
 from rowwise.models.link import AmountLink
 from rowwise.tables.spec import Value

@@ -12,7 +12,7 @@ from typing import Self
 
 from torch import Tensor
 
-from rowwise.errors import SpecError, StateError
+from rowwise.base.errors import SpecError, StateError
 from rowwise.train.amounts import Values
 from rowwise.train.auc import Auc, AucValue, RecentAuc
 from rowwise.train.entropy import SUMS, EntropyValue, fits, read_sums, sums_state, totals

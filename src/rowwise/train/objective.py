@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.errors import BatchError
+from rowwise.base.errors import BatchError
 from rowwise.models.frequency import ItemFrequency
 from rowwise.models.histories import single_ids
 from rowwise.models.next_item import NextItem, mean_over_lists, sampled_softmax_loss, softmax_loss

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from rowwise.errors import RowwiseError
+from rowwise.base.errors import RowwiseError
 from rowwise.ingest.batcher import Position
 from rowwise.parallel.comm.chain import CollectiveChain
 from rowwise.parallel.shard.embeddings import ShardedEmbeddings

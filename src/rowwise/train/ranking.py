@@ -19,7 +19,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from rowwise.errors import BatchError, SpecError
+from rowwise.base.errors import BatchError, SpecError
 from rowwise.train.state import State, check_alike, check_positive, read_tensor
 
 

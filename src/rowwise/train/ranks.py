@@ -11,7 +11,7 @@ from typing import final
 
 import torch
 
-from rowwise.errors import AgreedError, PeerError
+from rowwise.base.errors import AgreedError, PeerError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.status import broadcast_object
 from rowwise.tables.batch import Batch

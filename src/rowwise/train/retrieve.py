@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowwise.errors import BatchError
+from rowwise.base.errors import BatchError
 from rowwise.models.histories import items_of, sample_of_each, single_ids
 from rowwise.models.inference import autocast, evaluation_mode
 from rowwise.models.next_item import NextItem, last_of_each

@@ -23,9 +23,9 @@ from pathlib import Path
 from time import sleep
 from typing import Any, final
 
+from rowwise.base.errors import DataError
 from rowwise.base.inside import number_in
 from rowwise.base.textfile import append, open_regular, parse_whole, read_bytes, read_text, refuse_links, write_new
-from rowwise.errors import DataError
 
 HEADERS = {
     "metrics.csv": ("step", "samples", "time_s", "split", "task", "metric", "value"),

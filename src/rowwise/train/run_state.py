@@ -13,10 +13,10 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
+from rowwise.base.errors import AgreedError, CheckpointError
 from rowwise.base.processor import GemmLibrary
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.read import Checkpoint, reading_data
-from rowwise.errors import AgreedError, CheckpointError
 from rowwise.ingest.batcher import Position
 from rowwise.parallel.comm.status import gather_object
 from rowwise.tables.ops.linear import choose_library, current_library, has_onednn

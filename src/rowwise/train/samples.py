@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rowwise.errors import BatchError
+from rowwise.base.errors import BatchError
 
 
 @dataclass(frozen=True, slots=True)

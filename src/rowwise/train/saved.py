@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, final
 
 import torch
 
+from rowwise.base.errors import CheckpointError
 from rowwise.base.storage.folder import Folder
 from rowwise.checkpoint.background import BackgroundWriter
 from rowwise.checkpoint.delta import changed_rows, clear_changes, matches_base, round_shards, stored_bytes
@@ -22,7 +23,6 @@ from rowwise.checkpoint.named import STEP, STEP_DIGITS, step_in
 from rowwise.checkpoint.policy import is_full_due
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import PART, assign_shards, run_on_all_ranks, write, write_data
-from rowwise.errors import CheckpointError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.solo import solo
 from rowwise.parallel.comm.status import broadcast_object

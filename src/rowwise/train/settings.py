@@ -8,8 +8,8 @@ import math
 import re
 from typing import Literal
 
+from rowwise.base.errors import SpecError
 from rowwise.base.value import MOST_BATCH, MOST_STEPS, MOST_THREADS, check_most
-from rowwise.errors import SpecError
 from rowwise.tables.row_optimizers import Schedule
 from rowwise.tables.spec import Value
 from rowwise.train.loss_settings import AnyLoss, LogLoss

@@ -14,7 +14,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from rowwise.errors import BatchError, SpecError
+from rowwise.base.errors import BatchError, SpecError
 from rowwise.train.auc import AucValue, BinnedAuc, binned_areas
 from rowwise.train.entropy import SUMS, EntropyValue, add_rows, fits, read_sums, sums_state
 from rowwise.train.exact import PARTS, carry, to_float64

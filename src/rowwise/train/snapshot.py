@@ -27,6 +27,7 @@ from msgspec import structs
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rowwise.base.errors import CheckpointError
 from rowwise.base.inside import number_in
 from rowwise.checkpoint.local_shard import LocalShard
 from rowwise.checkpoint.manifest import Span, TensorEntry
@@ -38,7 +39,6 @@ from rowwise.checkpoint.tables import (
     table_modules,
     tensor_entries,
 )
-from rowwise.errors import CheckpointError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.solo import solo
 from rowwise.parallel.shard.embeddings import AnyEmbeddings

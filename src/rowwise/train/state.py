@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from rowwise.errors import SpecError, StateError
+from rowwise.base.errors import SpecError, StateError
 
 T = TypeVar("T")
 State = dict[str, Tensor | int | float | str]

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rowwise.errors import BatchError, GradientError, SpecError, UpdateError
+from rowwise.base.errors import BatchError, GradientError, SpecError, UpdateError
 from rowwise.ingest.batch_shard import BatchShard
 from rowwise.models.inference import autocast
 from rowwise.parallel.comm.chain import CollectiveChain

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rowwise.errors import BatchError, GradientError, PeerError
+from rowwise.base.errors import BatchError, GradientError, PeerError
 from rowwise.parallel.comm.chain import CollectiveChain, CollectiveSteps
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.status import RankStatus, raise_if_any_failed

@@ -20,9 +20,9 @@ from typing import Any, Literal, Protocol, final
 
 import msgspec
 
+from rowwise.base.errors import DataError, SpecError
 from rowwise.base.plainyaml import load_yaml
 from rowwise.base.textfile import decode_json, read_bytes, read_text
-from rowwise.errors import DataError, SpecError
 from rowwise.train.run_folder import AFTER, RunFolder
 from rowwise.train.settings import Log
 

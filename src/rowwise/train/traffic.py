@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from rowwise.errors import StateError
+from rowwise.base.errors import StateError
 from rowwise.parallel.shard.embeddings import AnyEmbeddings
 from rowwise.tables.batch import Batch
 from rowwise.tables.ids.make import IdTables

@@ -16,8 +16,8 @@ from typing import final
 from msgspec import structs
 from torch import nn
 
+from rowwise.base.errors import AgreedError, GradientError, SpecError, UpdateError
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.errors import AgreedError, GradientError, SpecError, UpdateError
 from rowwise.ingest.batcher import Batcher, Position
 from rowwise.ingest.service.client import ServiceHealth
 from rowwise.parallel.comm.interface import Comm

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import torch
 
-from rowwise.errors import BatchError
+from rowwise.base.errors import BatchError
 from rowwise.tables.batch import Batch
 from rowwise.tables.ops import jagged
 from rowwise.tables.ops.reference.sums import BLOCK

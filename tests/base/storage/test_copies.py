@@ -17,6 +17,7 @@ from checkpoint.made import flip, saved
 from small import sections, trained
 from storage.stores import FAULTS, KINDS, MemoryStorage, connect, keys_of, s3_server, storage
 
+from rowwise.base.errors import CheckpointError, StorageError
 from rowwise.base.storage.folder import StorageFolder
 from rowwise.checkpoint.check import verify
 from rowwise.checkpoint.copy import copy_checkpoint
@@ -27,7 +28,6 @@ from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.named import checkpoints_of, is_checkpoint, open_named
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import FileSizes, write, write_data
-from rowwise.errors import CheckpointError, StorageError
 from rowwise.recipes.runs import TrainingRun
 
 SIZES = FileSizes(chunk_bytes=1 << 20, file_bytes=2 << 20, short_bytes=1 << 20)

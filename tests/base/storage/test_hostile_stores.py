@@ -9,11 +9,11 @@ import time
 import pytest
 from hostile import hostile, http_answer, http_that, list_page, until_gone
 
+from rowwise.base.errors import StorageError
 from rowwise.base.storage.cloud import CloudStorage, Patience
 from rowwise.base.storage.folder import RANGE_bytes, StorageFolder, read_range
 from rowwise.base.storage.gate import Gate
 from rowwise.base.storage.limits import VARIABLE, Limits
-from rowwise.errors import StorageError
 
 QUICK = Patience(deadline_s=0.05, first_wait_s=0.01)
 MOST_bytes = 32 << 20  # a page of a list, and what the kernel takes from a server whose client reads nothing

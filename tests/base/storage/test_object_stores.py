@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from storage.stores import KINDS, connect, s3_server, storage
 
+from rowwise.base.errors import StorageError
 from rowwise.base.storage.cloud import PART_bytes, Patience, RANGE_bytes
 from rowwise.base.storage.folder import StorageFolder, parse_folder, read_range
 from rowwise.base.storage.interface import MissingObjectError, ObjectExistsError
-from rowwise.errors import StorageError
 
 
 @pytest.fixture(params=KINDS)

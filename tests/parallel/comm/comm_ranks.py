@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from comm_suite import MISMATCHES, every_check
 
-from rowwise.errors import IdError, PeerError
+from rowwise.base.errors import IdError, PeerError
 from rowwise.parallel.comm.torch import is_alive
 
 

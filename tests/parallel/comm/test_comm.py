@@ -9,7 +9,7 @@ from comm_suite import CHECKS, MISMATCHES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise.errors import AgreedError, GradientError, IdError, PeerError, SpecError
+from rowwise.base.errors import AgreedError, GradientError, IdError, PeerError, SpecError
 from rowwise.parallel.comm.solo import solo
 from rowwise.parallel.comm.status import (
     RankStatus,

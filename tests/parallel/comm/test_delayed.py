@@ -10,7 +10,7 @@ import torch
 from comm_suite import CHECKS
 from test_processes import SAID, SLOW, ways
 
-from rowwise.errors import IdError, PeerError, SpecError
+from rowwise.base.errors import IdError, PeerError, SpecError
 from rowwise.parallel.comm.delayed import LinkQueue
 from rowwise.parallel.comm.simulated_link import SimulatedLink
 from rowwise.parallel.comm.spawn import run_processes

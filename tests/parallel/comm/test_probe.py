@@ -6,7 +6,7 @@ import os
 import pytest
 import torch.distributed as dist
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.parallel.comm.probe import ProbeSamples, probe, tournament
 from rowwise.parallel.comm.spawn import RanksFailed, run_processes
 from rowwise.parallel.comm.torch import Rendezvous

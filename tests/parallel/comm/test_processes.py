@@ -12,7 +12,7 @@ from comm_suite import MISMATCHES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise.errors import PeerError, SpecError
+from rowwise.base.errors import PeerError, SpecError
 from rowwise.parallel.comm.launch import connect, find_topology
 from rowwise.parallel.comm.simulated_link import SimulatedLink
 from rowwise.parallel.comm.spawn import run_processes

@@ -10,7 +10,7 @@ from shard.jobs import draw_job, make_job
 from shard.test_learned_weights import learned, of_rank, train
 
 from rowwise import Embeddings, IdError, Jagged, Pooling, RowType, RowWiseAdagrad, Table, Topology, Uniform
-from rowwise.errors import PeerError
+from rowwise.base.errors import PeerError
 from rowwise.tables.spec import Codecs, Wire
 
 TABLES = (

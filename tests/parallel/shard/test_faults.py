@@ -24,7 +24,7 @@ from rowwise import (
     Topology,
     UnknownIdWarning,
 )
-from rowwise.errors import PeerError
+from rowwise.base.errors import PeerError
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.shard.embeddings import ShardedEmbeddings
 from rowwise.tables.ops.jagged import permute

@@ -11,7 +11,7 @@ from shard.equal import SEED, make_sharded, place
 from torch import nn
 
 from rowwise import Jagged, Pooling, Sgd, Table, Topology
-from rowwise.errors import PeerError, RowwiseError
+from rowwise.base.errors import PeerError, RowwiseError
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.shard.apply import shard
 from rowwise.tables.batch import SharedBags

@@ -24,7 +24,7 @@ from shard.layout_cases import CASES
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rowwise import IdError, Jagged, Plan, Pooling, Table, Topology
-from rowwise.errors import PeerError
+from rowwise.base.errors import PeerError
 from rowwise.parallel.comm.call import describe_mismatch
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.comm.torch import Rendezvous, TorchTransport

@@ -13,7 +13,7 @@ from shard.layout_cases import CASES
 from shared_batches import draw_copies, make_shared
 
 from rowwise import BatchError, IdError, Pooling, RowType, SpecError, Table, Topology, Uniform, Wire
-from rowwise.errors import PeerError
+from rowwise.base.errors import PeerError
 from rowwise.parallel.comm.spawn import run_processes
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.shard.rehearse import RehearsedRank, rehearse

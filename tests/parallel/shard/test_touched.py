@@ -7,7 +7,7 @@ from shard.jobs import ROWS, table_for_each
 from shard.layout_cases import CASES
 
 from rowwise import Embeddings, Jagged, RowWiseAdagrad, Table, Topology
-from rowwise.errors import GradientError
+from rowwise.base.errors import GradientError
 from rowwise.parallel.comm.thread import run_threads
 
 CONTIGUOUS = torch.contiguous_format

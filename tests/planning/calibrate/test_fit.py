@@ -5,7 +5,7 @@ import pytest
 from msgspec import structs
 from perf.asked import request_of, whole_tables
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.calibrate.fit import (
     BOUNDED_NETWORKS,
     FITTED_ROOFLINE,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.parallel.comm.probe import ProbeSample, ProbeSamples, tournament
 from rowwise.planning.calibrate.net import find_groups, make_network, number_racks, read_racks
 from rowwise.planning.perf.collective import message_s

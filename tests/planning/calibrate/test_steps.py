@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 from perf.asked import request_of
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.parallel.plan import Plan, Tile
 from rowwise.planning.calibrate import steps
 from rowwise.planning.calibrate.measure_plans import measure_plan_results

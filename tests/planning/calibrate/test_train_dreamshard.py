@@ -12,7 +12,7 @@ from dreamshard.tasks import Pool, draw, judge, scatter
 from dreamshard.train import PolicyTraining, train_policy
 from planner.asked import question
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.perf.access import Access
 from rowwise.planning.perf.torchrec import TorchRecModel
 from rowwise.planning.planner.constraints import Constraints

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.perf.dense_layers import DenseLayer, parse_layers, side_of_layers
 from rowwise.planning.perf.hardware import hardware_named
 from rowwise.planning.perf.linear_times import LinearTimes, SumTimes

@@ -10,7 +10,7 @@ from msgspec import structs
 from perf.asked import request_of, whole_tables
 from perf.networks import WORK, network, profile
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.perf.access import Access, Curves, Workload
 from rowwise.planning.perf.exchange import ExchangeNetwork
 from rowwise.planning.perf.features import nominal_work

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from link_networks import networks
 from msgspec import structs
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.perf.hardware import hardware_named
 from rowwise.planning.perf.links import (
     Network,

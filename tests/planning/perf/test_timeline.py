@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.perf.step_program import PROGRAM, RESOURCES, StageCosts, StageRef, TimelineStage, training_stages
 from rowwise.planning.perf.timeline import (
     WARM_UP,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from planner.asked import question, stored
 from planner.small_questions import questions
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.perf.access import Access
 from rowwise.planning.planner.constraints import Constraints
 from rowwise.planning.planner.methods.dreamshard import (

@@ -11,7 +11,7 @@ from msgspec import structs
 from planner.asked import question, stored
 from planner.small_questions import units_of
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.parallel.plan import TIERS
 from rowwise.planning.perf.access import Access
 from rowwise.planning.planner.alternatives import compute_alternatives

@@ -10,7 +10,7 @@ from msgspec import structs
 from perf.networks import profile
 from planner.asked import question, stored
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.parallel.plan import TIERS
 from rowwise.planning.perf.learned import LearnedModel
 from rowwise.planning.perf.roofline import Roofline

@@ -8,7 +8,7 @@ from from_benchmarks import part
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.planner.native import AnnealingEffort, OrderProblem
 from rowwise.planning.planner.order import (
     COLLECTIVES,

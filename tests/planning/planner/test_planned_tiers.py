@@ -10,7 +10,7 @@ from msgspec import structs
 from planner.asked import question
 from planner.small_questions import questions
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.parallel.plan import TIERS
 from rowwise.planning.planner.infeasible import InfeasibleError, has_plan
 from rowwise.planning.planner.options import make_problem

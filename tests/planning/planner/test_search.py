@@ -11,7 +11,7 @@ from perf.networks import profile
 from planner.asked import question
 from planner.small_questions import count_placements, placements, questions, random_placement
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.perf.access import Access, Workload
 from rowwise.planning.perf.learned import LearnedModel
 from rowwise.planning.perf.memory import FLOAT_bytes

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.parallel.plan import Plan
 from rowwise.planning.perf.access import Access, Workload
 from rowwise.planning.perf.dense_layers import parse_layers, side_of_layers

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 from simulate.test_simulated_step import MODEL
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.planner.machines import machine_named
 from rowwise.planning.simulate.simulation import SimulatedMachine, choose_dense, faster_links, simulate
 from rowwise.planning.simulate.sweep import EXAMPLES, QUANTITIES, Case, parse_vary, sweep

@@ -3,7 +3,7 @@
 import numpy as np
 from hashing.maps import make_maps
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.tables.ids.remap import check_movable
 from rowwise.tables.ids.rows import look_up_rows
 

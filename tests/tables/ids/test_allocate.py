@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.tables.ids.allocate import FULL, SizeOption, allocate, interpolate_sizes, list_options
 
 SIZES = st.integers(1, 60)

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rowwise.errors import NativeError, SpecError
+from rowwise.base.errors import NativeError, SpecError
 from rowwise.tables.ids.cluster import ClusterEffort, Clusters, apportion, cluster
 from rowwise.tables.ids.native import isa, limit_isa
 

@@ -7,7 +7,7 @@ from hashing.maps import make_maps
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.tables.ids import arrays, rules
 from rowwise.tables.ids.idmap import MapPart, MapSection
 from rowwise.tables.ids.rows import look_up_rows

@@ -12,7 +12,7 @@ from hashing.maps import make_maps
 from hypothesis import given
 from safetensors.numpy import load_file, save_file
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.recipes.id_maps import pin_map
 from rowwise.tables.idmaps import DoubleHashIds, HashIds, QuotientRemainderIds, StoredIds
 from rowwise.tables.ids import arrays, rules

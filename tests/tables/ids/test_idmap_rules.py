@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.ingest import mix
 from rowwise.tables.ids import rules
 from rowwise.tables.ids.rows import look_up_rows, permute, scramble

@@ -29,9 +29,9 @@ from rowwise import (
     Tile,
     make_embeddings,
 )
+from rowwise.base.errors import AgreedError
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.write import write
-from rowwise.errors import AgreedError
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.shard import shard
 from rowwise.planning.planner import column_wise, replicated, row_wise, table_wise

@@ -9,7 +9,7 @@ from hashing.moved_rows import MOVABLE, SEVERAL, by_loops, movable_to, rows_in
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.tables.ids import remap
 from rowwise.tables.ids.arrays import entry_map, ranked_map
 from rowwise.tables.ids.remap import average_rows, check_movable, find_moves, same_rows

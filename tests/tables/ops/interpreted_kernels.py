@@ -23,7 +23,7 @@ from from_benchmarks import part
 from problems import OPTIMIZERS, Problem, make_problem, problems, tables_of_row_types
 
 from rowwise import Embeddings, Pooling, RowWiseAdagrad, Sgd, Table
-from rowwise.errors import DeviceError
+from rowwise.base.errors import DeviceError
 from rowwise.tables.ops import reference
 from rowwise.tables.ops._triton import launch, operators, slots
 from rowwise.tables.ops.faults import FaultWord

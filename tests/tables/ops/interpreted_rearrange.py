@@ -13,7 +13,7 @@ from hypothesis import given
 from interpreted_kernels import FEW, check_clean, same, watch
 from rearranged import INT32, INT64, calls_on, deduplications, ids_of, newer
 
-from rowwise.errors import DeviceError, IdError
+from rowwise.base.errors import DeviceError, IdError
 from rowwise.tables.ids import arrays, rules
 from rowwise.tables.ids.idmap import KINDS
 from rowwise.tables.ops import reference

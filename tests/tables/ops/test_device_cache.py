@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from problems import OPTIMIZERS, ROW_TYPES
 
 from rowwise import Embeddings, Jagged, Pooling, Table
-from rowwise.errors import IdError, SpecError, StateError
+from rowwise.base.errors import IdError, SpecError, StateError
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 

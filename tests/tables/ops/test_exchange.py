@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise.errors import IdError
+from rowwise.base.errors import IdError
 from rowwise.tables.ops import reference
 
 ops = torch.ops.rowwise

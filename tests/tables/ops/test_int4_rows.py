@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import Embeddings, Jagged, Pooling, RowType, Sgd, Table
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.tables.ops import rowtype
 
 from problems import DIMS, make_problem  # isort: skip

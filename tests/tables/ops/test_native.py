@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rowwise.errors import NativeError
+from rowwise.base.errors import NativeError
 from rowwise.tables.ops import native
 from rowwise.tables.ops.reference.apply import REFERENCE, RowRule
 from rowwise.tables.ops.rowtype import dtype_of

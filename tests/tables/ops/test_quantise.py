@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowwise.errors import StateError
+from rowwise.base.errors import StateError
 from rowwise.tables.ops import quantise as ops_quantise
 from rowwise.tables.ops import reference
 from rowwise.tables.ops.operators import OPERATORS

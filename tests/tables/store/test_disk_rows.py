@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rowwise.base.errors import SpecError, StoreError
 from rowwise.recipes.drills.small_disk import small_disk
-from rowwise.errors import SpecError, StoreError
 from rowwise.tables.store.disk import DiskRows
 from rowwise.tables.store.row_store import RecordStream, RowPart, SlotIds, SlotTable
 from rowwise.tables.store.sizes import cache_slots
@@ -201,7 +201,7 @@ from pathlib import Path
 
 import torch
 
-from rowwise.errors import StoreError
+from rowwise.base.errors import StoreError
 from store.test_disk_rows import make_table
 from rowwise.tables.store.disk import DiskRows
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store.test_disk_rows import Model, bags, flip, make, make_table
 
-from rowwise.errors import StoreError
+from rowwise.base.errors import StoreError
 
 ROWS = 3000
 CALLS = ("ahead", "change", "look up", "write", "forget", "flush")
@@ -162,7 +162,7 @@ from pathlib import Path
 
 import torch
 
-from rowwise.errors import StoreError
+from rowwise.base.errors import StoreError
 from store.test_reads_ahead import read_ahead, written
 
 disk, model = written(Path(sys.argv[1]))

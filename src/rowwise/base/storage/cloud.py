@@ -19,6 +19,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, final
 
+from rowwise.base.errors import StorageError
 from rowwise.base.storage.gate import Gate, may_have_gate
 from rowwise.base.storage.interface import (
     MissingObjectError,
@@ -30,7 +31,6 @@ from rowwise.base.storage.interface import (
 )
 from rowwise.base.storage.limits import VARIABLE, Limits, endpoint_of_environment
 from rowwise.base.storage.local import check_size
-from rowwise.errors import StorageError
 
 T = TypeVar("T")
 PART_bytes = 16 << 20  # of an upload in parts; S3 takes at most 10,000 of them

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol, Self, final
 
+from rowwise.base.errors import StorageError
 from rowwise.base.inside import fault_of_name, has_control, open_inside
 from rowwise.base.storage.cloud import CONCURRENCY, SCHEMES, CloudStorage, Patience, RANGE_bytes
 from rowwise.base.storage.interface import MissingObjectError, Piece, SameObject, Storage, StoredObject
 from rowwise.base.storage.local import LocalStorage
 from rowwise.base.textfile import read_bytes
-from rowwise.errors import StorageError
 
 PIECE_bytes = 4 << 20
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.S)

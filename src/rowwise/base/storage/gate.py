@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from rowwise.base.arriving import Arriving, is_idle
+from rowwise.base.errors import StorageError
 from rowwise.base.storage.limits import Limits
-from rowwise.errors import StorageError
 
 LIST_bytes = 8 << 20  # of a page of a list: 1,000 names of at most 1,024 bytes
 ERROR_bytes = 1 << 16  # of an error, which is cut

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
-from rowwise.errors import StorageError
+from rowwise.base.errors import StorageError
 
 Piece = bytes | bytearray | memoryview
 Pieces = Callable[[], Iterable[Piece]]  # the bytes of an object from the beginning, at each call

@@ -4,7 +4,7 @@ import os
 import re
 from typing import NamedTuple
 
-from rowwise.errors import StorageError
+from rowwise.base.errors import StorageError
 
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 NUMBER = re.compile(r"0*[1-9]\d{0,11}", re.ASCII)

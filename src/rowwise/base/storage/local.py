@@ -7,10 +7,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, final
 
+from rowwise.base.errors import StorageError
 from rowwise.base.inside import fault_of_name
 from rowwise.base.storage.interface import MissingObjectError, ObjectExistsError, Pieces, SameObject, StoredObject
 from rowwise.base.textfile import open_regular, sync, write_new
-from rowwise.errors import StorageError
 
 PART = ".part"  # files that are not complete end so
 

@@ -16,7 +16,7 @@ from typing import final
 import numpy as np
 import pyarrow as pa
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.bench.packed import unpacking_of
 from rowwise.ingest.block import EncodedRows
 from rowwise.ingest.columns import Columns

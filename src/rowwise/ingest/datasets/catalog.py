@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.datasets import display_ads, platforms, ratings
 from rowwise.ingest.datasets.complete_journey import complete_journey, complete_journey_tuning, get_complete_journey
 from rowwise.ingest.datasets.criteo import CRITEO_DOWNLOADS, criteo, criteo_terabyte, explain_download

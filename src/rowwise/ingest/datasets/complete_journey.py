@@ -22,7 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import parquet as pq
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.columns import Columns, Sparse
 from rowwise.ingest.datasets.dataset import Dataset, PartReader, open_stored
 from rowwise.ingest.datasets.joins import join

@@ -6,7 +6,7 @@ Criteo asks for its terms to be accepted, so the files come from the user; they 
 from collections.abc import Sequence
 from pathlib import Path
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.columns import Columns, Dense, Sparse
 from rowwise.ingest.datasets.dataset import Dataset, PartReader, hold_out
 from rowwise.ingest.datasets.source import Download

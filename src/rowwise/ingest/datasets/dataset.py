@@ -8,7 +8,7 @@ from typing import final
 import pyarrow as pa
 from msgspec.structs import replace
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.reader import Reader, Split

@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from msgspec import structs
 
+from rowwise.base.errors import DataError
 from rowwise.base.textfile import open_regular
-from rowwise.errors import DataError
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.datasets.dataset import Dataset
 from rowwise.ingest.delimited import ENDINGS, CsvReader, MisfitError, find_text_files

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rowwise.base.errors import DataError
 from rowwise.base.scratch import Scratch
-from rowwise.errors import DataError
 
 
 @contextmanager

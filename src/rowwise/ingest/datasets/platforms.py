@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.columns import Columns, Dense
 from rowwise.ingest.datasets.joins import gather, join, split_column
 from rowwise.ingest.datasets.source import Download, SourceFolder

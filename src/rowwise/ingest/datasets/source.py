@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import csv
 from pyarrow import json as arrow_json
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 
 BLOCK_BYTES = 16 << 20
 

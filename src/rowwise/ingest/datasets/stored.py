@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet as pq
 from pyarrow import types
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.columns import Columns, Sparse
 from rowwise.ingest.datasets.dataset import PARTS, Dataset, open_stored
 from rowwise.ingest.datasets.source import Download, SourceFolder

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.ingest.columns import Columns, Dense, Sparse
 from rowwise.ingest.datasets.dataset import Dataset
 from rowwise.ingest.generator import GeneratorReader

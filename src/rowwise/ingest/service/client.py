@@ -17,7 +17,7 @@ from typing import Protocol, final
 import numpy as np
 from msgspec import structs
 
-from rowwise.errors import DataError, PeerError
+from rowwise.base.errors import DataError, PeerError
 from rowwise.ingest.block import Bytes, EncodedRows
 from rowwise.ingest.service.coordinator import ClientAttached, SplitDelivery, SplitId, SplitReleased, WorkerTimes
 from rowwise.ingest.service.memory import SlotMemory

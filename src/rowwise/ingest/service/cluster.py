@@ -22,8 +22,8 @@ from typing import Any, Self, final
 
 import numpy as np
 
+from rowwise.base.errors import PeerError, SpecError
 from rowwise.base.textfile import parse_whole
-from rowwise.errors import PeerError, SpecError
 from rowwise.ingest.block import Bytes, allocate
 from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.service.client import ServiceClient

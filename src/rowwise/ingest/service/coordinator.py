@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, final
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.ingest.block import BlockLayout
 from rowwise.ingest.prepare import PreparationSeconds
 from rowwise.ingest.service.scaling import ServiceLoad, wanted_workers

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import final
 
-from rowwise.errors import PeerError
+from rowwise.base.errors import PeerError
 from rowwise.ingest.service.coordinator import (
     ClientAttached,
     ClientDetached,

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self, final, get_args
 
+from rowwise.base.errors import PeerError, SpecError
 from rowwise.base.scratch import Scratch
 from rowwise.base.value import check_most
-from rowwise.errors import PeerError, SpecError
 from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.service.client import HostTransport, ServiceClient
 from rowwise.ingest.service.coordinator import ServiceConfig

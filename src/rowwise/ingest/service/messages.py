@@ -12,7 +12,7 @@ from typing import final
 
 import msgspec
 
-from rowwise.errors import PeerError
+from rowwise.base.errors import PeerError
 from rowwise.ingest.service.coordinator import (
     ClientAttached,
     ServiceConfig,

@@ -15,7 +15,7 @@ from time import perf_counter, process_time
 import pyarrow as pa
 from msgspec import structs
 
-from rowwise.errors import PeerError, one_line
+from rowwise.base.errors import PeerError, one_line
 from rowwise.ingest import block
 from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.service.coordinator import (

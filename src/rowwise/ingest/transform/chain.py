@@ -13,7 +13,7 @@ from typing import Any, final
 import msgspec
 import pyarrow as pa
 
-from rowwise.errors import DataError, SpecError
+from rowwise.base.errors import DataError, SpecError
 from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.kinds import FITS
 from rowwise.ingest.reader import check_columns

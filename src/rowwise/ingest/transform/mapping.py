@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
+from rowwise.base.errors import DataError
 from rowwise.base.textfile import read_text
-from rowwise.errors import DataError
 from rowwise.ingest import native
 from rowwise.ingest.bags import decoded, hash_ids, int64, to_offsets
 from rowwise.ingest.block import Ints

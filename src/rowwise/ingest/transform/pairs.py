@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 from pyarrow import types
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.bags import flatten_values, hash_ids, int64, to_offsets
 from rowwise.ingest.block import Ints
 from rowwise.ingest.kinds import ID_LISTS, IDS, NUMBER_LISTS, decoded_kind, element_of, is_list

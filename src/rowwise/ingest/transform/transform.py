@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.ingest.kinds import decoded_kind, element_of, is_text
 from rowwise.ingest.reader import Split
 from rowwise.ingest.transform.arrays import list_like

@@ -16,8 +16,8 @@ from typing import Any, final
 import msgspec
 import pyarrow as pa
 
+from rowwise.base.errors import DataError, RowwiseError
 from rowwise.base.textfile import read_text
-from rowwise.errors import DataError, RowwiseError
 from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.kinds import ANYTHING
 from rowwise.ingest.transform.arrays import plain_kind

@@ -14,9 +14,9 @@ from typing import final
 import pyarrow as pa
 from pyarrow import types
 
+from rowwise.base.errors import DataError
 from rowwise.base.scratch import Scratch
 from rowwise.base.storage.folder import StorageFolder, parse_folder
-from rowwise.errors import DataError
 from rowwise.ingest.kinds import holds_whole
 from rowwise.ingest.reader import Reader, check_columns
 from rowwise.ingest.warehouse.journal import (

@@ -15,7 +15,7 @@ from typing import final
 import pyarrow as pa
 from pyarrow import parquet as pq
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.union import flat_columns
 from rowwise.ingest.warehouse.ranges import ReadCounters, ReadRange, leaves_of, ranges_of
 from rowwise.ingest.warehouse.storage import OpenFile

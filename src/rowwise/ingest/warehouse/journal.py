@@ -16,11 +16,11 @@ from typing import Any, TypeVar, final
 
 import msgspec
 
+from rowwise.base.errors import DataError
 from rowwise.base.inside import fault_of_name, has_no_link
 from rowwise.base.storage.folder import StorageFolder, read_file, read_pieces
 from rowwise.base.storage.interface import ObjectExistsError
 from rowwise.base.textfile import MOST_BYTES, append, decode_json, open_regular, read_bytes, refuse_links, sync
-from rowwise.errors import DataError
 from rowwise.ingest.warehouse.layout import Key, WarehouseLayout
 from rowwise.tables.spec import Value
 

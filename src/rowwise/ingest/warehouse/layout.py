@@ -11,9 +11,9 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import types
 
+from rowwise.base.errors import DataError, SpecError
 from rowwise.base.inside import fault_of_name
 from rowwise.base.textfile import parse_whole
-from rowwise.errors import DataError, SpecError
 from rowwise.ingest.reader import check_columns
 from rowwise.tables.spec import Value
 

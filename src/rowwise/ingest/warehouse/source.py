@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.block import Ints
 from rowwise.ingest.reader import Reader, Split

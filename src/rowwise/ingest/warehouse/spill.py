@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 from pyarrow import types
 
+from rowwise.base.errors import DataError
 from rowwise.base.textfile import decode_json, read_bytes
-from rowwise.errors import DataError
 from rowwise.ingest.bags import combine_chunks, decoded, hash_ids
 from rowwise.ingest.kinds import decoded_kind
 from rowwise.ingest.mix import Words, mix

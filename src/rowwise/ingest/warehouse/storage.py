@@ -16,11 +16,11 @@ from typing import Any, Protocol, final
 import pyarrow as pa
 from pyarrow import fs
 
+from rowwise.base.errors import DataError
 from rowwise.base.storage.cloud import SCHEMES
 from rowwise.base.storage.folder import StorageFolder, parse_folder
 from rowwise.base.storage.interface import MissingObjectError, Storage
 from rowwise.base.storage.read_cache import CacheFolder, ReadCache, read_cache
-from rowwise.errors import DataError
 from rowwise.ingest.reader import GLOB, find_files
 from rowwise.ingest.warehouse.footer import SeekableFile
 

@@ -8,7 +8,7 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.models.interactions.linear import LinearInteraction
 from rowwise.models.mlp import Linear, Mlp
 

@@ -5,7 +5,7 @@ As a part of DHEN: Zhang et al. 2022, arXiv 2203.11014.
 
 from torch import Tensor, nn
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.models.interactions.linear import LinearInteraction
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rowwise.errors import PeerError, SpecError
+from rowwise.base.errors import PeerError, SpecError
 from rowwise.tables.ops.output_cache import empty_cached
 from rowwise.tables.spec import Link, Topology
 

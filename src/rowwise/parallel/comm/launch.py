@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from msgspec import structs
 
+from rowwise.base.errors import AgreedError, PeerError, RowwiseError, SpecError
 from rowwise.base.value import Value
-from rowwise.errors import AgreedError, PeerError, RowwiseError, SpecError
 from rowwise.parallel.comm.delayed import delay
 from rowwise.parallel.comm.group import TransportComm
 from rowwise.parallel.comm.interface import Comm

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, final
 import torch
 import torch.distributed as dist
 
-from rowwise.errors import PeerError, SpecError
+from rowwise.base.errors import PeerError, SpecError
 from rowwise.parallel.comm.torch import Rendezvous, connect_backend
 
 Pair = tuple[int, int]

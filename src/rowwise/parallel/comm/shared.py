@@ -25,7 +25,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from rowwise.errors import PeerError
+from rowwise.base.errors import PeerError
 from rowwise.parallel.comm.call import (
     SENDS_FULL_TENSOR,
     CollectiveCall,

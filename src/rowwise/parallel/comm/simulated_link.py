@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 
 
 @dataclass(frozen=True, slots=True)

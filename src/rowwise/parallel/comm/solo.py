@@ -6,7 +6,7 @@ from typing import final
 
 from torch import Tensor
 
-from rowwise.errors import PeerError
+from rowwise.base.errors import PeerError
 from rowwise.parallel.comm.call import CollectiveCall
 from rowwise.parallel.comm.group import PendingCollective, ReceivedTensor, TransportComm
 from rowwise.parallel.comm.interface import WaitTime

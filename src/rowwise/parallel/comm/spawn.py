@@ -28,8 +28,8 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, Self, TypeVar, final
 
+from rowwise.base.errors import PeerError, one_line
 from rowwise.base.scratch import Scratch
-from rowwise.errors import PeerError, one_line
 from rowwise.parallel.comm.rank_start import RankStart
 from rowwise.parallel.comm.simulated_link import SimulatedLink
 from rowwise.tables.spec import Topology

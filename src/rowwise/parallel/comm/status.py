@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from rowwise.errors import AgreedError, RowwiseError, one_line
+from rowwise.base.errors import AgreedError, RowwiseError, one_line
 from rowwise.parallel.comm.interface import Comm
 
 LONGEST_BYTES = 1000  # of a rank's error message

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar, final
 import torch
 from torch import Tensor
 
-from rowwise.errors import PeerError
+from rowwise.base.errors import PeerError
 from rowwise.parallel.comm.call import CollectiveCall, combine_segments, find_mismatch, segment_for
 from rowwise.parallel.comm.delayed import delay
 from rowwise.parallel.comm.group import PendingCollective, ReceivedTensor, TransportComm

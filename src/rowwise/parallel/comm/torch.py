@@ -20,7 +20,7 @@ from typing import Any, final
 import torch.distributed as dist
 from torch import Tensor
 
-from rowwise.errors import PeerError
+from rowwise.base.errors import PeerError
 from rowwise.parallel.comm.call import SENDS_FULL_TENSOR, CollectiveCall, combine_segments
 from rowwise.parallel.comm.group import PendingCollective, ReceivedTensor
 from rowwise.parallel.comm.interface import WaitTime

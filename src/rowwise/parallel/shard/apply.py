@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.plan import Plan
 from rowwise.parallel.shard.embeddings import ShardedEmbeddings, check_merge_shared, check_sharding, check_tiers

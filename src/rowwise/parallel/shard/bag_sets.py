@@ -15,7 +15,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from rowwise.errors import IdError
+from rowwise.base.errors import IdError
 from rowwise.parallel.shard.pack import BagSet, PackedBatch, Packer, RoutedBatch
 from rowwise.parallel.shard.routes import PieceGroup, Routes, pooled_columns
 from rowwise.tables.batch import Jagged, SharedBags

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn, Self, final
 import torch
 from torch import Tensor, nn
 
-from rowwise.errors import PeerError, RowwiseError, SpecError, StateError
+from rowwise.base.errors import PeerError, RowwiseError, SpecError, StateError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.plan import TIERS, Plan, Tile
 from rowwise.parallel.shard.ahead import BatchesAhead

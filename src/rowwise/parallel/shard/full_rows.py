@@ -18,7 +18,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowwise.errors import GradientError
+from rowwise.base.errors import GradientError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.plan import Plan
 from rowwise.parallel.shard.routes import PieceGroup, RankPiece, Routes, column_owners

@@ -14,7 +14,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowwise.errors import BatchError, RowwiseError
+from rowwise.base.errors import BatchError, RowwiseError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.status import RankStatus, raise_if_any_failed
 from rowwise.tables.ids.managed.lookup import Evicted, IdCounts, LocalBuckets

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from rowwise.errors import BatchError, RowwiseError
+from rowwise.base.errors import BatchError, RowwiseError
 from rowwise.parallel.comm.chain import CollectiveChain, CollectiveSteps
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.status import RankStatus, raise_if_any_failed

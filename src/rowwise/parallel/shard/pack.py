@@ -12,7 +12,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from rowwise.errors import BatchError, IdError
+from rowwise.base.errors import BatchError, IdError
 from rowwise.parallel.shard.distinct import DistinctIds, deduplicate_sequences, repeatable_features
 from rowwise.parallel.shard.routes import ExchangePath, FeatureSlice, Routes
 from rowwise.tables.batch import Jagged

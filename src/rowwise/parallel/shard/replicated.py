@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowwise.errors import GradientError
+from rowwise.base.errors import GradientError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.tables.batch import Jagged
 from rowwise.tables.ops.jagged import permute

@@ -12,7 +12,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from rowwise.errors import GradientError
+from rowwise.base.errors import GradientError
 from rowwise.tables.batch import Jagged
 from rowwise.tables.ops.bad_gradient import find_bad_gradient
 from rowwise.tables.ops.layout import TablePiece, lay_out_tables, make_group

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.perf.access import Access, Curves, Floats, Workload
 from rowwise.tables.row_optimizers import Adagrad, Adam, RowOptimizer, RowWiseAdagrad, Sgd
 from rowwise.tables.spec import Pooling, RowType, Table, Value, row_bytes, state_width

@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 from msgspec import structs
 
+from rowwise.base.errors import SpecError
 from rowwise.base.quantity import round_digits
 from rowwise.base.records import ModelError, ProfileQuality
-from rowwise.errors import SpecError
 from rowwise.planning.calibrate.dense_times import DenseTimes
 from rowwise.planning.calibrate.disk import DiskRates, ROW_bytes
 from rowwise.planning.calibrate.drift import estimate_slowness

@@ -17,8 +17,8 @@ from typing import final
 
 import msgspec
 
+from rowwise.base.errors import SpecError
 from rowwise.base.textfile import decode_json, open_regular, read_bytes, refuse_links, write_new
-from rowwise.errors import SpecError
 from rowwise.planning.calibrate.draw import SetLimits
 from rowwise.planning.calibrate.samples import Sample, SetSample, decode_sample, read_samples, truncate_partial_line
 from rowwise.planning.perf.access import Workload

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.calibrate.steps import StepMeasurement, StepTimes, measure_plans
 from rowwise.planning.planner.pipeline import PlanResult
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from msgspec import structs
 
+from rowwise.base.errors import SpecError
 from rowwise.base.quantity import round_digits
 from rowwise.base.textfile import read_text
-from rowwise.errors import SpecError
 from rowwise.parallel.comm.probe import ProbeSample, ProbeSamples
 from rowwise.planning.perf.access import Floats
 from rowwise.planning.perf.links import Network, NetworkHost, NetworkProbe

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from rowwise.base.errors import SpecError
 from rowwise.base.textfile import append, decode_json, open_regular, read_bytes
-from rowwise.errors import SpecError
 from rowwise.planning.perf.access import Workload
 from rowwise.tables.spec import Value
 

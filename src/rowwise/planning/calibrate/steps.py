@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.spawn import run_processes
 from rowwise.parallel.plan import Plan

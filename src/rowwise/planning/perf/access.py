@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.tables.spec import Pooling, Table, Value
 from rowwise.tables.store.hit_rate import hit_rate
 from rowwise.tables.store.policy import DEFAULT_POLICY, Policy

@@ -4,8 +4,8 @@ import itertools
 import re
 from collections.abc import Sequence
 
+from rowwise.base.errors import SpecError
 from rowwise.base.value import MOST_DIM, MOST_LAYERS
-from rowwise.errors import SpecError
 from rowwise.planning.perf.dense_parallel import ActivationBytes, DenseSide, DenseUnits, FLOAT_bytes
 from rowwise.planning.perf.hardware import Hardware
 from rowwise.planning.perf.linear_times import LinearSeconds

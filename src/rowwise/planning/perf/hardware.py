@@ -12,8 +12,8 @@ from typing import Literal, get_args
 import msgspec
 from msgspec import structs
 
+from rowwise.base.errors import SpecError
 from rowwise.base.value import check_most, parse_json
-from rowwise.errors import SpecError
 from rowwise.planning.perf.exchange import Exchanges
 from rowwise.planning.perf.linear_times import LinearTimes, SumTimes
 from rowwise.planning.perf.network import SetNetwork

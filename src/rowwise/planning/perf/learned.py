@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.perf.access import Curves, Floats
 from rowwise.planning.perf.cost import CostModel, CostStage, Hinges, Phi, Shards
 from rowwise.planning.perf.features import FEATURES, WORK, nominal_work, piece_features

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.perf.access import Floats
 from rowwise.tables.spec import Value
 

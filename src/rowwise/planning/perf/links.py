@@ -22,9 +22,9 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
+from rowwise.base.errors import SpecError
 from rowwise.base.textfile import decode_json, read_bytes
 from rowwise.base.value import MOST_RANKS, Value
-from rowwise.errors import SpecError
 from rowwise.planning.perf.access import Floats
 from rowwise.planning.perf.cost import Ints
 from rowwise.planning.perf.hardware import Hardware

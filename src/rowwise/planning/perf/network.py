@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.perf.access import Floats
 from rowwise.planning.perf.cost import Hinges, Phi
 from rowwise.tables.spec import Value

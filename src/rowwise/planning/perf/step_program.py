@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 
 if TYPE_CHECKING:  # pages of reports draw these values without numpy
     import numpy as np

@@ -5,8 +5,8 @@ Users write them by hand, so names and contradictions are checked here, before a
 
 from collections.abc import Mapping, Sequence
 
+from rowwise.base.errors import SpecError
 from rowwise.base.value import parse_json
-from rowwise.errors import SpecError
 from rowwise.planning.planner.layouts import NAMES
 from rowwise.tables.spec import Topology, Value
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from rowwise.base.errors import SpecError
 from rowwise.base.value import parse_json
-from rowwise.errors import SpecError
 from rowwise.parallel.plan import Plan, Tile, tiles_by_table
 from rowwise.planning.planner.layouts import COLUMN_WISE, REPLICATED, ROW_WISE, TABLE_WISE
 from rowwise.tables.row_optimizers import needs_full_rows

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.parallel.plan import Plan, Tile
 from rowwise.planning.planner.layouts import replicated, row_wise
 from rowwise.tables.spec import Pooling, Table, Topology, check_tables, stored_bytes

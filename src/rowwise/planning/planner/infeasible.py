@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from rowwise.base import quantity
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.parallel.plan import TIERS
 from rowwise.planning.planner.bound import OptionTotals, threshold_bound
 from rowwise.planning.planner.fixes import MORE_DEVICES, Fix, all_fixes

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rowwise.base.errors import SpecError
 from rowwise.base.textfile import decode_json, parse_whole, read_bytes
-from rowwise.errors import SpecError
 from rowwise.planning.perf.access import Access, Workload
 from rowwise.planning.perf.dense_parallel import DenseSide
 from rowwise.tables.row_optimizers import OPTIMIZERS, RowOptimizer

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from rowwise.base.errors import SpecError
 from rowwise.base.storage.folder import parse_folder, read_file
 from rowwise.base.textfile import MOST_BYTES, decode_json, read_bytes
-from rowwise.errors import SpecError
 from rowwise.planning.perf.hardware import PRESETS, Hardware, Machine, hardware_named, read_hardware
 from rowwise.tables.spec import Topology
 

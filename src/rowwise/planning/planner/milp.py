@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.perf.access import Floats
 from rowwise.planning.planner.bound import SLACK, Bound
 from rowwise.planning.planner.native import AnnealingEffort, NativeProblem

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.parallel.plan import TIERS, Tier, column_block
 from rowwise.planning.perf.access import Curves, Floats
 from rowwise.planning.perf.cost import Ints, Shards

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.perf.access import Floats
 from rowwise.planning.perf.collective import Order, halving_doubling_s, ring_s, tree_s
 from rowwise.planning.perf.cost import Ints

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from msgspec import structs
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.parallel.plan import Forecast, Plan
 from rowwise.planning.perf.access import Floats
 from rowwise.planning.perf.exchange import waits_s

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.parallel.plan import TIERS, Plan, Tier, Tile
 from rowwise.planning.perf.access import Floats, Workload
 from rowwise.planning.perf.cost import CostModel, Phi

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.parallel.plan import Plan
 from rowwise.planning.planner.bound import threshold_bound
 from rowwise.planning.planner.current_placement import CurrentPlacement, moved_bytes, placement_of_plan

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from msgspec import structs
 
+from rowwise.base.errors import SpecError
 from rowwise.base.quantity import format_bytes
 from rowwise.base.records import Help, ResourceUse, SimulatedStage, Simulation, TierUse
 from rowwise.base.textfile import parse_whole
-from rowwise.errors import SpecError
 from rowwise.parallel.plan import TIERS, Plan
 from rowwise.planning.perf.access import Workload
 from rowwise.planning.perf.dense_layers import DenseLayers

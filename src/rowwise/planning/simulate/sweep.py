@@ -10,9 +10,9 @@ from functools import partial
 
 from msgspec import structs
 
+from rowwise.base.errors import SpecError
 from rowwise.base.records import Sweep, SweptRow
 from rowwise.base.textfile import parse_whole
-from rowwise.errors import SpecError
 from rowwise.parallel.plan import Plan
 from rowwise.planning.perf.hardware import Machine
 from rowwise.planning.perf.links import Network

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
+from rowwise.base.errors import SpecError
 from rowwise.base.records import CompressionAdvice, TableAdvice
-from rowwise.errors import SpecError
 from rowwise.recipes.compose import set_threads
 from rowwise.recipes.compress import schedule
 from rowwise.recipes.compress.estimate import TimeLimit

@@ -16,8 +16,8 @@ from typing import NamedTuple, final
 
 from msgspec import structs
 
+from rowwise.base.errors import SpecError
 from rowwise.base.quantity import format_duration
-from rowwise.errors import SpecError
 from rowwise.ingest.batcher import Batcher
 from rowwise.ingest.reader import Split
 from rowwise.recipes.compose import make_job, make_model, make_settings, set_threads

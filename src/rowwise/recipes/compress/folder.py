@@ -17,8 +17,8 @@ from typing import Any, final
 
 import msgspec
 
+from rowwise.base.errors import SpecError
 from rowwise.base.textfile import append, decode_json, read_bytes, write_new
-from rowwise.errors import SpecError
 from rowwise.planning.calibrate.folder import lock_exclusively
 from rowwise.recipes.compress.schedule import TrialSpec
 from rowwise.recipes.recipe import Recipe

@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import Tensor, nn
 
+from rowwise.base.errors import DataError, SpecError
 from rowwise.base.textfile import open_regular
-from rowwise.errors import DataError, SpecError
 from rowwise.models.wide import ENDING
 from rowwise.recipes.compose import make_job, make_model
 from rowwise.recipes.compress import refit

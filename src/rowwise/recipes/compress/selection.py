@@ -6,8 +6,8 @@ Small tables stay uncompressed: nearly all bytes are in a few large tables, and 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rowwise.base.errors import SpecError
 from rowwise.base.records import KeptTable
-from rowwise.errors import SpecError
 from rowwise.tables.ids.methods import table_bytes
 from rowwise.tables.ids.open import open_map
 from rowwise.tables.spec import Table, Value

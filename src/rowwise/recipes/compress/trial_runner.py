@@ -9,7 +9,7 @@ from time import perf_counter
 
 import msgspec
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.recipes.compress import schedule
 from rowwise.recipes.compress.estimate import TimeLimit
 from rowwise.recipes.compress.folder import Trial, TrialFolder, TrialFolderSpec

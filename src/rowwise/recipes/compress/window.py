@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.ingest.datasets.dataset import PartReader
 from rowwise.ingest.reader import Split
 from rowwise.ingest.where import RowFilter, parse

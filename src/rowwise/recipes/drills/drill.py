@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
+from rowwise.base.errors import SpecError
 from rowwise.checkpoint.manifest import NAME
 from rowwise.checkpoint.write import PART
 from rowwise.recipes.drills.small_disk import small_disk
@@ -31,7 +32,6 @@ from rowwise.recipes.drills.small_job import (
     wait_for_end,
     wait_until,
 )
-from rowwise.errors import SpecError
 from rowwise.tables.spec import Value
 
 Tell = Callable[[str], None]

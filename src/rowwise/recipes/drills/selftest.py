@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rowwise.errors import IdError, RowwiseError
+from rowwise.base.errors import IdError, RowwiseError
 from rowwise.tables.batch import Jagged
 from rowwise.tables.embedding import Embeddings
 from rowwise.tables.ops import reference

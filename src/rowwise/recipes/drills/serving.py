@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 
+from rowwise.base.errors import RowwiseError, SpecError
 from rowwise.checkpoint.write import PART
-from rowwise.errors import RowwiseError, SpecError
 from rowwise.serve.package import list_versions, read_golden, version_folder, write_traffic
 from rowwise.serve.start import end_server, start_server
 from rowwise.serve.traffic import Canary, Traffic

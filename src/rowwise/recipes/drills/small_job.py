@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from rowwise.errors import CheckpointError, RowwiseError
+from rowwise.base.errors import CheckpointError, RowwiseError
 from rowwise.tables.ops.reference.sums import BLOCK
 from rowwise.train.saved import CheckpointFolder
 

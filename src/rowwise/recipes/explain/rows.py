@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from rowwise.errors import DataError
+from rowwise.base.errors import DataError
 from rowwise.tables.batch import Batch, Jagged
 from rowwise.tables.ops.jagged import concatenate, permute
 from rowwise.train.virtual import split

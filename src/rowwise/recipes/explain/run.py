@@ -7,8 +7,8 @@ from time import monotonic
 import msgspec
 
 from rowwise import report
+from rowwise.base.errors import SpecError
 from rowwise.base.records import CalibrationSlice, IdEffect, ModelExplanation
-from rowwise.errors import SpecError
 from rowwise.recipes.explain.drift import measure_drift
 from rowwise.recipes.explain.importance import (
     Permutations,

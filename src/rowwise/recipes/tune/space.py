@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.recipes.model_configs import layers_of
 from rowwise.recipes.recipe import Recipe, TuneRange
 

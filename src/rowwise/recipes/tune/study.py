@@ -25,9 +25,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from rowwise import report
+from rowwise.base.errors import DataError, GradientError, RowwiseError, SpecError
 from rowwise.base.records import StudyOutcome, TrialRecord
 from rowwise.base.textfile import decode_json, open_regular, read_bytes, read_text
-from rowwise.errors import DataError, GradientError, RowwiseError, SpecError
 from rowwise.recipes.find import find
 from rowwise.recipes.model_kinds import check_use
 from rowwise.recipes.recipe import Recipe

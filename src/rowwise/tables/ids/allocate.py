@@ -15,8 +15,8 @@ from itertools import groupby, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from rowwise.base.errors import SpecError
 from rowwise.base.value import Value
-from rowwise.errors import SpecError
 
 FULL = ""  # the method of an uncompressed table
 STEPS_BETWEEN = 15  # interpolated sizes between two measured ones

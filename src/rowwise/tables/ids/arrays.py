@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.tables.ids.idmap import FoldAssignment, IdMap, MapPart, MapSection, MapShape, Words
 from rowwise.tables.ids.rows import scramble
 from rowwise.tables.ids.words import Ids, bits_for, low_bits_for, pack, set_words, words_for, write_set

@@ -25,8 +25,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from rowwise.base.errors import SpecError
 from rowwise.base.value import Value
-from rowwise.errors import SpecError
 from rowwise.tables.ids import native
 from rowwise.tables.ids.native import (
     CELL,

@@ -12,7 +12,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from rowwise.errors import RowwiseError, SpecError
+from rowwise.base.errors import RowwiseError, SpecError
 from rowwise.tables.batch import Jagged, KeyedJagged, SharedBags
 from rowwise.tables.embedding import Embeddings, Vectors, break_graph
 from rowwise.tables.ids.combine import PartBags, combine_parts, complete_bags, partial_bags

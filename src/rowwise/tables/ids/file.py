@@ -12,9 +12,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from rowwise.base.errors import SpecError
 from rowwise.base.textfile import open_regular
 from rowwise.base.value import Value
-from rowwise.errors import SpecError
 from rowwise.tables.ids.check import find_fault
 from rowwise.tables.ids.idmap import FoldAssignment, IdMap, MapShape
 from rowwise.tables.spec import Table

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rowwise.errors import BatchError
+from rowwise.base.errors import BatchError
 from rowwise.tables.batch import Jagged
 from rowwise.tables.ids.idmap import MapSection
 from rowwise.tables.ops.idmap import map_ids

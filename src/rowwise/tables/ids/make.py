@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.tables.embedding import Embeddings
 from rowwise.tables.ids.embeddings import MappedEmbeddings
 from rowwise.tables.ids.managed.embeddings import ManagedEmbeddings

@@ -10,8 +10,8 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from rowwise.base.errors import StateError
 from rowwise.base.value import Value
-from rowwise.errors import StateError
 from rowwise.tables.ids.idmap import FoldAssignment, IdMap, MapShape
 from rowwise.tables.ids.open import stored_tables
 from rowwise.tables.ops.idmap import map_ids

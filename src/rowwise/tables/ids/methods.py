@@ -30,7 +30,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.tables.ids.arrays import add_maps, entry_map, make_folds, ranked_map
 from rowwise.tables.ids.cluster import Clusters, cluster
 from rowwise.tables.ids.idmap import IdMap, WORD_bytes

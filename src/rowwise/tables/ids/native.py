@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from rowwise.base.errors import NativeError
 from rowwise.base.library import Signatures, bind_library
-from rowwise.errors import NativeError
 
 LIBRARY = "librowwise_hashing.so"
 WORD = (1 << 64) - 1

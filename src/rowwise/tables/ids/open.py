@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.tables.idmaps import DoubleHashIds, HashIds, QuotientRemainderIds, StoredIds
 from rowwise.tables.ids.file import load
 from rowwise.tables.ids.idmap import IdMap, MapShape

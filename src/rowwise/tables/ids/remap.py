@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.tables.ids.idmap import IdMap, MapShape
 from rowwise.tables.ids.rows import look_up_rows
 

@@ -3,7 +3,7 @@
 from math import isqrt
 from typing import Literal
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.tables.ids.idmap import IdMap, MapPart, MapSection, MapShape
 
 SEED_STEP = 1 << 32  # between the seeds of a map's hashes; seeds in recipes are smaller, so no two maps share a hash

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rowwise.errors import StateError, TableMemoryError
+from rowwise.base.errors import StateError, TableMemoryError
 from rowwise.tables.managed import ID
 from rowwise.tables.ops import rowtype
 from rowwise.tables.ops.layout import ArenaOffset, FeatureDescriptor, TablePiece, lay_out_tables

@@ -8,7 +8,7 @@ import re
 import torch
 from torch import Tensor
 
-from rowwise.errors import GradientError
+from rowwise.base.errors import GradientError
 from rowwise.tables.batch import Jagged
 from rowwise.tables.ops.check import locate_id
 from rowwise.tables.ops.layout import TableDescriptor, TableGroup

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from rowwise.errors import BatchError, IdError
+from rowwise.base.errors import BatchError, IdError
 from rowwise.tables.batch import Jagged
 from rowwise.tables.ops.layout import FeatureDescriptor, TableGroup
 from rowwise.tables.spec import Table

@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rowwise.errors import DeviceError
+from rowwise.base.errors import DeviceError
 
 IDS, GRADIENTS, SLOTS = range(3)  # places of the words
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rowwise.errors import NativeError
+from rowwise.base.errors import NativeError
 
 MULTIPLE = 16  # of the sides of matrices, which GPUs want
 CAPABILITY = (8, 9)  # of GPUs that have such products

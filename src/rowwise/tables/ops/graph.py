@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import rowwise.tables.ops  # noqa: F401 - loads the operators
-from rowwise.errors import BatchError, SpecError
+from rowwise.base.errors import BatchError, SpecError
 from rowwise.tables.ops.layout import TYPES, FeatureDescriptor, Mode
 from rowwise.tables.ops.output_cache import empty_cached
 from rowwise.tables.spec import RowType

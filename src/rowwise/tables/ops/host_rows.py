@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 import torch
 from torch import Tensor
 
+from rowwise.base.errors import StateError, TableMemoryError
 from rowwise.base.quantity import format_bytes
-from rowwise.errors import StateError, TableMemoryError
 from rowwise.tables.ops.reference import cache as reference
 from rowwise.tables.ops.reference.cache import HITS, MISSES, NONE, CachedTable, CacheMemory, CacheMoves, HostTable
 from rowwise.tables.store.policy import WAYS

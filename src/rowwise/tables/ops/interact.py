@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 import rowwise.tables.ops  # noqa: F401 - loads the operators
-from rowwise.errors import BatchError
+from rowwise.base.errors import BatchError
 from rowwise.tables.ops import reference
 
 

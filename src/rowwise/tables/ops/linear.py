@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rowwise.base.errors import NativeError, SpecError
 from rowwise.base.processor import GemmLibrary, Processor, gemm_library_of, read_processor
-from rowwise.errors import NativeError, SpecError
 from rowwise.tables.ops.float8 import fits_float8, float8_linear
 
 BLOCK_ROWS = 16  # rows of a product in a multiple of these have the same bits; see [Note: Blocks of rows]

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rowwise.base.errors import NativeError
 from rowwise.base.library import BUILD, find_library
-from rowwise.errors import NativeError
 from rowwise.tables.ops.operators import OPERATORS, gpu_operators
 from rowwise.tables.row_optimizers import OPTIMIZERS
 from rowwise.tables.spec import ROW_TYPES

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from rowwise.errors import NativeError
+from rowwise.base.errors import NativeError
 from rowwise.tables.ops import reference, shapes
 from rowwise.tables.ops.reference import flat
 

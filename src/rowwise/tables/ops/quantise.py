@@ -9,7 +9,7 @@ least value, often zero, makes the next step of its weight enormous.
 
 from torch import Tensor
 
-from rowwise.errors import StateError
+from rowwise.base.errors import StateError
 from rowwise.tables.ops import rowtype
 from rowwise.tables.spec import Bits, RowType
 

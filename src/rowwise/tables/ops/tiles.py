@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from rowwise.errors import BatchError, GradientError, IdError, SpecError
+from rowwise.base.errors import BatchError, GradientError, IdError, SpecError
 from rowwise.tables.batch import Jagged, SharedBags
 from rowwise.tables.ops import check
 from rowwise.tables.ops.arena import Arena, PinnedBags

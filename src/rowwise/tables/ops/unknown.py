@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from rowwise.errors import UnknownIdWarning
+from rowwise.base.errors import UnknownIdWarning
 from rowwise.tables.batch import Jagged
 from rowwise.tables.ops import check
 from rowwise.tables.spec import Table

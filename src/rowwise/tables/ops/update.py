@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from rowwise.errors import GradientError
+from rowwise.base.errors import GradientError
 from rowwise.tables.batch import Jagged
 from rowwise.tables.ops import check
 from rowwise.tables.ops.arena import Arena

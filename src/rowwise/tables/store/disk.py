@@ -22,8 +22,8 @@ from typing import Any, NoReturn, final
 import torch
 from torch import Tensor
 
+from rowwise.base.errors import StateError, StoreError
 from rowwise.base.quantity import format_bytes
-from rowwise.errors import StateError, StoreError
 from rowwise.tables.store import native
 from rowwise.tables.store.native import NativeTable, Segment, Status
 from rowwise.tables.store.policy import DEFAULT_POLICY, WAYS, Policy

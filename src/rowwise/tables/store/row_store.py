@@ -17,7 +17,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.tables.spec import Value
 from rowwise.tables.store.row_stream import InitialValues, RowStream
 

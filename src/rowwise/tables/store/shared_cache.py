@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from rowwise.base.errors import StoreError
 from rowwise.base.library import Signatures, bind_library
-from rowwise.errors import StoreError
 from rowwise.tables.store.native import LIBRARY
 from rowwise.tables.store.policy import DEFAULT_POLICY, WAYS, Ints, Policy
 

@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 
+from rowwise.base.errors import SpecError
 from rowwise.base.library import Signatures, bind_library
-from rowwise.errors import SpecError
 from rowwise.tables.store.policy import Ints, Policy, set_of, sets_of
 
 LIBRARY = "librowwise_simulate.so"

@@ -29,8 +29,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rowwise.base.errors import SpecError
 from rowwise.base.textfile import decode_json, read_bytes
-from rowwise.errors import SpecError
 from rowwise.planning.perf.access import Curves, Floats
 from rowwise.planning.perf.reuse import BINS, reuse_bins
 from rowwise.planning.planner.problem import NO_UNIT, Index, Placement, PlacementProblem, PlanRequest

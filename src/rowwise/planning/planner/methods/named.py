@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rowwise.errors import SpecError
+from rowwise.base.errors import SpecError
 from rowwise.planning.planner.methods.dreamshard import load_policy, place_by_policy
 from rowwise.planning.planner.methods.greedy import best_of_random, greedy_by, item_bytes, item_dims, item_ids
 from rowwise.planning.planner.methods.ldm import largest_differencing

@@ -12,7 +12,7 @@ from typing import Any, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from rowwise.errors import RowwiseError, StateError
+from rowwise.base.errors import RowwiseError, StateError
 from rowwise.tables.batch import Jagged, KeyedJagged
 from rowwise.tables.embedding import Embeddings, Vectors, break_graph
 from rowwise.tables.ids.managed.lookup import Evicted, IdCounts, LocalBuckets, LocalIds

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowwise.errors import RowwiseError
+from rowwise.base.errors import RowwiseError
 from rowwise.tables.ids.managed.piece import ManagedPiece, find_buckets
 from rowwise.tables.spec import Table
 

@@ -23,7 +23,7 @@ from typing import NoReturn, final
 import torch
 from torch import Tensor
 
-from rowwise.errors import StateError, TableMemoryError
+from rowwise.base.errors import StateError, TableMemoryError
 from rowwise.tables.ids.managed import native
 from rowwise.tables.ids.managed.native import NativeManaged, NativeRowState
 from rowwise.tables.managed import ID

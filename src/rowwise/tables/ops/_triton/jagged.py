@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rowwise.errors import IdError
+from rowwise.base.errors import IdError
 from rowwise.tables.ops import reference
 from rowwise.tables.ops._triton import idmap as idmap_kernel
 from rowwise.tables.ops._triton import rearrange as kernels

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rowwise.errors import BatchError
+from rowwise.base.errors import BatchError
 from rowwise.tables.ops import reference, shapes
 from rowwise.tables.ops._triton import interact as interact_kernels
 from rowwise.tables.ops._triton import jagged, route, specialise

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rowwise.errors import BatchError
+from rowwise.base.errors import BatchError
 from rowwise.tables.ops._triton import contributions as kernels
 from rowwise.tables.ops._triton import specialise
 from rowwise.tables.ops._triton.launch import TILED, TableOrder, empty_numbers, over

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rowwise.errors import GradientError
+from rowwise.base.errors import GradientError
 from rowwise.tables.ops.layout import Mode, TableDescriptor
 from rowwise.tables.ops.reference.lookup import FeatureBags, inverse
 from rowwise.tables.ops.reference.random import row_bits

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rowwise.errors import IdError
+from rowwise.base.errors import IdError
 from rowwise.tables.ops.reference.lookup import offsets
 
 

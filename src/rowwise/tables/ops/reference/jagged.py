@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rowwise.errors import IdError
+from rowwise.base.errors import IdError
 from rowwise.tables.ops.reference.lookup import offsets
 
 Taken = tuple[Tensor, Tensor, Tensor, Tensor]

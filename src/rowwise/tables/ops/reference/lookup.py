@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rowwise.errors import IdError
+from rowwise.base.errors import IdError
 from rowwise.tables.ops.layout import FeatureDescriptor, Mode
 from rowwise.tables.ops.reference.rowtype import read_rows
 from rowwise.tables.ops.reference.sums import column_sum, sum_segments
