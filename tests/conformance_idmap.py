@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import torch
-from hashing.maps import direct
 from hypothesis import strategies as st
+from tables.ids.maps import direct
 
 from rowwise.tables.ids import arrays, rules
 from rowwise.tables.ids.check import find_fault

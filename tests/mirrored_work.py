@@ -4,8 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+from base.storage.stores import connect
 from small import recipe
-from storage.stores import connect
 
 from rowwise.base.errors import DataError
 from rowwise.base.storage.cloud import Patience

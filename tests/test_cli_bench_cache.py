@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
-from store.zipf import zipf_rows
+from tables.store.zipf import zipf_rows
 
 
 @pytest.fixture

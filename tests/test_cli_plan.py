@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from perf.networks import profile
+from planning.perf.networks import profile
 from small import recipe, write_rows
 from test_cli import loaded_by
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import clocks
 import pytest
+from base.storage.stores import s3_server
 from launching import started
-from storage.stores import s3_server
 
 from rowwise.ingest.warehouse.popularity import log_use, popularity
 from rowwise.report.watched import LineAges, read_status
@@ -33,7 +33,7 @@ USES = {
     "recipes/run_files.py": "uses of columns within days of it, before or after",
     "report/read.py": "shown, and which run a hint names",
     "report/watched.py": "bounded by a monotonic clock",
-    "scratch.py": "a folder that is taken away before its process has locked it is made again",
+    "base/scratch.py": "a folder that is taken away before its process has locked it is made again",
     "serve/record.py": "in a name, and equal or not",
     "base/storage/cloud.py": "handed on",
     "base/storage/interface.py": "handed on",
@@ -136,7 +136,7 @@ def test_a_line_that_was_seen_to_appear_is_young_by_any_clock(hours, tmp_path):
 
 CONNECTS = """
 import sys
-from storage.stores import connect
+from base.storage.stores import connect
 from rowwise.base.errors import StorageError
 try:
     print(connect(sys.argv[1]).list(""))

@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager
 import clocks
 import lab
 import pytest
+from base.storage.stores import s3_server
 from lab import Lab
 from launching import ENVIRONMENT, PYTHON, rowwise, wait_for, write_recipe
 from serving import about, server
 from small import trained
-from storage.stores import s3_server
 from test_lab_faults import server_on
 from test_launch import RUN, result, same, tensors
 

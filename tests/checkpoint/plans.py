@@ -4,9 +4,9 @@ import random
 from dataclasses import dataclass
 
 import torch
+from parallel.shard.jobs import OPTIMIZERS, ROWS
+from parallel.shard.layout_cases import CASES
 from problems import make_problem
-from shard.jobs import OPTIMIZERS, ROWS
-from shard.layout_cases import CASES
 from torch import nn
 
 from rowwise import Embeddings, Jagged, Plan, Pooling, Table, Topology

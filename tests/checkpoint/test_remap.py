@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 from checkpoint.made import same
-from hashing.maps import make_maps
-from hashing.moved_rows import MOVABLE, by_loops, movable_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from problems import make_problem
 from safetensors.numpy import save_file
 from small import recipe
+from tables.ids.maps import make_maps
+from tables.ids.moved_rows import MOVABLE, by_loops, movable_to
 from torch import nn
 
 from rowwise import Adam, CheckpointError, DataError, Ftrl, Normal, RowType, RowWiseAdagrad, Sgd, SpecError, Table

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable
 
 import torch
-from shard.layout_cases import CASES
+from parallel.shard.layout_cases import CASES
 
 from rowwise import Adagrad, Adam, Embeddings, Ftrl, Jagged, Lamb, Plan, RowWiseAdagrad, Sgd, Table, Topology
 from rowwise.parallel.comm.interface import Comm

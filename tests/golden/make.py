@@ -17,7 +17,7 @@ from golden import contents
 from golden.elastic_bits import JOBS, WORLDS, digest
 from golden.losses import CLOSE, RECIPES, losses_of
 from msgspec import structs
-from perf.networks import profile
+from planning.perf.networks import profile
 from small import write_rows
 
 from rowwise import Plan, Table, Topology

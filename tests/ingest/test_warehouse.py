@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from base.storage.stores import FAULTS, MemoryStorage, connect, server_of_urls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from pyarrow import parquet as pq
-from storage.stores import FAULTS, MemoryStorage, connect, server_of_urls
 
 from rowwise.base.errors import DataError, SpecError, StorageError
 from rowwise.base.storage.folder import StorageFolder

@@ -5,9 +5,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from hashing.maps import make_maps
 from pyarrow import parquet as pq
 from small import same, saved, sections, train_on_ranks, write_rows
+from tables.ids.maps import make_maps
 
 from rowwise import CheckpointError, Plan, SpecError
 from rowwise.checkpoint.rewrite import retype_tables, rewrite

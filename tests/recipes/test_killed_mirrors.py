@@ -7,10 +7,10 @@ import signal
 import time
 
 import pytest
+from base.storage.stores import FAULTS, connect, s3_server
 from launching import wait_for
 from mirrored_work import COPIES, MIRROR, PRELOADED, SAVE, SETTINGS, STEPS, copy, train
 from small import lines, same, saved, trained
-from storage.stores import FAULTS, connect, s3_server
 
 from rowwise.base.storage.folder import StorageFolder
 from rowwise.checkpoint.manifest import NAME

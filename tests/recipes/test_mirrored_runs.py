@@ -11,8 +11,8 @@ import time
 from dataclasses import replace
 
 import pytest
+from base.storage.stores import FAULTS, s3_server
 from small import lines, recipe, same, saved, sections, tensors, trained, write_rows
-from storage.stores import FAULTS, s3_server
 
 from rowwise.base.errors import DataError, SpecError, StorageError
 from rowwise.checkpoint.named import checkpoints_of, open_named

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from planner.asked import question
+from planning.planner.asked import question
 from report import runs
 from report.markup_check import Reader, check, check_chart
 

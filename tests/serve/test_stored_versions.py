@@ -10,10 +10,10 @@ import sys
 import time
 
 import pytest
+from base.storage.stores import FAULTS, MemoryStorage, connect, s3_server
 from launching import ENVIRONMENT, rowwise, wait_for
 from serving import Clients, files_of, server
 from small import trained
-from storage.stores import FAULTS, MemoryStorage, connect, s3_server
 
 from rowwise.base.errors import CheckpointError, SpecError, StorageError
 from rowwise.base.storage.folder import StorageFolder

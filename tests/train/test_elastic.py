@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ops.test_tree import make_leaves, root_of
+from tables.ops.test_tree import make_leaves, root_of
 from torch import nn
 
 from rowwise import SpecError

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 import warm
+from base.storage.stores import FAULTS, KINDS, MemoryStorage, connect, keys_of, s3_server, storage
 from checkpoint.made import flip, saved
 from small import sections, trained
-from storage.stores import FAULTS, KINDS, MemoryStorage, connect, keys_of, s3_server, storage
 
 from rowwise.base.errors import CheckpointError, StorageError
 from rowwise.base.storage.folder import StorageFolder
@@ -178,7 +178,7 @@ def test_servers_that_are_killed_and_restarted(tmp_path):
 COPY = """
 import sys
 from pathlib import Path
-from storage.stores import connect
+from base.storage.stores import connect
 from rowwise.checkpoint.copy import copy_checkpoint
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.base.storage.folder import StorageFolder

@@ -5,7 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from storage.stores import KINDS, connect, s3_server, storage
+from base.storage.stores import KINDS, connect, s3_server, storage
 
 from rowwise.base.errors import StorageError
 from rowwise.base.storage.cloud import PART_bytes, Patience, RANGE_bytes

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
+from base.storage.stores import connect, server_of_urls
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
-from storage.stores import connect, server_of_urls
 
 from rowwise.base.storage.interface import StoredObject
 from rowwise.base.storage.read_cache import CacheFolder, ReadCache

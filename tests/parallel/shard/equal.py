@@ -11,8 +11,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 import torch
+from parallel.shard.layout_cases import CASES
 from problems import make_problem
-from shard.layout_cases import CASES
 
 from rowwise import Embeddings, Jagged, Plan, Pooling, Table
 from rowwise.parallel.comm.thread import run_threads

@@ -5,8 +5,8 @@ from functools import partial
 from itertools import cycle
 
 import torch
-from shard.equal import Job, given, make_steps, place, squares, train
-from shard.layout_cases import CASES
+from parallel.shard.equal import Job, given, make_steps, place, squares, train
+from parallel.shard.layout_cases import CASES
 
 from rowwise import (
     Adagrad,

@@ -5,9 +5,9 @@ import warnings
 
 import pytest
 import torch
-from shard.equal import SEED, look_up, make_sharded, make_steps, place, rows_apart
-from shard.jobs import draw_job, make_job
-from shard.test_learned_weights import learned, of_rank, train
+from parallel.shard.equal import SEED, look_up, make_sharded, make_steps, place, rows_apart
+from parallel.shard.jobs import draw_job, make_job
+from parallel.shard.test_learned_weights import learned, of_rank, train
 
 from rowwise import Embeddings, IdError, Jagged, Pooling, RowType, RowWiseAdagrad, Table, Topology, Uniform
 from rowwise.base.errors import PeerError

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from shard.equal import SEED, Step, assert_alike, given, look_up, make_sharded, make_steps, place, rows_apart
-from shard.jobs import EVERY_OPTIMIZER, table_for_each
+from parallel.shard.equal import SEED, Step, assert_alike, given, look_up, make_sharded, make_steps, place, rows_apart
+from parallel.shard.jobs import EVERY_OPTIMIZER, table_for_each
 
 from rowwise import Adam, Embeddings, GradientError, Jagged, Lamb, Pooling, RowWiseAdam, Sgd, Topology
 from rowwise.parallel.comm.thread import run_threads

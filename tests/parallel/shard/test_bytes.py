@@ -8,8 +8,8 @@ tables over the devices of a host one vector a sample across the network. Gradie
 from collections import Counter
 
 import pytest
-from shard.equal import make_sharded, make_steps, train
-from shard.wires import (
+from parallel.shard.equal import make_sharded, make_steps, train
+from parallel.shard.wires import (
     FLAT,
     IN_HOSTS,
     KINDS,

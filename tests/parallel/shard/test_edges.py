@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from parallel.shard.equal import SEED, Job, Step, assert_alike, given, look_up, make_sharded, make_steps, place
+from parallel.shard.layout_cases import CASES
 from problems import Keyed
-from shard.equal import SEED, Job, Step, assert_alike, given, look_up, make_sharded, make_steps, place
-from shard.layout_cases import CASES
 
 from rowwise import (
     Adam,

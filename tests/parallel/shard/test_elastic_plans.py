@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from clicks import DENSE, make_clicks, make_tables
-from shard.layout_cases import CASES
+from parallel.shard.layout_cases import CASES
 
 from rowwise import DLRM, Embeddings, Plan, Topology
 from rowwise.parallel.comm.thread import run_threads

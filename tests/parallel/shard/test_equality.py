@@ -8,8 +8,8 @@ import random
 from itertools import combinations, product
 
 import pytest
-from shard.jobs import TABLE, WORLD, WORLDS, Setting, draw, draw_job, make_job
-from shard.layout_cases import CASES
+from parallel.shard.jobs import TABLE, WORLD, WORLDS, Setting, draw, draw_job, make_job
+from parallel.shard.layout_cases import CASES
 from tiers import FULL_SHARE
 
 from rowwise.parallel.comm.solo import solo

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from shard.equal import SEED, assert_alike, given, look_up, make_sharded, make_steps, place, rows_apart
+from parallel.shard.equal import SEED, assert_alike, given, look_up, make_sharded, make_steps, place, rows_apart
 
 from rowwise import (
     BatchError,

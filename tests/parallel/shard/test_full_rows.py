@@ -3,7 +3,7 @@
 from itertools import product
 
 import pytest
-from shard.equal import Job, make_steps
+from parallel.shard.equal import Job, make_steps
 
 from rowwise import Adagrad, Lamb, Plan, Pooling, RowType, RowWiseAdagrad, RowWiseAdam, Table, Tile, Topology
 from rowwise.parallel.comm.thread import run_threads

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from shard.equal import SEED, Step, apart, given, look_up, make_sharded, make_steps, place, rows_apart
-from shard.layout_cases import CASES
+from parallel.shard.equal import SEED, Step, apart, given, look_up, make_sharded, make_steps, place, rows_apart
+from parallel.shard.layout_cases import CASES
 from shared_batches import make_shared
 
 from rowwise import BatchError, Embeddings, Pooling, RowType, RowWiseAdagrad, Sgd, Table, Topology, Uniform

@@ -5,9 +5,9 @@ from itertools import product
 
 import pytest
 import torch
-from hashing.maps import make_maps
+from parallel.shard.equal import SEED, make_sharded, place
 from problems import Keyed
-from shard.equal import SEED, make_sharded, place
+from tables.ids.maps import make_maps
 from torch import nn
 
 from rowwise import Jagged, Pooling, Sgd, Table, Topology

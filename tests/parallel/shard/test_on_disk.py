@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from shard.equal import SEED, Job, look_up, make_sharded, make_steps, rows_apart, train
-from shard.layout_cases import CASES
+from parallel.shard.equal import SEED, Job, look_up, make_sharded, make_steps, rows_apart, train
+from parallel.shard.layout_cases import CASES
 
 from rowwise import Embeddings, Plan, Pooling, RowwiseError, SpecError, StateError, Table, Topology
 from rowwise.parallel.comm.solo import solo

@@ -4,8 +4,19 @@ from itertools import product
 
 import pytest
 import torch
-from shard.equal import SEED, Job, assert_alike, given, look_up, make_steps, place, squares, train, train_in_pieces
-from shard.jobs import OPTIMIZERS, table_for_each
+from parallel.shard.equal import (
+    SEED,
+    Job,
+    assert_alike,
+    given,
+    look_up,
+    make_steps,
+    place,
+    squares,
+    train,
+    train_in_pieces,
+)
+from parallel.shard.jobs import OPTIMIZERS, table_for_each
 
 from rowwise import Adam, Embeddings, Pooling, RowType, RowWiseAdagrad, RowWiseAdam, Sgd, Table, Topology, Uniform
 from rowwise.parallel.comm.thread import run_threads

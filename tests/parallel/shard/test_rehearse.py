@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from from_benchmarks import planner_tasks
 from msgspec import structs
-from shard.equal import make_sharded, make_steps
-from shard.jobs import TABLE, WORLDS, draw, draw_job, draw_wire, make_job
-from shard.layout_cases import CASES
+from parallel.shard.equal import make_sharded, make_steps
+from parallel.shard.jobs import TABLE, WORLDS, draw, draw_job, draw_wire, make_job
+from parallel.shard.layout_cases import CASES
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rowwise import IdError, Jagged, Plan, Pooling, Table, Topology

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from shard.equal import (
+from parallel.shard.equal import (
     SEED,
     Job,
     assert_alike,
@@ -18,8 +18,8 @@ from shard.equal import (
     train,
     train_in_pieces,
 )
-from shard.jobs import OPTIMIZERS
-from shard.layout_cases import CASES
+from parallel.shard.jobs import OPTIMIZERS
+from parallel.shard.layout_cases import CASES
 
 from rowwise import (
     Adam,

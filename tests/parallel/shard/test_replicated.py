@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from shard.equal import SEED, make_sharded, make_steps, place, rows_apart, train
-from shard.jobs import table_for_each
+from parallel.shard.equal import SEED, make_sharded, make_steps, place, rows_apart, train
+from parallel.shard.jobs import table_for_each
 
 from rowwise import Adam, Embeddings, Jagged, RowType, Table, Topology
 from rowwise.parallel.comm.thread import run_threads

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 from msgspec import structs
-from shard.equal import make_sharded, rows_apart
-from shard.jobs import WORLDS, draw_job, make_job
+from parallel.shard.equal import make_sharded, rows_apart
+from parallel.shard.jobs import WORLDS, draw_job, make_job
 
 from rowwise import Embeddings, Managed, Plan, SpecError, StateError, Table
 from rowwise.parallel.comm.solo import solo

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from parallel.shard.equal import make_sharded, outputs, place, rows_apart
+from parallel.shard.jobs import WORLDS, draw_job, draw_tables, draw_wire, make_job
+from parallel.shard.layout_cases import CASES
+from parallel.shard.test_rehearse import Noting
 from pretend_gpu import DEVICE, PretendGpu, on_host
-from shard.equal import make_sharded, outputs, place, rows_apart
-from shard.jobs import WORLDS, draw_job, draw_tables, draw_wire, make_job
-from shard.layout_cases import CASES
-from shard.test_rehearse import Noting
 from shared_batches import draw_copies, make_shared
 
 from rowwise.parallel.comm.thread import run_threads

@@ -6,9 +6,9 @@ import pytest
 import torch
 from clicks import DENSE, make_clicks
 from msgspec import structs
-from shard import jobs
-from shard.equal import SEED, Step, given, look_up, make_steps, place, rows_apart
-from shard.layout_cases import CASES
+from parallel.shard import jobs
+from parallel.shard.equal import SEED, Step, given, look_up, make_steps, place, rows_apart
+from parallel.shard.layout_cases import CASES
 from torch import nn
 from torch.nn import functional as F
 

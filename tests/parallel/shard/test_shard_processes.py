@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from shard import shard_ranks
-from shard.jobs import WORLDS
+from parallel.shard import shard_ranks
+from parallel.shard.jobs import WORLDS
 
 from rowwise.parallel.comm.spawn import run_processes
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shard.equal import make_sharded, outputs, place
-from shard.jobs import WORLDS, draw_sizes, draw_tables
-from shard.layout_cases import CASES
+from parallel.shard.equal import make_sharded, outputs, place
+from parallel.shard.jobs import WORLDS, draw_sizes, draw_tables
+from parallel.shard.layout_cases import CASES
 from shared_batches import draw_copies, make_shared
 
 from rowwise import BatchError, IdError, Pooling, RowType, SpecError, Table, Topology, Uniform, Wire

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from msgspec import structs
-from shard.equal import SEED, make_sharded, make_steps, rows_apart, train
+from parallel.shard.equal import SEED, make_sharded, make_steps, rows_apart, train
 from torch import nn
 
 from rowwise import Embeddings, Plan, SpecError, Table, Topology

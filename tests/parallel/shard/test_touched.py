@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from shard.equal import SEED, make_sharded, make_steps, place, train
-from shard.jobs import ROWS, table_for_each
-from shard.layout_cases import CASES
+from parallel.shard.equal import SEED, make_sharded, make_steps, place, train
+from parallel.shard.jobs import ROWS, table_for_each
+from parallel.shard.layout_cases import CASES
 
 from rowwise import Embeddings, Jagged, RowWiseAdagrad, Table, Topology
 from rowwise.base.errors import GradientError

@@ -5,7 +5,7 @@ from itertools import accumulate, pairwise, product
 
 import pytest
 import torch
-from shard.equal import SEED, assert_alike, look_up, make_sharded, make_steps, outputs, place
+from parallel.shard.equal import SEED, assert_alike, look_up, make_sharded, make_steps, outputs, place
 from shared_batches import make_shared
 
 from rowwise import Adam, Embeddings, Pooling, RowWiseAdam, Table, Topology

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shard.equal import SEED, look_up, make_sharded, make_steps, place, train
-from shard.wires import FLAT, IN_HOSTS, KINDS, LAYOUTS, SIZES_W, WORLD, by_host, codec_of, make_table
+from parallel.shard.equal import SEED, look_up, make_sharded, make_steps, place, train
+from parallel.shard.wires import FLAT, IN_HOSTS, KINDS, LAYOUTS, SIZES_W, WORLD, by_host, codec_of, make_table
 
 from rowwise import Embeddings, Jagged, Plan, Pooling, Sgd, Table, Tile
 from rowwise.parallel.comm.codec import gradient_scale, scale_groups_of

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from calibrate.test_fit import ABOUT
 from msgspec import structs
+from planning.calibrate.test_fit import ABOUT
 
 from rowwise.cli.doctor import _disk_line
 from rowwise.planning.calibrate.disk import CHUNK_bytes, DiskRates, READ_bytes, ROW_bytes, measure_disk

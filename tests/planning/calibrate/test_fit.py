@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from msgspec import structs
-from perf.asked import request_of, whole_tables
+from planning.perf.asked import request_of, whole_tables
 
 from rowwise.base.errors import SpecError
 from rowwise.planning.calibrate.fit import (

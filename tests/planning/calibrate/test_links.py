@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from calibrate import calibrate_ranks
-from calibrate.test_samples import an_exchange
 from hypothesis import given
 from hypothesis import strategies as st
+from planning.calibrate import calibrate_ranks
+from planning.calibrate.test_samples import an_exchange
 
 from rowwise.parallel.comm.spawn import run_processes
 from rowwise.planning.calibrate.fit_links import USUAL_id_bytes, fit_links

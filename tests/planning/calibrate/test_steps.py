@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec import structs
-from perf.asked import request_of
+from planning.perf.asked import request_of
 
 from rowwise.base.errors import SpecError
 from rowwise.parallel.plan import Plan, Tile

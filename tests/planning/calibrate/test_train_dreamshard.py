@@ -10,7 +10,7 @@ from dreamshard.networks import POLICY_LAYERS, Networks
 from dreamshard.rewards import FORBIDDEN, advantages, deck_of, logits_of, play, policy_loss, policy_of
 from dreamshard.tasks import Pool, draw, judge, scatter
 from dreamshard.train import PolicyTraining, train_policy
-from planner.asked import question
+from planning.planner.asked import question
 
 from rowwise.base.errors import SpecError
 from rowwise.planning.perf.access import Access

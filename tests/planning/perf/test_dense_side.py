@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from perf.asked import request_of
+from planning.perf.asked import request_of
 
 from rowwise import Table, Topology
 from rowwise.planning.perf.access import Workload

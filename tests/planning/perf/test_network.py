@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from perf.asked import request_of, whole_tables
-from perf.networks import WORK, network, profile
+from planning.perf.asked import request_of, whole_tables
+from planning.perf.networks import WORK, network, profile
 
 from rowwise.base.errors import SpecError
 from rowwise.planning.perf.access import Access, Curves, Workload

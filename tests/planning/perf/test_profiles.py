@@ -1,7 +1,7 @@
 """Profiles that come with the package: where they are from, and that plans can be made by them."""
 
 import pytest
-from perf.asked import request_of
+from planning.perf.asked import request_of
 
 from rowwise.planning.perf.access import Access, Workload
 from rowwise.planning.perf.hardware import PRESETS, PROFILE_FOLDER, hardware_named

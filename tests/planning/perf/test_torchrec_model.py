@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from msgspec import structs
-from perf.asked import request_of
+from planning.perf.asked import request_of
 
 from rowwise import Sgd, Table, Topology
 from rowwise.planning.perf import Access, TorchRecModel, Workload

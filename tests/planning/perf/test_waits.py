@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from perf.asked import request_of
+from planning.perf.asked import request_of
 
 from rowwise import Plan, Table, Topology
 from rowwise.planning.calibrate.wire_costs import KINDS, SHAPES, WireShares, fit_wire_costs

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from perf.asked import request_of
-from planner.small_questions import questions, wires
+from planning.perf.asked import request_of
+from planning.planner.small_questions import questions, wires
 
 from rowwise import SpecError, Table, Topology
 from rowwise.planning.perf.access import Access, Curves, Workload

@@ -11,8 +11,8 @@ from dreamshard.rewards import policy_of as arrays_of
 from from_benchmarks import part
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner.asked import question, stored
-from planner.small_questions import questions
+from planning.planner.asked import question, stored
+from planning.planner.small_questions import questions
 
 from rowwise.base.errors import SpecError
 from rowwise.planning.perf.access import Access

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from planner.asked import question, stored
-from planner.small_questions import units_of
+from planning.planner.asked import question, stored
+from planning.planner.small_questions import units_of
 
 from rowwise.base.errors import SpecError
 from rowwise.parallel.plan import TIERS

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from perf.networks import profile
-from planner.asked import question, stored
+from planning.perf.networks import profile
+from planning.planner.asked import question, stored
 
 from rowwise.base.errors import SpecError
 from rowwise.parallel.plan import TIERS

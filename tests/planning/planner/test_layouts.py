@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shard.layout_cases import CASES
+from parallel.shard.layout_cases import CASES
 
 from rowwise import Plan, RowType, Table, Tile, Topology
 from rowwise.parallel.plan import column_block

@@ -5,9 +5,9 @@ import re
 
 import msgspec
 import pytest
+from base.storage.stores import connect, s3_server
 from hypothesis import given
 from hypothesis import strategies as st
-from storage.stores import connect, s3_server
 
 from rowwise import SpecError, Topology
 from rowwise.cli.calibrate import check_place, save_profile

@@ -1,7 +1,7 @@
 """Plans have managed tables in whole buckets of rows, each on one rank and in memory."""
 
 import pytest
-from planner.asked import question
+from planning.planner.asked import question
 
 from rowwise import Managed, SpecError, Table, Topology
 from rowwise.planning.perf.access import Access

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from planner.asked import question
-from planner.small_questions import questions
+from planning.planner.asked import question
+from planning.planner.small_questions import questions
 
 from rowwise.base.errors import SpecError
 from rowwise.parallel.plan import TIERS

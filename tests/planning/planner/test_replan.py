@@ -8,7 +8,7 @@ from from_benchmarks import planner_tasks
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from planner.asked import question
+from planning.planner.asked import question
 
 from rowwise import Adam, Plan, RowWiseAdagrad, Sgd, SpecError, Table, Tile, Topology
 from rowwise.planning.perf import Access

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from perf.networks import profile
-from planner.asked import question
-from planner.small_questions import count_placements, placements, questions, random_placement
+from planning.perf.networks import profile
+from planning.planner.asked import question
+from planning.planner.small_questions import count_placements, placements, questions, random_placement
 
 from rowwise.base.errors import SpecError
 from rowwise.planning.perf.access import Access, Workload

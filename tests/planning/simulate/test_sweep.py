@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from msgspec import structs
-from simulate.test_simulated_step import MODEL
+from planning.simulate.test_simulated_step import MODEL
 
 from rowwise.base.errors import SpecError
 from rowwise.planning.planner.machines import machine_named

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 import torch
-from shard.equal import make_steps
-from shard.jobs import WORLDS, draw_job, draw_wire, make_job
-from shard.layout_cases import CASES
+from parallel.shard.equal import make_steps
+from parallel.shard.jobs import WORLDS, draw_job, draw_wire, make_job
+from parallel.shard.layout_cases import CASES
 
 from rowwise import Pooling
 from rowwise.parallel.shard.distinct import deduplicate_sequences, repeatable_features

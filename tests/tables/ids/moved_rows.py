@@ -1,7 +1,7 @@
 """What rows become where their table gets another id map, written out id by id."""
 
 import numpy as np
-from hashing.maps import make_maps
+from tables.ids.maps import make_maps
 
 from rowwise.base.errors import SpecError
 from rowwise.tables.ids.remap import check_movable

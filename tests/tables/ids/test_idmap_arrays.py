@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from conformance_idmap import FEW, SHAPES, drawn_set
-from hashing.maps import make_maps
 from hypothesis import given
 from hypothesis import strategies as st
+from tables.ids.maps import make_maps
 
 from rowwise.base.errors import SpecError
 from rowwise.tables.ids import arrays, rules

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 from conformance_idmap import every_case
-from hashing.maps import make_maps
 from hypothesis import given
 from safetensors.numpy import load_file, save_file
+from tables.ids.maps import make_maps
 
 from rowwise.base.errors import SpecError
 from rowwise.recipes.id_maps import pin_map

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 import torch
-from hashing.managed_policy import PolicyReference, bucket_of, hash_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables.ids.managed_policy import PolicyReference, bucket_of, hash_of
 
 from rowwise import Managed, SpecError, StateError, Table
 from rowwise.tables.ids.managed.piece import ManagedPiece, find_buckets

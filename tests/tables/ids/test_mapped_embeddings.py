@@ -6,11 +6,11 @@ import random
 import numpy as np
 import pytest
 import torch
-from hashing.maps import make_maps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import make_problem
 from shared_batches import draw_copies, make_shared
+from tables.ids.maps import make_maps
 from torch import nn
 
 from rowwise import (

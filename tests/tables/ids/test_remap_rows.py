@@ -4,10 +4,10 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from hashing.maps import make_maps
-from hashing.moved_rows import MOVABLE, SEVERAL, by_loops, movable_to, rows_in
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tables.ids.maps import make_maps
+from tables.ids.moved_rows import MOVABLE, SEVERAL, by_loops, movable_to, rows_in
 
 from rowwise.base.errors import SpecError
 from rowwise.tables.ids import remap

@@ -202,7 +202,7 @@ from pathlib import Path
 import torch
 
 from rowwise.base.errors import StoreError
-from store.test_disk_rows import make_table
+from tables.store.test_disk_rows import make_table
 from rowwise.tables.store.disk import DiskRows
 
 table = make_table(rows=200_000, row_bytes=200)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from store.zipf import zipf_rows
+from tables.store.zipf import zipf_rows
 
 from rowwise.planning.perf.access import rank_cells
 from rowwise.tables.store.hit_rate import hit_rate

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from store.test_disk_rows import Model, bags, flip, make, make_table
+from tables.store.test_disk_rows import Model, bags, flip, make, make_table
 
 from rowwise.base.errors import StoreError
 
@@ -163,7 +163,7 @@ from pathlib import Path
 import torch
 
 from rowwise.base.errors import StoreError
-from store.test_reads_ahead import read_ahead, written
+from tables.store.test_reads_ahead import read_ahead, written
 
 disk, model = written(Path(sys.argv[1]))
 read_ahead(disk, torch.arange(3000))

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from store.test_disk_rows import bags, make_table
-from store.zipf import zipf_rows
+from tables.store.test_disk_rows import bags, make_table
+from tables.store.zipf import zipf_rows
 
 from rowwise.tables.store.disk import DiskRows
 from rowwise.tables.store.simulate import Trace, simulate
