@@ -17,9 +17,9 @@ folder=build/fuzz
 flags=(-g -O1 -fno-omit-frame-pointer -Wall -Wextra -Wno-psabi -fsanitize=address,undefined
   -fno-sanitize-recover=undefined)
 declare -A sources=(
-  [plan]="planner/_c/anneal.c planner/_c/greedy.c planner/_c/neuroshard.c planner/_c/order.c planner/_c/state.c"
-  [tier]="store/_cpp/tier.cpp"
-  [caches]="store/_c/simulate.c store/_cpp/shared_cache.cpp"
+  [plan]="planning/planner/_c/anneal.c planning/planner/_c/greedy.c planning/planner/_c/neuroshard.c planning/planner/_c/order.c planning/planner/_c/state.c"
+  [tier]="tables/store/_cpp/tier.cpp"
+  [caches]="tables/store/_c/simulate.c tables/store/_cpp/shared_cache.cpp"
 )
 options=() names=()
 for word in "$@"; do

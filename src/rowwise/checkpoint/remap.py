@@ -63,7 +63,7 @@ class _MappedTensors:
         return f"model/{self.path}maps.{self.table}."
 
     def stored(self, index: int) -> str:
-        """The name of a part's rows, as in `hashing.open.stored_tables`, without the prefix model/ or rows/."""
+        """The name of a part's rows, as in `ids.open.stored_tables`, without the prefix model/ or rows/."""
         end = f"-{index}" if len(self.known.shape.parts) > 1 else ""
         return f"{self.path}stored.{self.table}{end}"
 
@@ -86,7 +86,7 @@ def remap(
         checkpoint: the source; stays unchanged.
         folder: the target; must not exist.
         table: its name in the model.
-        file: the new map, see `hashing.file`.
+        file: the new map, see `ids.file`.
         counts: the probe file of `rowwise compress`, with a count for each id; None: all ids weigh the same.
         tell: called with the bytes done, and the total.
     """

@@ -1,6 +1,6 @@
 """Id maps in recipes: how the ids of a table share fewer rows, by a rule or by a file that was learned from data.
 
-Frozen values without tensors, from which `hashing` makes `IdMap`s. All of them scramble ids first, as consecutive ids
+Frozen values without tensors, from which `ids` makes `IdMap`s. All of them scramble ids first, as consecutive ids
 are often related.
 """
 
