@@ -381,6 +381,16 @@ def test_who_makes_ranks_loads_no_torch():
     subprocess.run([sys.executable, "-c", check], check=True)
 
 
+AROUND = tuple(
+    f"rowwise.{name}"
+    for name in (
+        "planning.calibrate.", "planning.simulate.", "recipes.compress.", "recipes.drills.", "recipes.explain.",
+        "recipes.tune.", "recipes.baseline", "recipes.ensemble", "serve.app", "serve.fleet", "serve.host",
+        "cli.kubernetes", "cli.notebook", "cli.ray", "cli.slurm",
+    )
+)  # fmt: skip
+
+
 @pytest.mark.slow
 def test_training_starts_without_what_takes_long(tmp_path):
     """torch's compiler takes longer to load than everything else together, and nothing is compiled; so does Triton."""
@@ -388,6 +398,8 @@ def test_training_starts_without_what_takes_long(tmp_path):
     loaded = loaded_by("train", "small.yaml", "--no-baseline", cwd=tmp_path)
     assert "torch" in loaded
     assert not {"torch._dynamo", "torch._inductor", "sympy", "triton", "tensorboard", "matplotlib", "sklearn"} & loaded
+    assert not [name for name in loaded if name.startswith(AROUND)]
+    assert sum(name.startswith("rowwise.") for name in loaded) < 520
 
 
 def test_a_table_of_metrics_can_be_read(tmp_path, command):

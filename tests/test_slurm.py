@@ -161,9 +161,9 @@ def scheduler():
             raise DataError("no answer")
         return state, ""
 
-    jobs.SCHEDULERS["fake"] = jobs.Scheduler(None, None, find_state, None)
+    jobs.schedulers()["fake"] = jobs.Scheduler(None, None, find_state, None)
     yield states, Job(name="fake-7", id="7", recipe="small", run="r", log="l", submitted="2026-01-01")
-    del jobs.SCHEDULERS["fake"]
+    del jobs.schedulers()["fake"]
 
 
 def test_a_scheduler_that_does_not_answer_is_asked_again_for_a_while(scheduler):

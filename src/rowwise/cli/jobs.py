@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,6 @@ from rich.status import Status
 
 from rowwise.base.errors import DataError, RowwiseError, SpecError
 from rowwise.base.textfile import open_regular
-from rowwise.cli import ray, slurm
 from rowwise.cli.job import Job, JobRequest, State, find_record, read_records, save_record
 from rowwise.cli.terminal import Terminal, make_table, make_terminal, say
 
@@ -36,16 +36,21 @@ class Scheduler:
     cancel: Callable[[Job], None]
 
 
-SCHEDULERS = {  # by the first part of a job's name
-    "slurm": Scheduler(slurm.make_script, slurm.submit, slurm.find_state, slurm.cancel),
-    "ray": Scheduler(ray.make_script, ray.submit, ray.find_state, ray.cancel),
-}
+@cache
+def schedulers() -> dict[str, Scheduler]:
+    """By the first part of a job's name."""
+    from rowwise.cli import ray, slurm  # a run that is not submitted loads neither
+
+    return {
+        "slurm": Scheduler(slurm.make_script, slurm.submit, slurm.find_state, slurm.cancel),
+        "ray": Scheduler(ray.make_script, ray.submit, ray.find_state, ray.cancel),
+    }
 
 
 def scheduler_of(job: Job) -> Scheduler:
-    found = SCHEDULERS.get(job.name.partition("-")[0])
+    found = schedulers().get(job.name.partition("-")[0])
     if found is None:
-        raise SpecError(f"{job.name!r}", f"the name of a job of {' or '.join(SCHEDULERS)}")
+        raise SpecError(f"{job.name!r}", f"the name of a job of {' or '.join(schedulers())}")
     return found
 
 
@@ -103,9 +108,9 @@ def stop(job: Annotated[str, typer.Argument(help="A job, as rowwise ps names it.
 def submit(request: JobRequest, on: str, *, dry_run: bool, detach: bool) -> None:
     """Print the script of a job, or submit it and follow it."""
     if dry_run:
-        print(SCHEDULERS[on].make_script(request), end="")
+        print(schedulers()[on].make_script(request), end="")
         return
-    job = SCHEDULERS[on].submit(request)
+    job = schedulers()[on].submit(request)
     console = make_terminal(stderr=True)
     say(console, f"{job.name} is submitted; log {job.log}, run {job.run}")
     try:

@@ -11,7 +11,6 @@ from rowwise.base.errors import SpecError
 from rowwise.base.textfile import decode_json, read_bytes, read_text
 from rowwise.parallel.comm.launch import HostOrder, Meeting
 from rowwise.parallel.comm.probe import probe
-from rowwise.planning.calibrate.net import make_network
 from rowwise.planning.perf.links import LinkArrays, Network, NetworkHost, age_notes, group_runs, read_network
 from rowwise.planning.planner.order import Sum, find_order
 from rowwise.recipes.recipe import PROBE
@@ -70,6 +69,8 @@ def order_hosts(meeting: Meeting, network: str | None, run: Path | None = None) 
             assert samples is not None
             if samples.dead:
                 raise SpecError(f"host {meeting.hosts[samples.dead[0]]!r} has ended while links were probed")
+            from rowwise.planning.calibrate.net import make_network  # on the host that has probed only
+
             probed = make_network(samples, list_hosts(meeting))
             return _encode(NetworkOfRun(ordered=choose_order(probed, meeting, PROBE), probed=probed))
 
