@@ -3,7 +3,6 @@
 import re
 import types
 import typing
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,18 @@ from rowwise.cli.main import make_app
 VALUES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}
 
 
-def commands(group: Any, path: str = "rowwise") -> Iterator[tuple[str, Any]]:
-    """Every command by its full name, groups left out."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, f"{path} {name}")
-        else:
-            yield f"{path} {name}", command
+def panels() -> dict[str, dict[str, Any]]:
+    """Every command by its full name, in the panels of `rowwise --help`."""
+    found: dict[str, dict[str, Any]] = {}
+    for word, command in typer.main.get_command(make_app()).commands.items():
+        inside = getattr(command, "commands", {})
+        named = {f"rowwise {word} {name}": one for name, one in inside.items()} or {f"rowwise {word}": command}
+        found.setdefault(command.rich_help_panel, {}).update(named)
+    return found
 
 
 def all_commands() -> dict[str, Any]:
-    return dict(commands(typer.main.get_command(make_app())))
+    return {name: command for commands in panels().values() for name, command in commands.items()}
 
 
 def value_of(hint: Any) -> str:
@@ -44,24 +44,30 @@ def escaped(text: str) -> str:
 def reference() -> str:
     """Markdown."""
     parts = []
-    for name, command in all_commands().items():
-        said = command.help or ""
-        examples = re.findall(r"^Example: (.*)$", said, re.M)
-        prose = re.sub(r"^Example: .*\n?", "", said, flags=re.M).strip()
-        hints = typing.get_type_hints(command.callback)
-        places = [p.name.upper() + ("..." if p.nargs != 1 else "") for p in command.params if p.opts[0][0] != "-"]
-        parts += [f"## {name}\n", f"    {name} {' '.join([*places, '[OPTIONS]'])}\n", prose.replace("<", "&lt;") + "\n"]
-        if examples:
-            parts += ["Examples:\n", "\n".join(f"    {example}" for example in examples) + "\n"]
-        rows = []
-        for one in command.params:
-            if one.name == "help":
-                continue
-            value = getattr(one, "metavar", None) or value_of(hints.get(one.name))
-            option = one.opts[0][0] == "-"
-            flag = ", ".join([*one.opts, *one.secondary_opts]) + (f" {value}" if value else "")
-            meaning = (getattr(one, "help", None) or "") + (" May be given several times." if one.multiple else "")
-            rows.append(f"| `{flag if option else one.name.upper()}` | {escaped(meaning)} |")
-        if rows:
-            parts.append("\n".join(["| argument or option | meaning |", "|---|---|", *rows]) + "\n")
+    for panel, commands in panels().items():
+        parts += [f"## {panel}\n", *(section(name, command) for name, command in commands.items())]
+    return "\n".join(parts)
+
+
+def section(name: str, command: Any) -> str:
+    """What a command does, its examples and its options."""
+    said = command.help or ""
+    examples = re.findall(r"^Example: (.*)$", said, re.M)
+    prose = re.sub(r"^Example: .*\n?", "", said, flags=re.M).strip()
+    hints = typing.get_type_hints(command.callback)
+    places = [p.name.upper() + ("..." if p.nargs != 1 else "") for p in command.params if p.opts[0][0] != "-"]
+    parts = [f"### {name}\n", f"    {name} {' '.join([*places, '[OPTIONS]'])}\n", prose.replace("<", "&lt;") + "\n"]
+    if examples:
+        parts += ["Examples:\n", "\n".join(f"    {example}" for example in examples) + "\n"]
+    rows = []
+    for one in command.params:
+        if one.name == "help":
+            continue
+        value = getattr(one, "metavar", None) or value_of(hints.get(one.name))
+        option = one.opts[0][0] == "-"
+        flag = ", ".join([*one.opts, *one.secondary_opts]) + (f" {value}" if value else "")
+        meaning = (getattr(one, "help", None) or "") + (" May be given several times." if one.multiple else "")
+        rows.append(f"| `{flag if option else one.name.upper()}` | {escaped(meaning)} |")
+    if rows:
+        parts.append("\n".join(["| argument or option | meaning |", "|---|---|", *rows]) + "\n")
     return "\n".join(parts)

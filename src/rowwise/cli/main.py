@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Annotated, ParamSpec
+from typing import Annotated, NamedTuple, ParamSpec
 
 import typer
 
@@ -50,6 +50,40 @@ BEGIN = """Three commands to begin with:
 rowwise --help lists all commands, rowwise COMMAND --help has examples of each."""
 
 
+class CommandGroup(NamedTuple):
+    """Commands behind a word, such as `rowwise data`."""
+
+    name: str
+    help: str
+    commands: tuple[Callable[..., None], ...]
+
+
+DATA = CommandGroup(
+    "data",
+    "Fetch, inspect and convert datasets. Example: rowwise data inspect logs/",
+    (data.get, data.inspect, data.ls, convert, pictures, data_bench.bench),
+)
+CKPT = CommandGroup(
+    "ckpt",
+    "List, verify, compare and convert checkpoints. Example: rowwise ckpt ls runs/dlrm-synthetic/1",
+    (ckpt.ls, ckpt.verify, ckpt.diff, ckpt.copy, ckpt.reshard, ckpt.remap, ckpt.export, ckpt.import_),
+)
+NET = CommandGroup(
+    "net",
+    "Measure the links between hosts, and order hosts by them. Example: rowwise net show net.json",
+    (net.probe, net.show, net.order),
+)
+PANELS: dict[str, tuple[Callable[..., None] | CommandGroup, ...]] = {  # of `rowwise --help`
+    "Start": (doctor, ls, cp, DATA),
+    "Train": (train, resume, tune, ps, stop, watch),
+    "Understand": (measure.evaluate, measure.report, explain, measure.baseline),
+    "Scale": (plan, simulate, calibrate, compress, NET),
+    "Serve": (measure.predict, export, versions, serve, fleet, audit),
+    "Look after": (drill, bench, CKPT),
+}
+NAMES = {"evaluate": "eval", "import_": "import"}  # words of Python
+
+
 def main() -> None:
     # OpenMP reads this when torch is imported: idle threads that spin would take cores from working ones.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -66,44 +100,20 @@ def make_app() -> typer.Typer:
     """A new application with all commands."""
     app = typer.Typer(name="rowwise", add_completion=False, pretty_exceptions_enable=False)
     app.callback(invoke_without_command=True)(_read_environment)
-    commands: list[Callable[..., None]] = [
-        train,
-        resume,
-        plan,
-        simulate,
-        measure.predict,
-        measure.report,
-        measure.baseline,
-        explain,
-    ]
-    commands += [tune, ls, cp, doctor, bench, drill, calibrate, compress, export, versions, serve, fleet, audit]
-    commands += [ps, stop, watch]
-    for command in commands:
-        app.command()(_with_exit_codes(command))
-    app.command("eval")(_with_exit_codes(measure.evaluate))
-    app.add_typer(
-        _group(
-            "Fetch, inspect and convert datasets. Example: rowwise data inspect logs/",
-            data.get, data.inspect, data.ls, convert, pictures, data_bench.bench,
-        ),
-        name="data",
-    )  # fmt: skip
-    checkpoints = _group(
-        "List, verify, compare and convert checkpoints. Example: rowwise ckpt ls runs/dlrm-synthetic/1",
-        ckpt.ls, ckpt.verify, ckpt.diff, ckpt.copy, ckpt.reshard, ckpt.remap, ckpt.export,
-    )  # fmt: skip
-    checkpoints.command("import")(_with_exit_codes(ckpt.import_))
-    app.add_typer(checkpoints, name="ckpt")
-    links = "Measure the links between hosts, and order hosts by them. Example: rowwise net show net.json"
-    app.add_typer(_group(links, net.probe, net.show, net.order), name="net")
+    for panel, commands in PANELS.items():
+        for command in commands:
+            if isinstance(command, CommandGroup):
+                group = typer.Typer(no_args_is_help=True, help=command.help)
+                for inside in command.commands:
+                    _add(group, inside)
+                app.add_typer(group, name=command.name, rich_help_panel=panel)
+            else:
+                _add(app, command, panel)
     return app
 
 
-def _group(help_text: str, *commands: Callable[..., None]) -> typer.Typer:
-    app = typer.Typer(no_args_is_help=True, help=help_text)
-    for command in commands:
-        app.command()(_with_exit_codes(command))
-    return app
+def _add(app: typer.Typer, command: Callable[..., None], panel: str | None = None) -> None:
+    app.command(NAMES.get(command.__name__), rich_help_panel=panel)(_with_exit_codes(command))
 
 
 def _print_version(requested: bool) -> None:
