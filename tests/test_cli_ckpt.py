@@ -172,24 +172,18 @@ def test_what_is_wrong_is_one_line(refused, run, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "plan.json").write_text(SPREAD.to_json())
     (tmp_path / "bad.json").write_text('{"wrld": 3}')
-    resharded, exported = ("reshard", run, "out", "--nproc", "2"), ("export", run, "--parquet", "a")
+    resharded = ("reshard", run, "out", "--nproc", "2")
     wrong = {
         ("ls", tmp_path / "nowhere"): "nowhere: no such folder: expected a checkpoint or a run",
         ("ls", tmp_path / "empty"): "empty is no checkpoint: it has no manifest.json; nor a run",
         ("verify", tmp_path / "nowhere"): "no such folder",
         ("diff", run, tmp_path / "empty"): "is no checkpoint",
-        ("reshard", run, "out"): "--plan and --nproc: neither is given",
-        (*resharded, "--plan", "plan.json"): "--plan and --nproc: both are given",
         ("reshard", run, "out", "--plan", "plan.json"): "no such table; the tables are user, item, seen",
         ("reshard", run, "out", "--plan", "bad.json"): "not a plan: .*`wrld`",
         ("reshard", run, "out", "--plan", "none.json"): "none.json: No such file",
         ("reshard", run, "empty", "--nproc", "2"): "empty exists already; choose another name",
         (*resharded, "--table", "usr=int8"): "no table 'usr'; did you mean 'user'?",
         (*resharded, "--table", "user=int9"): "expected NAME=ROWTYPE, where ROWTYPE is one of fp32, ",
-        ("export", run): "expected one of --parquet, --dcp, --torchrec, --torch",
-        ("export", run, "--dcp", "a", "--torch", "b"): "expected one of ",
-        (*exported, "--prefix", "b"): "--sequence and --prefix with --parquet: expected --torchrec",
-        ("export", run, "--torchrec", "a", "--state"): "--state with --torchrec: ",
         ("export", run, "--parquet", "empty"): "empty exists already",
         ("export", run, "--torch", "a", "--table", "sen"): "has no table 'sen'; did you mean 'seen'?",
         ("import", "nowhere.pt", "out"): "nowhere.pt: no such file: expected ",

@@ -68,20 +68,10 @@ def test_seeds_on_several_ranks(tmp_path):
     assert "mean of 2" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--seeds", "1"), "--seeds 1: expected 2 to 100, as it is a number of runs"),
-        (
-            ("--seeds", "3", "--json"),
-            "--seeds 3 with --json, which prints one object; leave it out, and run rowwise eval",
-        ),
-        (("--seeds", "3", "--dry-run"), "--seeds with --dry-run has no effect: leave it out"),
-    ],
-)
-def test_seeds_that_are_refused(refused, tmp_path, options, message):
+def test_seeds_that_are_refused(refused, tmp_path):
     write_recipe(tmp_path)
-    assert message in refused("train", "small.yaml", *options)
+    expected = "--seeds 1: expected 2 to 100, as it is a number of runs"
+    assert expected in refused("train", "small.yaml", "--seeds", "1")
     assert not (tmp_path / "runs").exists()
 
 

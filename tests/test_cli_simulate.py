@@ -116,28 +116,13 @@ TABLES = ("--tables", "tables.csv")
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        (("--topology", "2xzionex"), "a recipe or --tables: neither is given: expected one of them"),
-        (("dlrm-synthetic", *TABLES, "--topology", "2xzionex"), "both are given"),
         (TABLES, "--topology is not given: expected a machine such as 8xa100-like"),
         ((*TABLES, "--topology", "2xzionx"), "no hardware preset 'zionx'; there are zionex"),
         ((*TABLES, "--topology", "2xzionex", "--batch", "1"), "batch=1: 2 ranks cannot share so few samples"),
         ((*TABLES, "--topology", "2xzionex", "--dense", "5"), "--dense '5': expected widths"),
-        ((*TABLES, "--topology", "2xzionex", "--set", "a=1"), "--set with --tables: expected a recipe"),
-        (
-            ("dlrm-synthetic", "--topology", "2xzionex", "--dense", "1:1"),
-            "--dense 1:1 with a recipe: expected --tables",
-        ),
         ((*TABLES, "--topology", "2xzionex", "--vary", "hots=2"), "=64k,128k; did you mean hosts?"),
         ((*TABLES, "--topology", "2xzionex", "--vary", "hosts="), "--vary hosts=: no values"),
         ((*TABLES, "--topology", "2xzionex", "--vary", "dense=tp:3"), "3 ranks do not divide 2"),
-        (
-            (*TABLES, "--topology", "2xzionex", "--even", "--plan", "plan.json"),
-            "--even with --plan plan.json: expected one",
-        ),
-        (
-            (*TABLES, "--topology", "2xzionex", "--trace", "t", "--vary", "hosts=1"),
-            "--trace with --vary: expected one of them",
-        ),
         ((*TABLES, "--topology", "2xzionex", "--html", "no/x.html"), "the folder no does not exist"),
         ((*TABLES, "--topology", "2xzionex", "--network", "no.json"), "no.json"),
         (("--check", "runs/none"), "runs/none"),

@@ -80,6 +80,8 @@ COMMANDS = (
     "train small.yaml --set init_from=none",
     "train small.yaml --nproc 0",
     "train small.yaml --on moon",
+    "train small.yaml --run mine --runs all",
+    "train small.yaml --nodes 2",
     "train odd.yaml",
     "train twice.yaml",
     "resume runs/none",
@@ -100,6 +102,7 @@ COMMANDS = (
     "plan --tables tables.csv --topology 8xmoon",
     "plan --tables huge.csv --topology 8xa100-like --batch 1024",
     "plan --tables tables.csv --topology 8xa100-like --method best",
+    "compress none.yaml",
     "compress none.yaml --ratio 4",
     "bench none",
 )

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from functools import cache
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from pyarrow import parquet as pq
 from recipes.test_hosts import make_network
 from small import trained
 
+from rowwise.cli.conflicts import RULES, Excludes, Needs, OneOf
 from rowwise.cli.main import make_app
 from rowwise.recipes.export import export
 from rowwise.serve.package import LOGIT, find_version, read_golden
@@ -37,8 +39,7 @@ def commands(group, words=()):
         if hasattr(one, "commands"):
             yield from commands(one, (*words, name))
         else:
-            params = [p for p in one.params if p.name != "help"]
-            yield " ".join((*words, name)), [p.opts[0] if p.opts[0].startswith("-") else p.name for p in params]
+            yield " ".join((*words, name)), [p for p in one.params if p.name != "help"]
 
 
 @cache
@@ -47,10 +48,44 @@ def params():
 
 
 def test_every_option_is_in_the_table():
-    there = {f"{command} {name}" for command, names in params().items() for name in names}
+    there = {f"{command} {param.opts[0]}" for command, found in params().items() for param in found}
     assert {*NONSENSE, *FREE} == there
     assert not NONSENSE.keys() & FREE.keys()
     assert BASE.keys() == params().keys()
+
+
+def breaches():
+    """Of every rule: options that break it together or alone, and what the line has to name."""
+    for command, rules in RULES.items():
+        for rule in rules:
+            options = rule.options.split()
+            match rule:
+                case Excludes():
+                    broken = [(pair, pair) for pair in product(options, rule.others.split())]
+                case Needs():
+                    broken = [((option,), (option, *rule.others.split())) for option in options]
+                case OneOf():
+                    broken = [((), options), *((pair, pair) for pair in combinations(options, 2))]
+            yield from (pytest.param(command, *one, id=" ".join((command, *one[0]))) for one in broken)
+
+
+def typed(command, given):
+    """A call with these options, and what has to be there; values are what any type takes."""
+    words = command.split()
+    for param in params()[command]:
+        names = [name if name.startswith("-") else name.upper() for name in (*param.opts, *param.secondary_opts)]
+        for name in names:
+            if name in given or (param.required and name == names[0]):
+                words += [name] * name.startswith("-") + ["1"] * (not getattr(param, "is_flag", False))
+    return words
+
+
+@pytest.mark.parametrize(("which", "given", "named"), list(breaches()))
+def test_options_that_do_not_go_together_are_named(which, given, named, refused, tmp_path):
+    line = refused(*typed(which, given))
+    assert {*named} <= {*re.findall(r"[\w-]+", line)}
+    assert ": expected " in line
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +126,8 @@ def write_records(home):
 def arguments(command, given, files):
     """As they are typed."""
     made = [f"{name}={value}" for name, value in given.items() if name.startswith("-")]
-    made += [given[name] for name in params()[command] if name in given and not name.startswith("-")]
+    names = [param.opts[0] for param in params()[command]]
+    made += [given[name] for name in names if name in given and not name.startswith("-")]
     return [*command.split(), *(text.format(**files) for text in made)]
 
 

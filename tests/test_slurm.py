@@ -108,14 +108,8 @@ def test_without_slurm_a_line_names_the_way_out(tmp_path):
     )
     shown = rowwise(tmp_path, "train", "small.yaml", "--on", "slurm", "--nodes", "2", "--dry-run", environment=nowhere)
     assert directives(shown.stdout)["chdir"] == str(tmp_path), shown.stderr
-    for args, error in (
-        (("--on", "nope"), "--on nope: expected slurm"),
-        (("--nodes", "2"), "--nodes without --on"),
-        (("--on", "slurm", "--json"), "--json with --on"),
-        (("--on", "slurm", "--seeds", "3"), "--seeds with --on"),
-    ):
-        refused = rowwise(tmp_path, "train", "small.yaml", *args, environment=nowhere)
-        assert (refused.returncode, error in refused.stderr) == (2, True), refused.stderr
+    refused = rowwise(tmp_path, "train", "small.yaml", "--on", "nope", environment=nowhere)
+    assert (refused.returncode, "--on nope: expected slurm" in refused.stderr) == (2, True), refused.stderr
     assert "'7' is no job" in rowwise(tmp_path, "stop", "7", environment=nowhere).stderr
 
 

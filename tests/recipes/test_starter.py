@@ -283,7 +283,6 @@ def test_how_text_is_written_is_said_and_kept(command, tmp_path):
     [
         (("--recipe", "there.yaml"), 2, "rowwise: --recipe there.yaml exists: expected another name"),
         (("--recipe", "a.txt"), 2, "rowwise: --recipe a.txt: expected a name that ends in .yaml"),
-        (("--recipe", "a.yaml", "--json"), 2, "rowwise: --recipe with --json, which writes no recipe: leave it out"),
         (("--recipe", "a.yaml"), 2, "no label column: expected --label COLUMN, such as bought"),
         ((), 2, "no recipe: t.csv: no label column: expected --label COLUMN, such as bought"),
         (("--label", "word"), 2, "rowwise: t.csv: the label 'word' has 3 different words"),

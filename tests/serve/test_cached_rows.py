@@ -431,11 +431,9 @@ def test_explain_shows_where_rows_would_be(increments, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--redis", "redis://x"], "--redis redis://x without --memory"),
         (["--memory", "1MB", "--redis", "x"], "--redis x: expected redis://HOST:PORT"),
         (["--memory", "1MB", "--redis", "redis://[::1"], "--redis redis://[::1: expected redis://HOST:PORT"),
         (["--memory", "1MB", "--hit-rate", "120%"], "--hit-rate 120%: expected a share of the rows"),
-        (["--memory", "1MB", "--default-row", "mean"], "--default-row mean without --hit-rate"),
         (["--memory", "1MB", "--hit-rate", "9%", "--default-row", "x"], "--default-row x: expected zero or mean"),
         (["--memory", "large"], "--memory='large': expected a size"),
         (["--memory", "1kB"], "too small for a cache of the version's rows: expected at least"),

@@ -110,7 +110,6 @@ def test_what_is_on_a_device_is_shown(increments, command):
             ("--device", "cuda:99"),
             "--device cuda:99: torch finds no such GPU: expected --device cpu; see rowwise doctor",
         ),
-        (("--device-memory", "1MB"), "--device-memory 1MB without --device: rows are in the memory of the host"),
         (("--device", "cpu", "--device-memory", "1kB"), "--device-memory 1.0 kB is too small for the version's tables"),
         (("--device", "cpu", "--device-memory", "1MB", "--memory", "1MB"), "--memory 1MB with --device cpu: a device"),
     ],

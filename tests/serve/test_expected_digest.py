@@ -241,12 +241,6 @@ def test_a_model_outside_of_its_version_is_refused(version, tmp_path):
             open_version(version)
 
 
-def test_rows_of_redis_are_in_no_digest(version, command):
-    options = ["--expect", "00ff", "--memory", "1MB", "--redis", "redis://127.0.0.1:1"]
-    code, _, err = command("serve", str(version), *options)
-    assert (code, "in no digest" in err) == (2, True)
-
-
 @pytest.mark.slow
 @pytest.mark.dist
 def test_a_server_goes_on_with_the_version_that_it_expects(exported, version):

@@ -30,7 +30,7 @@ COLLECTIONS = frozenset({"towers"})  # benchmarks that run others, which --all r
 LIMIT_s = 3 * 3600.0  # of each benchmark with --all
 
 
-def bench(  # noqa: C901, PLR0913 - one for each option
+def bench(  # noqa: PLR0913 - one for each option
     name: Annotated[str | None, typer.Argument(help="The benchmark to run; without one, all are listed.")] = None,
     extra: Annotated[
         list[str] | None, typer.Argument(help="Arguments that the benchmark gets; put -- before its options.")
@@ -73,7 +73,7 @@ def bench(  # noqa: C901, PLR0913 - one for each option
 
     Example: rowwise bench cache --trace logs.parquet:item_id --rows-cached 10000,100000 --policy lru --json
     """
-    if name == CACHE and not every and not show:
+    if name == CACHE:
         if trace is None or quick or smoke or extra:
             raise RowwiseError("bench cache", "--trace, such as --trace zipf:1.05:100000, and no --quick or --smoke")
         from rowwise.cli.bench_cache import bench_cache
@@ -85,19 +85,9 @@ def bench(  # noqa: C901, PLR0913 - one for each option
             raise RowwiseError(f"--{option} is for the benchmark cache", "rowwise bench cache --trace TRACE")
     scripts = find_benchmarks()
     options = [flag for flag, chosen in (("--quick", quick), ("--smoke", smoke)) if chosen]
-    for conflict, got in (
-        (every and name is not None, f"the benchmark {name!r} and --all are both given"),
-        (show and name is not None, f"the benchmark {name!r} and --list are both given"),
-        (show and every, "--list and --all are both given"),
-        (quick and smoke, "--quick and --smoke are both given"),
-    ):
-        if conflict:
-            raise RowwiseError(got, "one of them")
     if every:
         single = {name: script for name, script in scripts.items() if name not in COLLECTIONS}
         raise typer.Exit(run_all(single, options if smoke else [*options, "--save"]))
-    if (show or name is None) and options:
-        raise RowwiseError(f"{options[0]} without a benchmark", "the name of one, or --all")
     if show or name is None:
         print("\n".join(describe_benchmarks(scripts)))
         return

@@ -85,8 +85,6 @@ def calibrate(  # noqa: PLR0913 - one for each option
     """
     if not 0 < minutes < MOST_MINUTES:
         raise SpecError(f"--minutes {minutes:g}", "a number of minutes above 0, such as 10")
-    if dim is not None and tables is None:
-        raise SpecError(f"--dim {dim} without --tables", "--tables FILE, to whose tables it applies")
     if name == "":
         raise SpecError("--name ''", "a name for the machine")
     environment: CommandEnvironment = ctx.obj

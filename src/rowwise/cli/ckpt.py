@@ -171,9 +171,6 @@ def reshard(  # noqa: PLR0913 - one for each option
     from rowwise.checkpoint.named import open_named
     from rowwise.checkpoint.rewrite import retype_tables, rewrite
 
-    if (plan is None) == (nproc is None):
-        got = "neither is given" if plan is None else "both are given"
-        raise SpecError(f"--plan and --nproc: {got}", "one of them, for the ranks to write files for")
     checkpoint = open_named(parse_folder(ckpt))
     new_tables = retype_tables(checkpoint, row_type, _parse_types(tables or ()))
     new_plan = _read_plan(plan, nproc or 1, list(new_tables.values()))
@@ -215,11 +212,8 @@ def export(  # noqa: PLR0913 - one for each option
     from rowwise.checkpoint.export import export_parquet, export_torch, own_names, torchrec_names
     from rowwise.checkpoint.named import open_named
 
-    targets = [(kind, path) for kind, path in zip(FORMATS, (parquet, dcp, torchrec, torch), strict=True) if path]
-    if len(targets) != 1:
-        raise SpecError(expected=f"one of {', '.join(FORMATS)}, with a path to write to")
-    ((kind, path),) = targets
-    _check_export(kind, state=state, other=bool(sequence or prefix))
+    targets = {"--parquet": parquet, "--dcp": dcp, "--torchrec": torchrec, "--torch": torch}
+    kind, path = next((kind, path) for kind, path in targets.items() if path is not None)
     checkpoint, names = open_named(parse_folder(ckpt)), tables or ()
     with splits_bar(make_terminal(stderr=True), "writing") as tell:
         if kind == "--parquet":
@@ -314,16 +308,6 @@ def remap(
         row_counts = f"{change.kept:,} unchanged, {means:,} means of old rows, {change.empty:,} without ids"
         print_line(f"  {change.table}: {change.rows:,} rows for {change.ids:,} ids: {row_counts}")
     print_line(f"train with a recipe that has this id_map: rowwise train RECIPE --init-from {out}")
-
-
-FORMATS = ("--parquet", "--dcp", "--torchrec", "--torch")
-
-
-def _check_export(kind: str, *, state: bool, other: bool) -> None:
-    if state and kind == "--torchrec":
-        raise SpecError("--state with --torchrec: TorchRec's optimizers store their state differently: leave it out")
-    if other and kind != "--torchrec":
-        raise SpecError(f"--sequence and --prefix with {kind}", "--torchrec")
 
 
 def _parse_types(texts: "Sequence[str]") -> dict[str, RowType]:

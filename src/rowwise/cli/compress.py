@@ -76,7 +76,8 @@ def compress(  # noqa: PLR0913 - one for each option
     Example: rowwise compress mine.yaml --budget 100MB --history "week < 40" --rows 1000000 --out smaller
     """
     goal = _parse_goal(ratio, budget, methods)
-    _check_minutes(minutes, rows)
+    if minutes is not None and not 0 < minutes < MOST_MINUTES:
+        raise SpecError(f"--minutes {minutes:g}", "a number of minutes above 0, such as 30")
     environment: CommandEnvironment = ctx.obj
     if environment.torchrun is not None:
         raise SpecError("rowwise compress trains in one process", hint="run it without torchrun")
@@ -117,9 +118,6 @@ def compress(  # noqa: PLR0913 - one for each option
 
 
 def _parse_goal(ratio: float | None, budget: str | None, methods: str | None) -> "CompressionGoal":
-    if (ratio is None) == (budget is None):
-        got = "neither" if ratio is None else "both"
-        raise SpecError(f"--ratio and --budget: {got} given", "one of them, such as --ratio 10 or --budget 100MB")
     if ratio is not None and not 1 < ratio <= MOST_RATIO:
         raise SpecError(f"--ratio {ratio:g}", "a compression above 1, such as 10")
     budget_bytes = None if budget is None else parse_size("--budget", budget)
@@ -133,13 +131,6 @@ def _parse_goal(ratio: float | None, budget: str | None, methods: str | None) ->
             guess = f"; did you mean {close[0]!r}?" if close else "."
             raise SpecError(f"--methods: no method {name!r}{guess} There are {', '.join(METHODS)}")
     return CompressionGoal(ratio=ratio, budget_bytes=budget_bytes, methods=names)
-
-
-def _check_minutes(minutes: float | None, rows: int | None) -> None:
-    if minutes is not None and not 0 < minutes < MOST_MINUTES:
-        raise SpecError(f"--minutes {minutes:g}", "a number of minutes above 0, such as 30")
-    if minutes is not None and rows is not None:
-        raise SpecError(f"--minutes {minutes:g} and --rows {rows}", "one of them, as both say how far trials train")
 
 
 def _show(advice: "CompressionAdvice", console: Console, *, explain: bool) -> None:

@@ -162,7 +162,7 @@ def inspect(  # noqa: PLR0913 - one for each option
     if grow is not None and not grow.is_dir():
         raise SpecError(f"--grow {grow}: no such folder", "the folder of vocabularies that was written with a recipe")
     if recipe is not None:
-        _check_recipe_path(recipe, as_json=as_json)
+        _check_recipe_path(recipe)
     reader = text_options.open_source(
         path,
         column_type,
@@ -203,10 +203,8 @@ def _parse_separators(lists: "Sequence[str]") -> dict[str, str]:
     return separators
 
 
-def _check_recipe_path(recipe: Path, *, as_json: bool) -> None:
+def _check_recipe_path(recipe: Path) -> None:
     """Raise for an unusable path now, rather than after reading all rows."""
-    if as_json:
-        raise SpecError("--recipe with --json, which writes no recipe: leave it out")
     if not recipe.parent.is_dir():
         raise SpecError(f"--recipe {recipe}: the folder {recipe.parent} does not exist: create it first")
     if recipe.exists():

@@ -96,11 +96,6 @@ def export(  # noqa: PLR0913 - one for each option
     from rowwise.recipes.export import row_type_cost
     from rowwise.recipes.export_items import ItemOptions
 
-    if follow and (explain or which != "best"):
-        got = "--explain" if explain else f"--which {which}"
-        raise SpecError(f"{got} with --follow, which writes each checkpoint", "one of them")
-    if explain and rows is None:
-        raise SpecError("--explain without --rows: nothing is rounded", "--rows int8, int4, fp16 or bf16")
     options = ItemOptions(None if items is None else str(items), recall)
     size = None if memory is None else parse_size(memory, "--memory")
     warn_of_run_code(run)

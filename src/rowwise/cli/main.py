@@ -8,10 +8,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Annotated, NamedTuple, ParamSpec
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, NamedTuple, ParamSpec
 
 import typer
+from typer.core import TyperCommand
 
 import rowwise
 from rowwise.base.errors import RowwiseError, one_line
@@ -20,6 +21,7 @@ from rowwise.cli.audit import audit
 from rowwise.cli.bench import bench
 from rowwise.cli.calibrate import calibrate
 from rowwise.cli.compress import compress
+from rowwise.cli.conflicts import check_conflicts
 from rowwise.cli.convert import convert
 from rowwise.cli.doctor import doctor
 from rowwise.cli.drill import drill
@@ -113,7 +115,7 @@ def make_app() -> typer.Typer:
 
 
 def _add(app: typer.Typer, command: Callable[..., None], panel: str | None = None) -> None:
-    app.command(NAMES.get(command.__name__), rich_help_panel=panel)(_with_exit_codes(command))
+    app.command(NAMES.get(command.__name__), cls=CheckedCommand, rich_help_panel=panel)(command)
 
 
 def _print_version(requested: bool) -> None:
@@ -158,6 +160,24 @@ def _with_exit_codes(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(INTERRUPTED) from None
 
     return run
+
+
+class CheckedCommand(TyperCommand):
+    """A command that begins if its options go together."""
+
+    @_with_exit_codes
+    def invoke(self, ctx: Any) -> None:
+        words = ctx.command_path.removeprefix(f"{ctx.find_root().command_path} ")
+        check_conflicts(words, set(self._given(ctx.params)))
+        super().invoke(ctx)
+
+    def _given(self, values: Mapping[str, object]) -> Iterator[str]:
+        """Options and arguments, as they are typed, that are not as they are by default."""
+        for param in self.params:
+            value = values.get(param.name)
+            if value != param.default and value not in (None, (), []):
+                name = (param.secondary_opts if value is False else param.opts)[0]
+                yield name if name.startswith("-") else name.upper()
 
 
 def _wait_for_threads() -> None:

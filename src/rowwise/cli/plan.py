@@ -197,14 +197,11 @@ def make_request(arguments: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...
     from rowwise.planning.planner.machines import TOPOLOGIES, machine_named
     from rowwise.planning.planner.problem import PlanRequest
 
-    if (arguments.tables is None) == (arguments.recipe is None):
-        got = "neither is given" if arguments.tables is None else "both are given"
-        raise SpecError(f"--tables or --recipe: {got}", "one of them")
     if arguments.topology is None:
         raise SpecError("--topology is not given", TOPOLOGIES)
     machine = machine_named(arguments.topology)
     if arguments.memory is not None:
-        machine, arguments = _limit_memory(machine, arguments.memory), replace(arguments, tiers=_disk_tiers(arguments))
+        machine, arguments = _limit_memory(machine, arguments.memory), replace(arguments, tiers="device,disk")
     inputs, notes = _read_tables(arguments, machine)
     request = PlanRequest(
         workloads=inputs.workloads,
@@ -233,12 +230,6 @@ def _limit_memory(machine: "Machine", memory: str) -> "Machine":
     disk_bytes = hardware.disk_bytes or LARGEST
     limited = structs.replace(hardware, device_bytes=size // machine.topology.devices, disk_bytes=disk_bytes)
     return structs.replace(machine, hardware=limited)
-
-
-def _disk_tiers(arguments: PlanArguments) -> str:
-    if arguments.tiers is not None:
-        raise SpecError(f"--tiers {arguments.tiers} with --memory", "one of them")
-    return "device,disk"
 
 
 def _choose_model(arguments: PlanArguments, machine: "Machine", wire: Wire) -> "CostModel":
@@ -284,15 +275,9 @@ def _read_tables(arguments: PlanArguments, machine: "Machine") -> "tuple[PlanInp
     from rowwise.planning.planner.inputs import PlanInputs, read_tables
 
     if arguments.tables is not None:
-        if arguments.changes:
-            raise SpecError("--set with --tables", "--recipe, whose values it changes")
         read = read_tables(arguments.tables, dim=arguments.dim)
         wire = _parse_wire(arguments.wire)
         return PlanInputs(read.workloads, arguments.batch or BATCH, wire), read.notes
-    if arguments.dim is not None:
-        raise SpecError("--dim is for --tables", "--set tables.all.dim=... for a recipe")
-    if arguments.wire:
-        raise SpecError(f"--wire {arguments.wire[0]} is for --tables", f"--set wire.{arguments.wire[0]} for a recipe")
     from rowwise.recipes.plan import plan_inputs
 
     assert arguments.recipe is not None
@@ -374,13 +359,9 @@ def _make_plan(
 
     if options.measured and not request.tiers <= DEVICE_TIERS:
         raise SpecError("--measure with --tiers: rows below the device are not measured yet", "one of them")
-    if options.measured and (old is not None or options.certify_s):
-        raise SpecError("--measure with --replan or --certify", "one of them")
     if options.method is not None:
         from rowwise.planning.planner.pipeline import plan_by_method
 
-        if options.measured or old is not None or options.certify_s or options.seconds is not None:
-            raise SpecError("--method with --measure, --replan, --certify or --seconds", "one of them")
         return plan_by_method(request, options.method, options.seed), ()
     if options.measured:
         return _measure_plans(request, options)
@@ -393,10 +374,6 @@ def _make_plan(
     from rowwise.planning.planner.replan import SECONDS as REPLAN_SECONDS
     from rowwise.planning.planner.replan import replan
 
-    if options.certify_s:
-        raise SpecError(
-            "--certify with --replan", "one of them, as --replan stays near the old plan, which is rarely optimal"
-        )
     replanned = replan(
         request, old, seconds=REPLAN_SECONDS if options.seconds is None else options.seconds, seed=options.seed
     )

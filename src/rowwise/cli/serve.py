@@ -120,11 +120,7 @@ def serve(  # noqa: PLR0913 - one for each option
     from rowwise.serve.host import HostTask, ServerHost, bind
 
     limits = make_limits(limit or (), rows_at_once=rows_at_once, timeout_s=timeout / 1000)
-    if record is None and record_share is not None:
-        raise SpecError(f"--record-share {record_share} without --record", "a folder to keep requests in")
     recording = None if record is None else _recording(record, record_share or "1%")
-    if expect is not None and redis is not None:
-        raise SpecError(f"--expect with --redis {redis}", "one of them, as rows from Redis are in no digest")
     tell = partial(print, flush=True)
     with (
         bind(host, port) as bound,
@@ -139,8 +135,8 @@ def serve(  # noqa: PLR0913 - one for each option
         first = find_version(versions.folder, version)
         served = read_model(first.path)
         tiers = make_row_tiers(first.path, memory, redis, hit_rate, default_row)
-        if device is not None or device_memory is not None:
-            workers = workers or (1 if device is not None and device.startswith("cuda") else None)
+        if device is not None:
+            workers = workers or (1 if device.startswith("cuda") else None)
             tiers = tiers._replace(device=_device_rows(device, device_memory, memory, rows_at_once, workers or 1))
         if expect is None and not (explain and tiers.device is None):
             for code in served.code:
@@ -242,13 +238,8 @@ def make_row_tiers(
     from rowwise.serve.row_tiers import make_tiers
     from rowwise.serve.traffic import parse_share
 
-    for name, value in (("--redis", redis), ("--hit-rate", hit_rate)):
-        if value is not None and memory is None:
-            raise SpecError(f"{name} {value} without --memory: all rows are in memory")
     if default_row is not None and default_row not in tuple(DefaultRow):
         raise SpecError(f"--default-row {default_row}", "zero or mean")
-    if default_row is not None and hit_rate is None:
-        raise SpecError(f"--default-row {default_row} without --hit-rate: answers wait for all rows")
     try:
         least = None if hit_rate is None else parse_share(hit_rate)
     except ValueError:
@@ -264,7 +255,7 @@ def make_row_tiers(
 
 
 def _device_rows(
-    device: str | None, memory: str | None, host_memory: str | None, rows_at_once: int, workers: int
+    device: str, memory: str | None, host_memory: str | None, rows_at_once: int, workers: int
 ) -> "DeviceRows | None":
     """The memory of a device for rows; None: of a CPU without a limit, which is that of the host."""
     import torch
@@ -274,8 +265,6 @@ def _device_rows(
     from rowwise.recipes.device_tables import memory_for_versions
     from rowwise.serve.row_tiers import DeviceRows
 
-    if device is None:
-        raise SpecError(f"--device-memory {memory} without --device: rows are in the memory of the host")
     try:
         where = torch.device(device)
     except RuntimeError:

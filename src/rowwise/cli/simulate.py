@@ -97,8 +97,6 @@ def simulate(  # noqa: PLR0913 - one for each option
     place = _place(machine, network, plan, even=even)
     console = make_terminal(quiet=as_json)
     if vary:
-        if trace is not None:
-            raise SpecError("--trace with --vary", "one of them, as a trace shows one combination")
         swept = _sweep(model, place, vary)
         show_sweep(swept, console)
         _write(swept, html, console, as_json=as_json)
@@ -186,8 +184,6 @@ def _place(machine: "Machine", network: Path | None, plan: Path | None, *, even:
     from rowwise.planning.perf.links import read_network
     from rowwise.planning.simulate.simulation import SimulatedMachine
 
-    if even and plan is not None:
-        raise SpecError(f"--even with --plan {plan}", "one of them")
     return SimulatedMachine(
         machine=machine,
         network=None if network is None else read_network(network),
@@ -200,19 +196,10 @@ def _read_model(
     recipe: str | None, changes: tuple[str, ...], tables: Path | None, dense: str | None, dim: int | None,
     machine: "Machine",
 ) -> "SimulatedModel":  # fmt: skip
-    if (recipe is None) == (tables is None):
-        got = "neither is given" if recipe is None else "both are given"
-        raise SpecError(f"a recipe or --tables: {got}", "one of them")
     if recipe is not None:
-        given = {"--dense": dense, "--dim": dim}
-        for name, value in given.items():
-            if value is not None:
-                raise SpecError(f"{name} {value} with a recipe", "--tables instead of the recipe")
         from rowwise.recipes.simulated import simulated_model
 
         return simulated_model(load_recipe(recipe, changes), machine)
-    if changes:
-        raise SpecError("--set with --tables", "a recipe, whose values it changes")
     from rowwise.planning.perf.dense_layers import parse_layers, side_of_layers
     from rowwise.planning.planner.inputs import read_tables
     from rowwise.planning.simulate.simulation import SimulatedModel

@@ -142,22 +142,16 @@ def train(  # noqa: PLR0913 - one for each option
     Example: rowwise train my.yaml --on kubernetes --nodes 2 --nproc 8 --job cluster.yaml --dry-run | kubectl apply -f -
     """
     environment = _get_environment(ctx)
-    _check_scheduler(environment, on=on, nodes=nodes, job=job, detach=detach or None)
+    if on is not None:
+        _check_scheduler(environment, on, nodes)
     ranks = parse_ranks(nproc, timeout if on is None or (nodes or 1) == 1 else None, environment) * (nodes or 1)
     all_changes = [
         *(changes or []),
         *_as_changes(init_from=init_from, plan=plan, hardware=hardware, memory=memory, network=network),
     ]
     all_changes += [f"log.profile={_quote_yaml(profile)}"] if profile is not None else []
-    if baseline and as_json:
-        raise SpecError("--baseline with --json, which prints one object: leave it out, and run rowwise baseline RUN")
     if seeds is not None:
-        _check_seeds(seeds, environment, as_json=as_json)
-    if run is not None and (runs is not None or seeds is not None):
-        raise SpecError(f"--run {run} with {('--runs' if seeds is None else '--seeds')}", "one of them")
-    places: dict[str, object] = {"--runs": runs, "--run": run, "--timeout": timeout} if on is None else {}
-    places |= {"--json": as_json or None} if on is not None else {}
-    _check_unused("--dry-run" if dry_run else on and "--on", places if dry_run or on else {}, baseline, seeds)
+        _check_seeds(seeds, environment)
     loaded = load_recipe(recipe, all_changes, warn=_is_first(environment))
     if on is not None:
         command = ("train", recipe, *(text for change in all_changes for text in ("--set", change)))
@@ -252,13 +246,6 @@ def _local_folder(run: str, which: str, *, fetch: bool, quiet: bool) -> Path:
         return fetch_run(run, RUNS, which)
 
 
-def _check_unused(by: str | None, others: dict[str, object], baseline: bool | None, seeds: int | None) -> None:
-    """Raise for options that have no effect beside --dry-run or --on."""
-    for option, value in {**others, "--baseline": baseline, "--seeds": seeds}.items():
-        if by is not None and value is not None:
-            raise SpecError(f"{option} with {by} has no effect: leave it out")
-
-
 def _find_node_counts(recipe: "Recipe", nodes: int, nproc: int) -> tuple[int, ...]:
     """Numbers of nodes on which a run of the recipe can go on; raises if `nodes` is none of them."""
     from rowwise.recipes.recipe import check_ranks
@@ -285,13 +272,7 @@ def _submit(request: JobRequest, on: str, *, dry_run: bool, detach: bool) -> Non
     print(make_manifest(request), end="")
 
 
-def _check_scheduler(environment: CommandEnvironment, *, on: str | None, nodes: int | None, **others: object) -> None:
-    """Raise if --on is no scheduler, or options of it are given without it."""
-    if on is None:
-        given = next((name for name, value in {"nodes": nodes, **others}.items() if value is not None), None)
-        if given is not None:
-            raise SpecError(f"--{given} without --on", hint="add --on, such as --on slurm")
-        return
+def _check_scheduler(environment: CommandEnvironment, on: str, nodes: int | None) -> None:
     if on not in SCHEDULERS:
         raise SpecError(
             f"--on {on}",
@@ -304,16 +285,11 @@ def _check_scheduler(environment: CommandEnvironment, *, on: str | None, nodes: 
         raise SpecError(f"--nodes {nodes}", f"1 to {MOST_NODES}")
 
 
-def _check_seeds(seeds: int, environment: CommandEnvironment, *, as_json: bool) -> None:
+def _check_seeds(seeds: int, environment: CommandEnvironment) -> None:
     if not FEWEST_SEEDS <= seeds <= MOST_SEEDS:
         raise SpecError(f"--seeds {seeds}", f"{FEWEST_SEEDS} to {MOST_SEEDS}, as it is a number of runs")
     if environment.torchrun is not None:
         raise SpecError(f"--seeds {seeds} under torchrun, which starts the ranks of one run", "--nproc N")
-    if as_json:
-        raise SpecError(
-            f"--seeds {seeds} with --json, which prints one object",
-            hint="leave it out, and run rowwise eval RUN RUN --json",
-        )
 
 
 def _train_seeds(request: RunRequest, seeds: int, launch_run: Callable[[RunRequest], Path | None]) -> None:

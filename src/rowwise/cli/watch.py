@@ -52,10 +52,6 @@ def watch(
     Example: rowwise watch runs --once --json
     """
     refuse_nan("--every", every, "a number of seconds")
-    if once and port is not None:
-        raise SpecError("--once with --port, which answers until Ctrl-C: leave one out")
-    if host is not None and port is None:
-        raise SpecError(f"--host {host} without --port: nothing listens")
     from rowwise.report.watched import LineAges, find_runs, read_status
 
     place, ages = parse_folder(path), LineAges()
