@@ -219,11 +219,14 @@ def test_ctrl_c_waits_for_threads_that_python_takes_for_ended(capsys):
             time.sleep(0.2)
             ended.append(True)
 
+    app = typer.Typer()
+
+    @app.command(cls=main.CheckedCommand)
     def command():
         Worker().start()
         raise KeyboardInterrupt
 
-    with pytest.raises(typer.Exit) as stopped:
-        main._with_exit_codes(command)()
-    assert (stopped.value.exit_code, ended) == (130, [True])
+    with pytest.raises(SystemExit) as stopped:
+        app([])
+    assert (stopped.value.code, ended) == (130, [True])
     assert "stopped by Ctrl-C" in capsys.readouterr().err

@@ -14,16 +14,10 @@ from rowwise.base.errors import SpecError
 from rowwise.cli.convert import convert, parse_size
 from rowwise.ingest.parquet import ParquetReader
 
-COMMAND = """
-import typer
-from rowwise.cli.convert import convert
-from rowwise.cli.main import _with_exit_codes
-typer.run(_with_exit_codes(convert))
-"""
-
 
 def run(*args):
-    return subprocess.run([sys.executable, "-c", COMMAND, *map(str, args)], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "rowwise", "data", "convert", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def lines(path, rows=100):

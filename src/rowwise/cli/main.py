@@ -3,13 +3,12 @@
 Commands import torch and other heavy modules inside their functions, so that `rowwise --help` answers at once.
 """
 
-import functools
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, NamedTuple, ParamSpec
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand
@@ -39,7 +38,6 @@ from rowwise.cli.train import resume, train
 from rowwise.cli.tune import tune
 from rowwise.cli.watch import watch
 
-P = ParamSpec("P")
 INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
 ENDING_s = 10.0  # that a command waits for its threads after Ctrl-C
 
@@ -141,13 +139,17 @@ def _read_environment(
         print(BEGIN)
 
 
-def _with_exit_codes(command: Callable[P, None]) -> Callable[P, None]:
-    """Exit with one line and code 2 after an error of the user, 130 after Ctrl-C; a bug keeps its traceback."""
+class CheckedCommand(TyperCommand):
+    """A command that begins if its options go together.
 
-    @functools.wraps(command)  # typer reads the options off the signature
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+    Exits with one line and code 2 after an error of the user, 130 after Ctrl-C; a bug keeps its traceback.
+    """
+
+    def invoke(self, ctx: Any) -> None:
         try:
-            command(*args, **kwargs)
+            words = ctx.command_path.removeprefix(f"{ctx.find_root().command_path} ")
+            check_conflicts(words, set(self._given(ctx.params)))
+            super().invoke(ctx)
         except (RowwiseError, OSError) as error:
             line = one_line(error)
             if line is None:
@@ -158,18 +160,6 @@ def _with_exit_codes(command: Callable[P, None]) -> Callable[P, None]:
             print("rowwise: stopped by Ctrl-C", file=sys.stderr)
             _wait_for_threads()
             raise typer.Exit(INTERRUPTED) from None
-
-    return run
-
-
-class CheckedCommand(TyperCommand):
-    """A command that begins if its options go together."""
-
-    @_with_exit_codes
-    def invoke(self, ctx: Any) -> None:
-        words = ctx.command_path.removeprefix(f"{ctx.find_root().command_path} ")
-        check_conflicts(words, set(self._given(ctx.params)))
-        super().invoke(ctx)
 
     def _given(self, values: Mapping[str, object]) -> Iterator[str]:
         """Options and arguments, as they are typed, that are not as they are by default."""
