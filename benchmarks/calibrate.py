@@ -65,7 +65,7 @@ SECTIONS = ("sets", "chosen", "plans", "oracle", "dreamshard")
 BOUNDED = "networks that keep bounds"
 POOL = tasks.DATA / "dlrm856_like_tables.csv"
 WORLD = 2
-MOST_BYTES = 1 << 30  # of a task's tables
+MAX_BYTES = 1 << 30  # of a task's tables
 RANDOM_PLANS = 12
 SMOKE_SECTIONS = ("chosen", "plans", "oracle", "dreamshard")  # a calibration of less than 30 s cannot be fitted
 PRESET = "xeon"  # whose rates a smoke run goes by
@@ -100,7 +100,7 @@ def task(number: int, hardware: Hardware) -> PlanRequest:
         rows, access = pool[rng.integers(len(pool))]
         table = Table(name=f"t{index}", rows=min(rows, 2_000_000), dim=int(rng.choice(tasks.DIMS)))
         kept = msgspec.structs.replace(access, active=min(access.active or rows, table.rows))
-        if (sum(w.table.rows * w.table.row_bytes for w in made) + table.rows * table.row_bytes) < MOST_BYTES:
+        if (sum(w.table.rows * w.table.row_bytes for w in made) + table.rows * table.row_bytes) < MAX_BYTES:
             made.append(Workload(table=table, access=kept))
     where = Machine(topology=Topology(devices=WORLD), hardware=hardware)
     batch = int(2 ** rng.uniform(10.5, 12.5)) // WORLD * WORLD

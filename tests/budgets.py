@@ -114,11 +114,11 @@ def excess(seconds, calls, budget):
     sum_s, most_of_all_s = sum(files.values()), SLACK_OF_ALL * slower * sum(budget.get(file, 0.0) for file in files)
     if sum_s > most_of_all_s + SLACK_s:
         found["all files"] = sum_s, most_of_all_s
-    most_s = TEST_SLACK * slower * TEST_s
+    max_s = TEST_SLACK * slower * TEST_s
     return found | {
-        test: (taken_s, most_s)
+        test: (taken_s, max_s)
         for test, taken_s in calls.items()
-        if taken_s > most_s and test.partition("[")[0] not in END_TO_END
+        if taken_s > max_s and test.partition("[")[0] not in END_TO_END
     }
 
 
@@ -130,8 +130,8 @@ def pytest_runtestloop(session):
         if config.getoption("save_seconds"):
             _save(found, "slow" if config.getoption("full") else "fast")
         elif config.getoption("budget"):
-            for name, (taken_s, most_s) in excess(found, config.stash[called], saved()).items():
-                text = f"{taken_s:.1f} s of processor time, {most_s:.1f} at most here: make it cheaper, mark it slow, "
+            for name, (taken_s, max_s) in excess(found, config.stash[called], saved()).items():
+                text = f"{taken_s:.1f} s of processor time, {max_s:.1f} at most here: make it cheaper, mark it slow, "
                 text += "or measure again with --save-seconds"
                 location = name.partition("::")[0], None, name
                 report = pytest.TestReport(f"{name} budget", location, {}, "failed", text, "call")

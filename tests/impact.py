@@ -52,7 +52,7 @@ def pytest_report_collectionfinish(config):
     return config.stash.get(said, [])
 
 
-def choose(items, near, seconds, most_s):
+def choose(items, near, seconds, max_s):
     """The ids of the tests that are run, by the docstring above."""
     ranks = cases_in_order(items)
 
@@ -67,7 +67,7 @@ def choose(items, near, seconds, most_s):
     kept, sum_s = set(), 0.0
     for item in sorted(items, key=order):
         touched = near.get(module_of(item), FAR) < FAR
-        if (touched or not order(item)[0]) and sum_s + takes_s(item) <= most_s:
+        if (touched or not order(item)[0]) and sum_s + takes_s(item) <= max_s:
             kept.add(item.nodeid)
             sum_s += takes_s(item)
     return kept

@@ -26,7 +26,7 @@ from typing import Any, Self
 
 LIFE_s = 120  # of a lab
 QUEUE_bytes = 2 << 20  # of a cable: with a short queue, retransmissions after 200 ms are measured instead of rates
-LEAST_BURST_bytes = 70_000  # a whole packet as the kernel segments it
+MIN_BURST_bytes = 70_000  # a whole packet as the kernel segments it
 PORT = 29_500
 TOOLS = ("ip", "tc", "unshare", "nsenter")
 PRELOADED = ("rowwise.parallel.comm.launch", "rowwise.cli.rank", "rowwise.cli.main")
@@ -166,7 +166,7 @@ def _enter(pid: int, *, user_only: bool = False) -> list[str]:
 
 
 def _shaper(device: str, rate: float) -> str:
-    burst = max(LEAST_BURST_bytes, int(rate * 1e6 / 8 / 250 * 1.5))  # more than passes between two ticks of the kernel
+    burst = max(MIN_BURST_bytes, int(rate * 1e6 / 8 / 250 * 1.5))  # more than passes between two ticks of the kernel
     return f"qdisc replace dev {device} root tbf rate {rate}mbit burst {burst} limit {QUEUE_bytes}"
 
 

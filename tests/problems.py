@@ -119,7 +119,7 @@ def make_problem(tables, batch: int, most: int, seed: int, ids=torch.int64, leng
 
 
 @st.composite
-def problems(draw, poolings=(Pooling.SUM, Pooling.MEAN, Pooling.WEIGHTED), most_batch=600) -> Problem:
+def problems(draw, poolings=(Pooling.SUM, Pooling.MEAN, Pooling.WEIGHTED), max_batch=600) -> Problem:
     tables = []
     for index in range(draw(st.integers(1, 4))):
         features = tuple(f"f{index}.{k}" for k in range(draw(st.integers(1, 3))))
@@ -138,7 +138,7 @@ def problems(draw, poolings=(Pooling.SUM, Pooling.MEAN, Pooling.WEIGHTED), most_
         )
     return make_problem(
         tuple(tables),
-        batch=draw(st.sampled_from((1, 2, 7, 40, 300, most_batch))),
+        batch=draw(st.sampled_from((1, 2, 7, 40, 300, max_batch))),
         most=draw(st.sampled_from((0, 1, 3, 20))),
         seed=draw(st.integers(0, 1000)),
         ids=draw(st.sampled_from((torch.int32, torch.int64))),

@@ -12,7 +12,7 @@ from test_cli import rowwise_cli
 from rowwise.planning.calibrate.draw import SetLimits
 from rowwise.planning.calibrate.folder import MeasurementSpec, open_folder
 
-LIMITS = SetLimits(pool_bytes=20_000_000, vector_floats=1 << 20, most_s=5e-3)
+LIMITS = SetLimits(pool_bytes=20_000_000, vector_floats=1 << 20, max_s=5e-3)
 REFUSED = {
     "--minutes 0": "--minutes 0: expected a number of minutes above 0, such as 10",
     "--minutes nan": "--minutes nan: expected a number of minutes above 0, such as 10",

@@ -68,17 +68,17 @@ def items(**tests):
     ]
 
 
-@pytest.mark.parametrize(("most_s", "near"), [(100, 4), (7, 4), (3.5, 1)])
-def test_the_nearest_tests_are_chosen_and_one_case_of_each(most_s, near):
+@pytest.mark.parametrize(("max_s", "near"), [(100, 4), (7, 4), (3.5, 1)])
+def test_the_nearest_tests_are_chosen_and_one_case_of_each(max_s, near):
     """As long as seconds last; of what is far from the change one case."""
     seconds = {"tests/near.py::test": 1.0, "tests/next.py::test": 1.0, "tests/far.py::test": 1.0}
     distances = {"tests/near.py": 1, "tests/next.py": 2}
-    chosen = impact.choose(items(near=4, next=4, far=4), distances, seconds, most_s)
+    chosen = impact.choose(items(near=4, next=4, far=4), distances, seconds, max_s)
     by_module = {name: sum(name in one for one in chosen) for name in ("near", "next", "far")}
     assert by_module["near"] == near
     assert by_module["far"] == 1
-    assert by_module["next"] == {100: 4, 7: 2, 3.5: 1}[most_s]
-    assert sum(by_module.values()) <= most_s
+    assert by_module["next"] == {100: 4, 7: 2, 3.5: 1}[max_s]
+    assert sum(by_module.values()) <= max_s
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ def machine_code_of(variant: Variant, arch: str) -> MachineCode:
     chosen: dict = {}
     if variant.kernel is update.apply:
         ahead = specialise.loads_ahead(variant.bucket, capability) and not variant.constants["UNITS"]
-        chosen = {"AHEAD": ahead, "maxnreg": specialise.most_registers(variant.bucket, capability)}
+        chosen = {"AHEAD": ahead, "maxnreg": specialise.max_registers(variant.bucket, capability)}
     return machine_code(compile_kernel(variant.kernel, variant.constants | chosen, arch))
 
 

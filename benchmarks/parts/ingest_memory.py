@@ -20,7 +20,7 @@ from rowwise.ingest.columns import Columns, Sparse
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.prepare import Preparation, PreparationTask
 from rowwise.ingest.warehouse.convert import convert
-from rowwise.ingest.warehouse.layout import LEAST_MEMORY, WarehouseLayout
+from rowwise.ingest.warehouse.layout import MIN_MEMORY, WarehouseLayout
 
 TIMES_AS_LARGE = 10
 QUICK_TIMES = 0.25
@@ -54,7 +54,7 @@ def make(shape: str, path: Path, size_bytes: int) -> None:
 
 def convert_file(shape: str, path: Path, dest: Path) -> None:
     cluster = "user" if shape == "clustered" else None
-    convert(ParquetReader(path), dest, WarehouseLayout(memory_bytes=LEAST_MEMORY, cluster_by=cluster))
+    convert(ParquetReader(path), dest, WarehouseLayout(memory_bytes=MIN_MEMORY, cluster_by=cluster))
 
 
 def read_folder(shape: str, dest: Path) -> None:
@@ -79,7 +79,7 @@ def peak_bytes() -> int:
 
 def measure(folder: Path, times: float, tell: Callable[[str], None]) -> Iterator[dict]:
     """Make a file, convert it, read it, and leave nothing behind."""
-    size = int(LEAST_MEMORY * times)
+    size = int(MIN_MEMORY * times)
     for shape in SHAPES if times == TIMES_AS_LARGE else list(SHAPES)[-1:]:
         path, dest = folder / f"{shape}.parquet", folder / shape
         for step, places in (("make", [path, size]), ("convert", [path, dest]), ("read", [dest])):
@@ -92,7 +92,7 @@ def measure(folder: Path, times: float, tell: Callable[[str], None]) -> Iterator
             seconds = time.perf_counter() - begin_s
             tell(f"{step} {shape}: {path.stat().st_size / 1e9:.1f} GB, peak {peak / 1e6:.0f} MB, {seconds:.0f} s")
             if step != "make":
-                row = {"shape": shape, "step": step, "peak_mb": peak / 1e6, "limit_mb": LEAST_MEMORY / 1e6}
+                row = {"shape": shape, "step": step, "peak_mb": peak / 1e6, "limit_mb": MIN_MEMORY / 1e6}
                 yield row | {"source_gb": path.stat().st_size / 1e9, "seconds": seconds}
         path.unlink()
         shutil.rmtree(dest)

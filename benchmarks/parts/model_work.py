@@ -30,7 +30,7 @@ from rowwise.train.step import StepContext, step
 
 Config = dict[str, object]
 DIM = 16
-MOST_WIDTH = 1024
+MAX_WIDTH = 1024
 SMOKE_STEPS = 2
 WARM_UP = 5  # steps before those that are timed
 WORLD = SyntheticColumns(
@@ -196,7 +196,7 @@ def with_model(data: Data, name: str, folder: Path) -> Recipe:
         model = make_model(replace(resolved, recipe=config(width)), on_meta=True)
         return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
-    low, high = 2, MOST_WIDTH
+    low, high = 2, MAX_WIDTH
     while high - low > 2:
         middle = (low + high) // 4 * 2  # even: FinalMLP has two heads
         low, high = (middle, high) if count(middle) < data.parameters else (low, middle)

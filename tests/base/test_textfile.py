@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rowwise.base.errors import SpecError, one_line, printable
-from rowwise.base.plainyaml import MOST_NODES, load_yaml
+from rowwise.base.plainyaml import MAX_NODES, load_yaml
 from rowwise.base.textfile import (
     append,
     decode_json,
@@ -130,7 +130,7 @@ def test_yaml_that_is_refused(text: str, what: str) -> None:
 
 def test_aliases_within_bounds_stand_for_what_they_name() -> None:
     assert load_yaml("a: &x {b: [1, 2]}\nc: *x\n") == {"a": {"b": ["1", "2"]}, "c": {"b": ["1", "2"]}}
-    assert MOST_NODES > 10_000
+    assert MAX_NODES > 10_000
 
 
 def test_escapes_are_written_out_and_lines_stay_lines() -> None:

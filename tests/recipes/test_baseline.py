@@ -129,8 +129,8 @@ def test_trees_are_advised_where_they_win(run, capsys, auc, advised):
 def test_of_many_rows_no_trees_are_fitted_unasked(run):
     path = run[0].folder.path
     assert fit_quick_trees(path) is not None
-    assert fit_quick_trees(path, most_rows=2000) is None
-    assert fit_quick_trees(path, most_rows=4000, most_values=10_000) is None
+    assert fit_quick_trees(path, max_rows=2000) is None
+    assert fit_quick_trees(path, max_rows=4000, max_values=10_000) is None
 
 
 def test_without_validation_rows_trees_are_refused_and_nothing_is_compared_unasked(tmp_path):

@@ -34,9 +34,9 @@ def trial(method, ratio, size_bytes, ne, table="t", seed=0, digest=""):
 @given(st.floats(1, 1e5))
 def test_sizes_are_around_the_wanted_one_which_comes_first(wanted):
     ratios = ratios_around(wanted)
-    assert ratios[0] == pytest.approx(max(wanted, schedule.LEAST_RATIO), rel=0.11)
+    assert ratios[0] == pytest.approx(max(wanted, schedule.MIN_RATIO), rel=0.11)
     assert ratios[0] >= wanted
-    assert all(ratio >= schedule.LEAST_RATIO for ratio in ratios)
+    assert all(ratio >= schedule.MIN_RATIO for ratio in ratios)
     assert len(set(ratios)) == len(ratios) >= 3
 
 

@@ -32,7 +32,7 @@ WORK = st.builds(
 
 @given(WORK, st.floats(1e-6, 1e-2), st.floats(1e-3, 1e5))
 def test_trials_train_on_the_most_rows_that_fit_into_the_time(work, row_s, budget_s):
-    rows = work.most_rows(row_s, budget_s)
+    rows = work.max_rows(row_s, budget_s)
     assert rows == 0 or work.rows(rows) * row_s <= budget_s
     assert rows == work.steps * work.step_rows or work.rows(rows + work.step_rows) * row_s > budget_s
 

@@ -64,7 +64,7 @@ def test_a_server_survives(tmp_path):
 
 
 def test_what_a_server_must_not_do(command, monkeypatch):
-    good = ServingCase(fault="x", answers=9, wrong=0, failed=0, may_fail=False, back_s=0.1, most_s=5.0, versions=(1,))
+    good = ServingCase(fault="x", answers=9, wrong=0, failed=0, may_fail=False, back_s=0.1, max_s=5.0, versions=(1,))
     bad = [{"wrong": 1}, {"failed": 1}, {"back_s": 9.0}, {"answers": 0}, {"trouble": "took more than 60 s"}]
     assert good.survived
     assert structs.replace(good, failed=1, may_fail=True).survived

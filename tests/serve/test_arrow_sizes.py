@@ -60,7 +60,7 @@ def test_a_small_body_that_would_be_large_is_refused_before_it_is(compression):
     few = stream(pa.table({"x": np.arange(100)}), compression)
     assert RequestReader(SCHEMA, 100).read_arrow(few).rows == 100
     with pytest.raises(DataError, match=r"expected at most 500"):
-        RequestReader(SCHEMA, 100, most_bytes=500).read_arrow(few)
+        RequestReader(SCHEMA, 100, max_bytes=500).read_arrow(few)
 
 
 @given(place=st.integers(0, 2000), byte=st.integers(0, 255))

@@ -10,13 +10,13 @@ from small import RECIPE, trained
 from towers import MANY, trained_towers, write_item_table
 
 from rowwise import RowType, Table
-from rowwise.recipes.export import export, most_changed
+from rowwise.recipes.export import export, max_changed
 from rowwise.recipes.export_items import ItemOptions
 from rowwise.serve.package import version_folder
 
 SMALL = 200_000
 LARGE_ROWS, DIM = 6_000_000, 32  # 768 MB
-MOST_bytes = 350_000_000  # of the recipe's 120 MB, and of two windows of rows
+MAX_bytes = 350_000_000  # of the recipe's 120 MB, and of two windows of rows
 PEAK = """
 import json, resource, sys
 from pathlib import Path
@@ -61,8 +61,8 @@ def test_items_have_the_same_bytes_with_less_memory(tmp_path):
 
 def test_changed_rows_are_as_many_as_fit():
     table = Table(name="t", rows=1_000_000, dim=8)
-    assert most_changed(3, None, table) == most_changed(3, 1 << 40, table) > 250_000
-    assert most_changed(3, 32 * 6 * 1000, table) == 1000
+    assert max_changed(3, None, table) == max_changed(3, 1 << 40, table) > 250_000
+    assert max_changed(3, 32 * 6 * 1000, table) == 1000
 
 
 @pytest.mark.slow
@@ -77,4 +77,4 @@ def test_a_table_on_disk_is_exported_in_less_memory_than_it_takes(tmp_path, rows
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["grown"] < MOST_bytes < LARGE_ROWS * DIM * 4 // 2
+    assert found["grown"] < MAX_bytes < LARGE_ROWS * DIM * 4 // 2

@@ -13,7 +13,7 @@ from launching import rowwise, wait_for
 from redis_server import one_server
 
 from rowwise import SpecError
-from rowwise.serve.fleet import BatchTimes, MeasuredBatches, forecast, latencies, most_rate
+from rowwise.serve.fleet import BatchTimes, MeasuredBatches, forecast, latencies, max_rate
 from rowwise.serve.start import processes_of
 
 LINES = [(1e-3, 4e-4), (5e-3, 1e-4), (0.0, 2e-3)]
@@ -62,7 +62,7 @@ def test_batches_of_one_size_have_no_line():
         times = BatchTimes.fit(measured, requests, [0.02 / requests] * 3)
         assert (times.fixed_s, times.idle_s) == (0.0, 0.0)
         assert times.of(requests) == pytest.approx(0.02)
-        assert times.most_rate == pytest.approx(requests / 0.02)
+        assert times.max_rate == pytest.approx(requests / 0.02)
 
 
 def test_latencies_are_those_of_the_times_at_which_requests_come():
@@ -83,7 +83,7 @@ def test_one_request_at_a_time_is_the_queue_of_textbooks(load):
 
 def test_a_request_of_more_rows_than_a_batch_takes_several():
     times = BatchTimes(1e-3, 2e-3, most=0.4)
-    assert times.most_rate == pytest.approx(0.4 / 1.8e-3)
+    assert times.max_rate == pytest.approx(0.4 / 1.8e-3)
     assert forecast(1.0, times).p50_s == pytest.approx(3 * 1e-3 + 2e-3)
 
 
@@ -115,13 +115,13 @@ def test_rounds_of_a_machine_that_changes_its_speed_have_one_line(slower):
 @pytest.mark.slow
 def test_rates_and_workers():
     times = BatchTimes(1e-3, 4e-4, 256)
-    rates = [most_rate(times, p99_s) for p99_s in (0.004, 0.01, 0.05)]
+    rates = [max_rate(times, p99_s) for p99_s in (0.004, 0.01, 0.05)]
     assert rates == sorted(rates)
     for rate, p99_s in zip(rates, (0.004, 0.01, 0.05), strict=True):
         assert forecast(rate, times).p99_s <= p99_s
-    assert forecast(times.most_rate * 2, times).p99_s == np.inf
+    assert forecast(times.max_rate * 2, times).p99_s == np.inf
     with pytest.raises(SpecError, match="p99 of 1 ms"):
-        most_rate(times, 0.001)
+        max_rate(times, 0.001)
 
 
 @pytest.mark.slow

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hostile import hostile, redis_that, until_gone
 
-from rowwise.serve.redis_rows import MOST_TIMEOUTS, PARTS, RedisAddress, RedisNodes, RedisRows, key_slot
+from rowwise.serve.redis_rows import MAX_TIMEOUTS, PARTS, RedisAddress, RedisNodes, RedisRows, key_slot
 
 BYTES, KEYS = 36, np.arange(40)
 TAGS = np.full(40, 3, np.uint64)
 PATIENT_s = 20.0  # what is refused so is not refused for its time
-MOST_bytes = 20 << 20  # that the kernel takes from a server whose client reads nothing
+MAX_bytes = 20 << 20  # that the kernel takes from a server whose client reads nothing
 
 
 def opened(server, timeout_s=PATIENT_s):
@@ -74,7 +74,7 @@ def test_an_answer_that_was_not_asked_for_is_none(attack, capsys):
         server.wait()  # the other side has closed it
         assert found(rows) == 0
         assert server.connections == 1
-        assert max(server.sent_bytes.values()) < MOST_bytes
+        assert max(server.sent_bytes.values()) < MAX_bytes
         assert asked.count(b"MGET") <= PARTS
     assert "does not answer" in capsys.readouterr().err
 
@@ -152,7 +152,7 @@ def test_slow_nodes_do_not_add_up():
         slots = slots_of(*((b"127.0.0.1", one.port) for one in silent))
         seed = stack.enter_context(hostile(redis_that(lambda words, send: None, slots)))
         assert found(opened(seed, timeout_s=0.01)) == 0
-        assert sum(one.connections for one in silent) <= MOST_TIMEOUTS + 1
+        assert sum(one.connections for one in silent) <= MAX_TIMEOUTS + 1
 
 
 def test_slots_of_keys():

@@ -242,7 +242,7 @@ def test_sizes_of_bodies(version, rows):
         while len(state.connections) > 100 or code != 200:
             code = (await ask(connect, SCORE, "POST", body))[0]
 
-    run(version, go, most_json_bytes=room, bodies_bytes=room)
+    run(version, go, max_json_bytes=room, bodies_bytes=room)
 
 
 def test_clients_that_leave_or_speak_another_language_fill_no_log(version, capsys):

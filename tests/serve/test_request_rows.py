@@ -49,7 +49,7 @@ def test_a_context_is_repeated_for_each_candidate():
 def test_a_context_that_grows_with_its_candidates_is_refused():
     body = {"context": {"x": 1, "name": "a", "yes": True, "seen": [1] * 1000}, "candidates": {"user": [1] * 100}}
     with pytest.raises(DataError, match=r"100 candidates takes .*"):
-        RequestReader(SCHEMA, 100, most_bytes=100_000).read_json(json.dumps(body).encode())
+        RequestReader(SCHEMA, 100, max_bytes=100_000).read_json(json.dumps(body).encode())
 
 
 def test_whole_numbers_may_be_text():
@@ -162,7 +162,7 @@ def test_columns_of_arrow_that_grow_with_their_type_are_refused(column, values):
     table = pa.table({name: [found[1]] * 100 for name, found in ROWS.items()}, schema=SCHEMA)
     body = arrow_stream(table.set_column(table.column_names.index(column), column, values))
     with pytest.raises(DataError, match=r"bytes (when it is unpacked|in that type)|expected plain values"):
-        RequestReader(SCHEMA, 100, most_bytes=100_000).read_arrow(body)
+        RequestReader(SCHEMA, 100, max_bytes=100_000).read_arrow(body)
 
 
 def test_streams_of_many_messages_or_columns_are_refused():

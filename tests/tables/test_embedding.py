@@ -126,7 +126,7 @@ def single(**changes) -> Embeddings:
 # Looking up
 
 
-@given(problem=problems(poolings=tuple(Pooling), most_batch=100))
+@given(problem=problems(poolings=tuple(Pooling), max_batch=100))
 def test_forward_is_torchs(problem):
     embeddings = small_rows(problem)
     close(vectors(embeddings, problem.jagged), Oracle(embeddings)(problem.jagged), 1e-6)
@@ -142,7 +142,7 @@ def test_forward_is_torchs_for_large_outputs(threads):
         close(vectors(embeddings, jagged), wanted, 1e-6)
 
 
-@given(problem=problems(poolings=tuple(Pooling), most_batch=40), data=st.data())
+@given(problem=problems(poolings=tuple(Pooling), max_batch=40), data=st.data())
 @settings(max_examples=15)
 def test_the_order_of_features_in_the_batch_does_not_matter(problem, data):
     embeddings, jagged = small_rows(problem), problem.jagged
@@ -281,7 +281,7 @@ def test_repr_names_the_tables():
 # Training
 
 
-@given(problem=problems(poolings=tuple(Pooling), most_batch=100))
+@given(problem=problems(poolings=tuple(Pooling), max_batch=100))
 @settings(max_examples=20)
 def test_one_step_of_sgd_is_torchs_for_any_tables(problem):
     tables = [

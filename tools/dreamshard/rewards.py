@@ -27,7 +27,7 @@ from rowwise.planning.planner.methods.dreamshard import (
 
 FINE = 2.0  # for exceeding a rank's memory by all of it, in costs of an even rank
 FORBIDDEN = -1e9  # logit of a rank without room
-LEAST_SPREAD = 1e-3  # least standard deviation of a task's rewards; below it, differences are noise
+MIN_SPREAD = 1e-3  # least standard deviation of a task's rewards; below it, differences are noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def _rewards(networks: Networks, deck: ItemDeck, unit_EI: Ints) -> Reals:
 def advantages(reward_E: Reals, each: int) -> Reals:
     """Rewards minus the mean of the task's roll-outs, in their standard deviations."""
     reward_BR = reward_E.reshape(-1, each)
-    spread_B1 = np.maximum(reward_BR.std(1, keepdims=True), LEAST_SPREAD)
+    spread_B1 = np.maximum(reward_BR.std(1, keepdims=True), MIN_SPREAD)
     return ((reward_BR - reward_BR.mean(1, keepdims=True)) / spread_B1).reshape(-1)
 
 

@@ -10,11 +10,11 @@ from typing import BinaryIO
 
 from rowwise.base.textfile import open_regular, parse_whole
 
-MOST_BYTES = 200  # of a name; file systems allow 255, and suffixes are added
+MAX_BYTES = 200  # of a name; file systems allow 255, and suffixes are added
 CONTROL_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")  # control characters, surrogates, line and paragraph separators
 
 
-def fault_of_name(name: str, most_bytes: int = MOST_BYTES) -> str | None:
+def fault_of_name(name: str, max_bytes: int = MAX_BYTES) -> str | None:
     """Why a name is not a plain component of a path; None if it is one."""
     if not name:
         return "it is empty"
@@ -24,8 +24,8 @@ def fault_of_name(name: str, most_bytes: int = MOST_BYTES) -> str | None:
         return "it begins with a dot"
     if has_control(name):
         return "it has a control character"
-    if len(name.encode()) > most_bytes:
-        return f"it is longer than {most_bytes} bytes"
+    if len(name.encode()) > max_bytes:
+        return f"it is longer than {max_bytes} bytes"
     return None
 
 

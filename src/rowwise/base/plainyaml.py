@@ -11,9 +11,9 @@ from yaml.composer import Composer
 from yaml.constructor import BaseConstructor
 from yaml.resolver import BaseResolver
 
-MOST_BYTES = 1 << 20
-MOST_NODES = 200_000  # values of an alias count each time it is used
-MOST_DIGITS = 40  # of a whole number
+MAX_BYTES = 1 << 20
+MAX_NODES = 200_000  # values of an alias count each time it is used
+MAX_DIGITS = 40  # of a whole number
 DEEPEST = 50  # levels of lists and mappings
 
 
@@ -44,8 +44,8 @@ class PlainLoader(Composer, yaml.cyaml.CParser, BaseConstructor, BaseResolver):
         if self._depth >= DEEPEST:
             raise _yaml_error(event, f"more than {DEEPEST} nested levels: expected fewer")
         self._nodes += 1
-        if self._nodes > MOST_NODES:
-            raise _yaml_error(event, f"more than {MOST_NODES:,} values: expected fewer")
+        if self._nodes > MAX_NODES:
+            raise _yaml_error(event, f"more than {MAX_NODES:,} values: expected fewer")
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
@@ -72,8 +72,8 @@ class PlainLoader(Composer, yaml.cyaml.CParser, BaseConstructor, BaseResolver):
         parts = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
         sizes = [self._sizes[part] for part in parts]
         nodes, levels = 1 + sum(n for n, _ in sizes), 1 + max((d for _, d in sizes), default=0)
-        if nodes > MOST_NODES or levels > DEEPEST:
-            raise _yaml_error(event, f"more than {MOST_NODES:,} values or {DEEPEST} levels, counting aliases")
+        if nodes > MAX_NODES or levels > DEEPEST:
+            raise _yaml_error(event, f"more than {MAX_NODES:,} values or {DEEPEST} levels, counting aliases")
         return nodes, levels
 
 
@@ -81,12 +81,12 @@ def _check_scalar(node: yaml.ScalarNode) -> None:
     text, kind = node.value, node.tag.rpartition(":")[2]
     if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in text):
         raise _yaml_error(node, "a text with NUL or a surrogate: expected characters")
-    if kind == "int" and len(text) > MOST_DIGITS:
-        raise _yaml_error(node, f"a number of {len(text)} digits: expected at most {MOST_DIGITS}")
+    if kind == "int" and len(text) > MAX_DIGITS:
+        raise _yaml_error(node, f"a number of {len(text)} digits: expected at most {MAX_DIGITS}")
     if kind == "float" and text.lower().strip("-+.") not in ("inf", "nan"):
         number, digits = float(text), text.lower().partition("e")[0]
         if math.isinf(number) or (number == 0 and digits.strip("-+.0")):
-            raise _yaml_error(node, f"{text[:MOST_DIGITS]}: expected a number that 64 bits can hold")
+            raise _yaml_error(node, f"{text[:MAX_DIGITS]}: expected a number that 64 bits can hold")
 
 
 def _yaml_error(event: Any, what: str) -> NotPlainError:
@@ -95,8 +95,8 @@ def _yaml_error(event: Any, what: str) -> NotPlainError:
 
 def load_yaml(text: str, loader: type[PlainLoader] = PlainLoader) -> Any:
     """Load a text as plain data; raises a YAMLError for any fault."""
-    if len(text) > MOST_BYTES:
-        raise NotPlainError(f"more than {MOST_BYTES >> 20} MB: expected a shorter text")
+    if len(text) > MAX_BYTES:
+        raise NotPlainError(f"more than {MAX_BYTES >> 20} MB: expected a shorter text")
     try:
         return loader(text).get_single_data()
     except ValueError as error:  # a number of thousands of digits, an invalid character

@@ -11,7 +11,7 @@ from typing import TypeGuard
 SPACE = "\u202f"  # narrow, and no line breaks at it
 DASH = "\u2013"
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
-MOST_RANGES = 3  # ranges of ranks that are listed
+MAX_RANGES = 3  # ranges of ranks that are listed
 LARGEST = 1e300  # larger values count as infinite, as differences of them overflow
 
 
@@ -140,5 +140,5 @@ def format_ranks(ranks: Iterable[int]) -> str:
         else:
             runs.append([rank, rank])
     texts = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
-    left = sum(b - a + 1 for a, b in runs[MOST_RANGES:])
-    return ", ".join(texts[:MOST_RANGES]) + (f" and {left} more" if left else "")
+    left = sum(b - a + 1 for a, b in runs[MAX_RANGES:])
+    return ", ".join(texts[:MAX_RANGES]) + (f" and {left} more" if left else "")

@@ -17,9 +17,9 @@ import msgspec
 T = TypeVar("T")
 NOT_REGULAR = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISCHR, "a device"))
 FLAGS = {"rb": os.O_RDONLY, "r+b": os.O_RDWR, "a+b": os.O_RDWR | os.O_CREAT | os.O_APPEND}
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 LATEST_s = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
-MOST_DIGITS = 18  # of a whole number in a text: it fits 64 bits
+MAX_DIGITS = 18  # of a whole number in a text: it fits 64 bits
 
 
 def open_regular(path: str | Path, mode: Literal["rb", "r+b", "a+b"] = "rb", *, links: bool = True) -> BinaryIO:
@@ -96,7 +96,7 @@ def refuse_links(folder: Path) -> list[Path]:
     return sorted(files)
 
 
-def read_bytes(path: str | Path, most: int = MOST_BYTES, *, links: bool = True) -> bytes:
+def read_bytes(path: str | Path, most: int = MAX_BYTES, *, links: bool = True) -> bytes:
     """The content of a file of at most `most` bytes."""
     with open_regular(path, links=links) as file:
         size = os.fstat(file.fileno()).st_size
@@ -107,7 +107,7 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, *, links: bool = True) 
     return data
 
 
-def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
+def read_text(path: str | Path, most: int = MAX_BYTES) -> str:
     """The content of a file in UTF-8, with or without a byte order mark."""
     data = read_bytes(path, most)
     try:
@@ -143,7 +143,7 @@ def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def parse_whole(text: str, *, signed: bool = False) -> int | None:
     """The whole number that a text from outside is, in digits of ASCII; int() takes those of all scripts, and `1_0`."""
     digits = text.removeprefix("-") if signed else text
-    return int(text) if digits.isascii() and digits.isdecimal() and len(digits) <= MOST_DIGITS else None
+    return int(text) if digits.isascii() and digits.isdecimal() and len(digits) <= MAX_DIGITS else None
 
 
 def file_time(seconds: float) -> datetime:

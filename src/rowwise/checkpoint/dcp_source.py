@@ -15,7 +15,7 @@ from torch import Tensor
 from rowwise.base.errors import CheckpointError
 from rowwise.base.inside import fault_of_name, open_inside
 from rowwise.base.textfile import read_bytes
-from rowwise.checkpoint.manifest import MOST_DIMS, NUMBERS, Span, TensorChunk, TensorEntry, find_coverage_fault
+from rowwise.checkpoint.manifest import MAX_DIMS, NUMBERS, Span, TensorChunk, TensorEntry, find_coverage_fault
 from rowwise.checkpoint.pickled import ORDERED, GlobalName, PickledObject, read_pickle
 from rowwise.checkpoint.source import TensorOutline, TensorSource, load_tensor
 
@@ -202,7 +202,7 @@ def _sizes(value: Any) -> Sizes:
     """The numbers of a torch.Size or a tuple."""
     is_size = isinstance(value, PickledObject) and value.kind == ("torch", "Size") and value.args
     numbers = value.args[0] if is_size else value
-    if type(numbers) not in (tuple, list) or len(numbers) > MOST_DIMS:
+    if type(numbers) not in (tuple, list) or len(numbers) > MAX_DIMS:
         raise CheckpointError(f"a shape is a {type(numbers).__name__}")
     if not all(type(n) is int and 0 <= n < 1 << 48 for n in numbers):
         raise CheckpointError("a shape has sizes that are no whole numbers from 0 to 2**48")

@@ -21,7 +21,7 @@ from torch import Tensor
 from rowwise.base.errors import CheckpointError, StorageError, printable
 from rowwise.base.storage.folder import Folder, read_range, size_of_file
 from rowwise.base.textfile import decode_json, sync, write_new
-from rowwise.checkpoint.manifest import MOST_DIMS, NUMBERS, CheckpointFile
+from rowwise.checkpoint.manifest import MAX_DIMS, NUMBERS, CheckpointFile
 from rowwise.tables.ops.checksum import crc32
 from rowwise.tables.spec import Value
 
@@ -95,7 +95,7 @@ class FileHeader:
         at = 0
         for key, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
             begin, end = entry.data_offsets
-            sound = entry.dtype in BYTES and len(entry.shape) <= MOST_DIMS and all(n >= 0 for n in entry.shape)
+            sound = entry.dtype in BYTES and len(entry.shape) <= MAX_DIMS and all(n >= 0 for n in entry.shape)
             if not sound or begin != at or end != begin + math.prod(entry.shape) * BYTES[entry.dtype]:
                 got = f"{entry.dtype[:20]!r} of shape {str(entry.shape)[:80]} from byte {begin} to {end}"
                 raise ValueError(

@@ -30,11 +30,11 @@ from rowwise.tables.store.row_stream import InitialValues
 
 FORMAT = 2
 NAME = "manifest.json"
-MOST_BYTES = 1 << 30  # of a manifest
+MAX_BYTES = 1 << 30  # of a manifest
 LONGEST_NAME = 1000  # of a part of a tensor's name between slashes
-MOST_ROWS = 1 << 48  # in each dimension
+MAX_ROWS = 1 << 48  # in each dimension
 BLANK = b'"crc32": "00000000"'  # the first field of a manifest, whose checksum is computed with zeros in its place
-MOST_DIMS = 64  # of a tensor
+MAX_DIMS = 64  # of a tensor
 NUMBERS = {  # bytes of torch's dtypes
     "float64": 8, "int64": 8, "uint64": 8, "float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2,
     "int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -168,7 +168,7 @@ class CheckpointManifest(Value, frozen=True):
         """Read and check the manifest of a checkpoint."""
         path = folder / NAME
         try:
-            content = read_file(folder, NAME, MOST_BYTES)
+            content = read_file(folder, NAME, MAX_BYTES)
             plain = msgspec.json.decode(content)
             _check_format(path, plain)
             crc32 = plain.pop("crc32", None) if isinstance(plain, dict) else None
@@ -233,8 +233,8 @@ def find_entry_fault(name: str, entry: TensorEntry) -> str | None:
         return f"its name is not used: {fault}"
     if entry.dtype not in NUMBERS:
         return f"it has numbers of {entry.dtype[:40]!r}: expected one of {', '.join(NUMBERS)}"
-    if len(entry.shape) > MOST_DIMS or not all(0 <= n < MOST_ROWS for n in entry.shape):
-        return f"its shape is {str(entry.shape)[:80]}: expected at most {MOST_DIMS} numbers from 0 to 2**48"
+    if len(entry.shape) > MAX_DIMS or not all(0 <= n < MAX_ROWS for n in entry.shape):
+        return f"its shape is {str(entry.shape)[:80]}: expected at most {MAX_DIMS} numbers from 0 to 2**48"
     if entry.row_type is None:
         return None if entry.column_group is None else "it has a column_group, but is no table"
     numbers = entry.row_type.facts.numbers

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, final
 
 from rowwise.base.errors import CheckpointError
 
-MOST_INSTRUCTIONS = 10_000_000  # about 150,000 chunks of tensors, 20 seconds and a gigabyte
+MAX_INSTRUCTIONS = 10_000_000  # about 150,000 chunks of tensors, 20 seconds and a gigabyte
 LARGEST_KEY = 1 << 60  # larger integers can be chosen to collide in a dict
 ORDERED = ("collections", "OrderedDict")
 
@@ -40,8 +40,8 @@ def read_pickle(content: bytes | io.BytesIO, known: Collection[tuple[str, str]] 
     content = io.BytesIO(content) if isinstance(content, bytes) else content
     try:
         for count, (opcode, arg, _) in enumerate(pickletools.genops(content)):
-            if count > MOST_INSTRUCTIONS:
-                raise CheckpointError(f"it has more than {MOST_INSTRUCTIONS:,} instructions")
+            if count > MAX_INSTRUCTIONS:
+                raise CheckpointError(f"it has more than {MAX_INSTRUCTIONS:,} instructions")
             act = ACTIONS.get(opcode.name)
             if act is None:
                 raise CheckpointError(f"it has the opcode {opcode.name}, which no state dict has")

@@ -149,10 +149,10 @@ class Checkpoint:
     def _split_rows(self, shard: LocalShard) -> Iterator[LocalShard]:
         """Split a shard into tasks for threads, at ends of chunks; of at least `RUN_bytes` in a folder."""
         begin, end = shard.rows
-        least_bytes = RUN_bytes if isinstance(self.folder, Path) else 1
+        min_bytes = RUN_bytes if isinstance(self.folder, Path) else 1
         if shard.name in self.manifest.tensors:
             for cut in sorted({chunk.rows[1] for chunk in self.entry(shard.name).chunks}):
-                if begin < cut < end and (cut - begin) * shard.row_bytes >= least_bytes:
+                if begin < cut < end and (cut - begin) * shard.row_bytes >= min_bytes:
                     yield shard.cut(begin, cut)
                     begin = cut
         yield shard.cut(begin, end)

@@ -34,7 +34,7 @@ UNREADABLE = (
 ARCHIVE = b"PK"  # begins a file of torch since 1.6
 PICKLE_bytes = 1 << 28
 OLD_PICKLES = 5  # a file of torch before 1.6 begins with five pickles
-MOST_NAMES, MOST_DEPTH = 100_000, 100  # of nested dicts
+MAX_NAMES, MAX_DEPTH = 100_000, 100  # of nested dicts
 
 
 class TensorOutline(NamedTuple):
@@ -158,8 +158,8 @@ def _flat(content: Any, size_bytes: int) -> Iterator[tuple[str, Tensor]]:
     while stack:
         name, one, depth = stack.pop()
         count += 1
-        if count > MOST_NAMES or depth > MOST_DEPTH:
-            raise CheckpointError(f"it has more than {MOST_NAMES:,} entries, or dicts more than {MOST_DEPTH} deep")
+        if count > MAX_NAMES or depth > MAX_DEPTH:
+            raise CheckpointError(f"it has more than {MAX_NAMES:,} entries, or dicts more than {MAX_DEPTH} deep")
         if isinstance(one, Tensor):
             if one.layout != torch.strided or one.device.type != "cpu" or one.is_quantized:
                 raise CheckpointError(f"{name!r} is not a plain tensor: it is {one.layout} on {one.device}")

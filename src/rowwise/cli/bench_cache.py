@@ -19,9 +19,9 @@ from rowwise.tables.store.simulate import CacheKind, SimulatedCounts, Trace, sim
 
 ZIPF = "zipf:"
 LAW = re.compile(r"zipf:([0-9]+\.?[0-9]*):([0-9]{1,10})(?::([0-9]{1,10}))?")
-MOST_A = 20
-ACCESSES_A_ROW, MOST_ACCESSES = 10, 10_000_000  # of a drawn trace
-MOST_ROWS = 1 << 28
+MAX_A = 20
+ACCESSES_A_ROW, MAX_ACCESSES = 10, 10_000_000  # of a drawn trace
+MAX_ROWS = 1 << 28
 CAPACITIES = "1%,4%,16%,50%"
 KINDS: dict[CacheKind, str] = {"full_lru": "one set, LRU", "belady": "optimum"}
 
@@ -120,8 +120,8 @@ def _draw_zipf(text: str) -> Ints:
     """Rows drawn in proportion to rank ** -POWER, as zipf:POWER:ROWS or zipf:POWER:ROWS:ACCESSES says."""
     match = LAW.fullmatch(text)
     a, rows = (float(match[1]), int(match[2])) if match else (0.0, 0)
-    accesses = int(match[3]) if match and match[3] else min(ACCESSES_A_ROW * rows, MOST_ACCESSES)
-    if not (a <= MOST_A and 1 <= rows <= MOST_ROWS and 2 <= accesses <= 100 * MOST_ACCESSES):
+    accesses = int(match[3]) if match and match[3] else min(ACCESSES_A_ROW * rows, MAX_ACCESSES)
+    if not (a <= MAX_A and 1 <= rows <= MAX_ROWS and 2 <= accesses <= 100 * MAX_ACCESSES):
         raise SpecError(f"--trace {text}", "zipf:POWER:ROWS or zipf:POWER:ROWS:ACCESSES, such as zipf:1.05:100000")
     share = np.arange(1, rows + 1.0) ** -a
     draw = np.random.default_rng(0)
@@ -136,7 +136,7 @@ def _parse_capacity(text: str, rows: int) -> int:
         value = float(number) * (rows / 100 if percent else 1)
     except ValueError:
         value = math.nan
-    if not 0 < value < MOST_ROWS or not (percent or value == int(value)):
+    if not 0 < value < MAX_ROWS or not (percent or value == int(value)):
         raise SpecError(f"--rows-cached {text!r}", "rows, such as 1000,16000, or shares of the rows, such as 1%,16%")
     return WAYS * sets_of(max(int(value), 1))
 

@@ -19,9 +19,9 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rowwise.base.errors import PeerError, SpecError, printable
 from rowwise.base.inside import fault_of_name
 from rowwise.base.storage.folder import as_storage, parse_folder
-from rowwise.base.value import MOST_THREADS
+from rowwise.base.value import MAX_THREADS
 from rowwise.cli.environment import CommandEnvironment
-from rowwise.cli.options import MOST_SEED, Dim
+from rowwise.cli.options import MAX_SEED, Dim
 from rowwise.cli.progress import fraction_bar
 from rowwise.cli.terminal import make_terminal, say
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 DEVICES, TRANSPORTS = ("cpu", "cuda"), ("shared", "gloo")
 DEFAULT_RANKS = 2  # links need two; fewer on one core
-MOST_MINUTES = 1e5
+MAX_MINUTES = 1e5
 DISK_s = 4.0  # of measuring the disk
 TABLE_FRACTION = 0.8  # of all memory, which the profile leaves to tables
 ReportProgress = Callable[[str, float], None]
@@ -46,20 +46,20 @@ def calibrate(  # noqa: PLR0913 - one for each option
     nproc: Annotated[
         int | None,
         typer.Option(
-            min=1, max=MOST_THREADS, metavar="N", help=f"Number of ranks (default: {DEFAULT_RANKS}, or 1 on one core)."
+            min=1, max=MAX_THREADS, metavar="N", help=f"Number of ranks (default: {DEFAULT_RANKS}, or 1 on one core)."
         ),
     ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
-            min=1, max=MOST_THREADS, metavar="N", help="Threads of each rank (default: 1; with one rank, all cores)."
+            min=1, max=MAX_THREADS, metavar="N", help="Threads of each rank (default: 1; with one rank, all cores)."
         ),
     ] = None,
     tables: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Measure tables like those in FILE, as for rowwise plan.")
     ] = None,
     dim: Dim = None,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed for the random sets of tables.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed for the random sets of tables.")] = 0,
     device: Annotated[str, typer.Option(help="Device to measure: cpu or cuda.")] = "cpu",
     transport: Annotated[
         str | None, typer.Option(help="How ranks exchange tensors: shared (memory) or gloo (default: shared).")
@@ -83,7 +83,7 @@ def calibrate(  # noqa: PLR0913 - one for each option
 
     Example: rowwise calibrate big-host --nproc 8 --threads 4 --minutes 30 --name big-host
     """
-    if not 0 < minutes < MOST_MINUTES:
+    if not 0 < minutes < MAX_MINUTES:
         raise SpecError(f"--minutes {minutes:g}", "a number of minutes above 0, such as 10")
     if name == "":
         raise SpecError("--name ''", "a name for the machine")

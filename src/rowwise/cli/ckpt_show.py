@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rowwise.checkpoint.listing import ListedCheckpoint, ListedTensor
 
 LONGEST = 50  # characters of a printed value
-MOST_VALUES = 12  # printed differences of the state of a run
+MAX_VALUES = 12  # printed differences of the state of a run
 
 
 def show_checkpoints(path: "Folder", checkpoints: "list[ListedCheckpoint]") -> None:
@@ -71,11 +71,11 @@ def show_differences(first: "Folder", second: "Folder", differences: "Difference
         _print(table)
     if differences.data:
         table = make_table(("data", "first", "second"))
-        for key, values in list(differences.data.items())[:MOST_VALUES]:
+        for key, values in list(differences.data.items())[:MAX_VALUES]:
             table.add_row(key, *(_shorten(value) for value in values))
         _print(table)
-        if len(differences.data) > MOST_VALUES:
-            print_line(f"and {len(differences.data) - MOST_VALUES} more; --json shows all")
+        if len(differences.data) > MAX_VALUES:
+            print_line(f"and {len(differences.data) - MAX_VALUES} more; --json shows all")
     print_line(f"{len(differences.tensors)} tensors differ, {differences.equal} are equal, bit for bit")
 
 

@@ -16,7 +16,7 @@ from rowwise.base.errors import SpecError
 from rowwise.cli.code import load_recipe
 from rowwise.cli.convert import parse_size
 from rowwise.cli.environment import CommandEnvironment
-from rowwise.cli.options import MOST_SEED, Changes, RecipeName
+from rowwise.cli.options import MAX_SEED, Changes, RecipeName
 from rowwise.cli.progress import fraction_bar
 from rowwise.cli.terminal import make_terminal, say
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rowwise.recipes.compress.progress import Tell
     from rowwise.recipes.compress.selection import CompressionGoal
 
-MOST_RATIO, MOST_MINUTES = 1e6, 1e5
+MAX_RATIO, MAX_MINUTES = 1e6, 1e5
 
 
 def compress(  # noqa: PLR0913 - one for each option
@@ -59,7 +59,7 @@ def compress(  # noqa: PLR0913 - one for each option
         float | None, typer.Option(metavar="N", help="End in about N minutes: trials train on as many rows as fit.")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, max=MOST_SEED, help="Seed of trials and maps (default: the recipe's).")
+        int | None, typer.Option(min=0, max=MAX_SEED, help="Seed of trials and maps (default: the recipe's).")
     ] = None,
 ) -> None:
     """Compress large tables with id maps, so that ids share rows and all tables fit into a budget of bytes.
@@ -76,7 +76,7 @@ def compress(  # noqa: PLR0913 - one for each option
     Example: rowwise compress mine.yaml --budget 100MB --history "week < 40" --rows 1000000 --out smaller
     """
     goal = _parse_goal(ratio, budget, methods)
-    if minutes is not None and not 0 < minutes < MOST_MINUTES:
+    if minutes is not None and not 0 < minutes < MAX_MINUTES:
         raise SpecError(f"--minutes {minutes:g}", "a number of minutes above 0, such as 30")
     environment: CommandEnvironment = ctx.obj
     if environment.torchrun is not None:
@@ -118,7 +118,7 @@ def compress(  # noqa: PLR0913 - one for each option
 
 
 def _parse_goal(ratio: float | None, budget: str | None, methods: str | None) -> "CompressionGoal":
-    if ratio is not None and not 1 < ratio <= MOST_RATIO:
+    if ratio is not None and not 1 < ratio <= MAX_RATIO:
         raise SpecError(f"--ratio {ratio:g}", "a compression above 1, such as 10")
     budget_bytes = None if budget is None else parse_size("--budget", budget)
     from rowwise.recipes.compress.selection import CompressionGoal

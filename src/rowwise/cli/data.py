@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rowwise.ingest.reader import Reader
 
 
-MOST_COLUMNS = 200  # that are printed
+MAX_COLUMNS = 200  # that are printed
 LARGE_MEAN = 10  # printed without a fraction
 
 
@@ -240,12 +240,12 @@ def _show(card: "DatasetCard", console: Console) -> None:
     for name in ("missing", "distinct", "avg. rows", "range or length", "embeddings"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("because", overflow="fold", min_width=12)
-    for column in card.columns[:MOST_COLUMNS]:
+    for column in card.columns[:MAX_COLUMNS]:
         table.add_row(*_column_cells(column, card))
     console.print(table, markup=False)
-    if len(card.columns) > MOST_COLUMNS:
-        console.print(f"and {len(card.columns) - MOST_COLUMNS:,} more columns: --json prints all", markup=False)
-    _explain(card.columns[:MOST_COLUMNS], console)
+    if len(card.columns) > MAX_COLUMNS:
+        console.print(f"and {len(card.columns) - MAX_COLUMNS:,} more columns: --json prints all", markup=False)
+    _explain(card.columns[:MAX_COLUMNS], console)
     if card.label is not None:
         say(console, card.division)
     if card.borders is not None:

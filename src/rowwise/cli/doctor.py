@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rowwise.planning.calibrate.disk import DiskRates
     from rowwise.recipes.drills.selftest import SelfTestResult
 
-MOST_SECONDS = 1e5
+MAX_SECONDS = 1e5
 KiB = 1024
 DISK_s = 4.0  # at most, and half of the time of the self-test
 
@@ -42,7 +42,7 @@ class DoctorReport:
 def doctor(
     ctx: typer.Context,
     as_json: AsJson = False,
-    seconds: Annotated[float, typer.Option(min=0, max=MOST_SECONDS, help="Seconds that the self-test takes.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=0, max=MAX_SECONDS, help="Seconds that the self-test takes.")] = 10.0,
 ) -> None:
     """Show versions, processor and memory, test the native kernels against their reference, and measure the disk.
 

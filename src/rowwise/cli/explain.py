@@ -15,7 +15,7 @@ from rowwise.cli.terminal import make_table, make_terminal, print_json, print_li
 if TYPE_CHECKING:
     from rowwise.base.records import ModelExplanation
 
-MOST_FEATURES, MOST_IDS, MOST_SLICES = 20, 8, 5
+MAX_FEATURES, MAX_IDS, MAX_SLICES = 20, 8, 5
 CHANCE = 3.0  # standard deviations of a slice that are worth a line
 
 
@@ -66,20 +66,20 @@ def _show(found: "ModelExplanation") -> None:
     console = make_terminal()
     drift = {one.feature: one for one in found.drift}
     table = make_table(("feature",), ("log loss without it", "+/-", "drift", "by chance"))
-    for one in found.importance[:MOST_FEATURES]:
+    for one in found.importance[:MAX_FEATURES]:
         moved = drift[one.feature]
         cells = f"{one.loss:+.4f}", f"{one.spread:.4f}", f"{moved.index:.3f}", f"{moved.chance:.3f}"
         table.add_row(one.feature, *cells)
     console.print(f"log loss of {found.task}: {found.loss:.4f}", markup=False)
     console.print(table, markup=False)
     if found.ids:
-        strongest = sorted(found.ids, key=lambda one: one.error - abs(one.logit))[:MOST_IDS]
+        strongest = sorted(found.ids, key=lambda one: one.error - abs(one.logit))[:MAX_IDS]
         table = make_table(("strongest ids",), ("logit", "+/-", "rows"))
         for one in strongest:
             name = found.names.get(one.feature, {}).get(str(one.id), str(one.id))
             table.add_row(f"{one.feature} {name}", f"{one.logit:+.3f}", f"{one.error:.3f}", f"{one.rows:,}")
         console.print(table, markup=False)
-    off = [one for one in found.calibration if abs(one.deviations) > CHANCE][:MOST_SLICES]
+    off = [one for one in found.calibration if abs(one.deviations) > CHANCE][:MAX_SLICES]
     if off:
         table = make_table(("not calibrated",), ("predicted", "observed", "deviations", "rows"))
         for one in off:

@@ -32,12 +32,12 @@ PACES = (0.2, 0.4, 0.6, 0.8)  # of the rate of that loop: requests at random tim
 LOADS = (0.25, 0.5, 0.75)  # of the rate that the server can answer
 ROUNDS = 3  # in each, batches are measured just before the checks: machines are faster now than then
 MEASURED_S = 2.0  # of each loop
-LEAST_LOAD = 0.05  # of a check: at less, requests come alone
+MIN_LOAD = 0.05  # of a check: at less, requests come alone
 DRIFT = 1.15  # from which on the rates of rounds differ
 CHECKED, CHECKED_S = 600, 3.0  # of a check, whichever is longer: a quantile of few is that of chance
-MOST_S, LEAST_CHECKED = 10.0, 200  # but of slow requests not longer than this, unless they are so few
+MAX_S, MIN_CHECKED = 10.0, 200  # but of slow requests not longer than this, unless they are so few
 CONNECTIONS = ROWS_AT_ONCE = 256  # rows as of rowwise serve; requests that come at random times do not wait for others
-LEAST_REQUESTS, LEAST_PACED = 64, 16
+MIN_REQUESTS, MIN_PACED = 64, 16
 ALONE, ALONE_LOAD = 200, 0.2  # requests at random times, of which most come alone
 END_S = 30.0
 LATE_MS, WAITED = 2.0, 0.03  # more than that is other work on the cores
@@ -69,7 +69,7 @@ def fleet(  # noqa: PLR0913 - one for each option
     for name, value, expected in (("--qps", qps, "requests a second"), ("--p99", p99, "milliseconds")):
         if not math.isfinite(value):
             raise SpecError(f"{name} {value}", f"a number of {expected}")
-    from rowwise.serve.fleet import check_p99, forecast, most_rate
+    from rowwise.serve.fleet import check_p99, forecast, max_rate
     from rowwise.serve.load import one_sender
     from rowwise.serve.package import find_version
     from rowwise.serve.start import core_times, memory_of
@@ -88,11 +88,11 @@ def fleet(  # noqa: PLR0913 - one for each option
         check_p99(p99 / 1000, min(one.seconds for one in tools.send(load)))
         rounds = [_round(load, lambda rate: [s * rate for s in shares], tools) for _ in range(ROUNDS)]
         times = _middle(_times_of(rounds, most))
-        rate = most_rate(times, p99 / 1000)
+        rate = max_rate(times, p99 / 1000)
         needed = math.ceil(qps / rate)
         replicas = -(-needed // workers)
         planned = qps / (replicas * workers)
-        if check and planned > LEAST_LOAD * times.most_rate:
+        if check and planned > MIN_LOAD * times.max_rate:
             rounds.append(_round(load, lambda _: [planned] * ROUNDS, tools))
         beside = [[sent.beside(t) for sent in r.checks] for r, t in zip(rounds, _times_of(rounds, most), strict=True)]
         # The first rounds have a check of each rate, the last one has several of the planned rate.
@@ -103,7 +103,7 @@ def fleet(  # noqa: PLR0913 - one for each option
     assert tiers.layout is not None
     in_memory = tiers.layout.resident_bytes + tiers.layout.cache_bytes
     report = {
-        "fixed_ms": 1000 * times.fixed_s, "request_ms": 1000 * times.request_s, "most_requests": times.most,
+        "fixed_ms": 1000 * times.fixed_s, "request_ms": 1000 * times.request_s, "max_requests": times.most,
         "rate_of_a_worker": rate, "workers": needed, "replicas": replicas, "workers_of_a_replica": workers,
         "filled_rates": [one.filled_rate for one in rounds], "rate_planned": planned,
         "p50_ms": 1000 * found.p50_s, "p99_ms": 1000 * found.p99_s, "checks": checks,
@@ -155,7 +155,7 @@ def _make_load(folder: Path, url: str, rows: int) -> "Load":
         chosen = golden.take([(begin + k) % golden.num_rows for k in range(rows)]).to_pydict()
         columns = {name: [_as_json(value) for value in values] for name, values in chosen.items()}
         bodies.append(json.dumps({"rows": columns}, default=str).encode())
-    return Load(str(place.hostname), place.port or 80, place.path, tuple(bodies), LEAST_REQUESTS, 1)
+    return Load(str(place.hostname), place.port or 80, place.path, tuple(bodies), MIN_REQUESTS, 1)
 
 
 def _as_json(value: Any) -> Any:
@@ -199,12 +199,12 @@ def _round(load: "Load", rates_of: Callable[[float], Sequence[float]], tools: _T
     tools.send(load)  # warms up
     first = seconds_of(tools.send(load))
     tools.tell(f"measuring {FILLED} clients")
-    count = max(LEAST_REQUESTS, int(LEAST_REQUESTS * MEASURED_S / first))
+    count = max(MIN_REQUESTS, int(MIN_REQUESTS * MEASURED_S / first))
     filled = _batches(load._replace(connections=FILLED, requests=count), tools)
     found, alone_s = [MeasuredBatches(filled.requests, filled.seconds)], list[float]()
-    alone = _at_random(load, ALONE_LOAD * LEAST_REQUESTS / first, ALONE)
+    alone = _at_random(load, ALONE_LOAD * MIN_REQUESTS / first, ALONE)
     rates = [pace * filled.rate for pace in PACES]
-    paced = [_at_random(load, rate, max(LEAST_PACED, int(rate * MEASURED_S))) for rate in rates]
+    paced = [_at_random(load, rate, max(MIN_PACED, int(rate * MEASURED_S))) for rate in rates]
     for sent in (alone, *paced):
         tools.tell(f"measuring batches at {sent.rate:,.0f} requests a second")
         one = _batches(sent, tools)
@@ -248,7 +248,7 @@ def _times_of(rounds: Sequence[_Round], most: float) -> "list[BatchTimes]":
 
 
 def _middle(times: "Sequence[BatchTimes]") -> "BatchTimes":
-    return sorted(times, key=lambda one: one.most_rate)[len(times) // 2]
+    return sorted(times, key=lambda one: one.max_rate)[len(times) // 2]
 
 
 def _median_of(parts: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -286,16 +286,16 @@ def _redis_nodes(tiers: "RowTiers", rows_s: float, tell: Any) -> dict[str, float
 
     tell("measuring Redis")
     assert tiers.layout is not None
-    total_bytes, least_rows_s, memory_bytes = 0, math.inf, math.inf
+    total_bytes, min_rows_s, memory_bytes = 0, math.inf, math.inf
     for one in tiers.layout.caches:
         nodes = RedisNodes(tiers.redis, "rowwise-fleet")
         costs = RedisRows(nodes, nodes, one.shape.row_bytes).measure()
         total_bytes += costs.row_bytes * sum(table.rows for table in one.tables)
-        least_rows_s, memory_bytes = min(least_rows_s, costs.rows_s), min(memory_bytes, costs.memory_bytes)
-    needed = max(1, math.ceil(total_bytes / memory_bytes), math.ceil(rows_s / least_rows_s)) if total_bytes else 0
+        min_rows_s, memory_bytes = min(min_rows_s, costs.rows_s), min(memory_bytes, costs.memory_bytes)
+    needed = max(1, math.ceil(total_bytes / memory_bytes), math.ceil(rows_s / min_rows_s)) if total_bytes else 0
     return {
         "nodes": needed, "memory_bytes": total_bytes, "node_memory_bytes": memory_bytes,
-        "node_rows_s": least_rows_s, "rows_s": rows_s,
+        "node_rows_s": min_rows_s, "rows_s": rows_s,
     }  # fmt: skip
 
 
@@ -336,7 +336,7 @@ def _check(load: "Load", rate: float, tools: _Tools) -> _Check:
 
 def _at_random(load: "Load", rate: float, requests: int) -> "Load":
     """So many requests at random times, or those of some seconds."""
-    fewer = min(requests, max(LEAST_CHECKED, int(rate * MOST_S)))
+    fewer = min(requests, max(MIN_CHECKED, int(rate * MAX_S)))
     return load._replace(connections=CONNECTIONS, requests=fewer, rate=rate)
 
 

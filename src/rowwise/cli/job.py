@@ -23,9 +23,9 @@ State = Literal["pending", "running", "completed", "failed", "cancelled", "gone"
 RECORDS = ".local/state/rowwise/jobs"  # in the home folder
 KEY = re.compile("[a-z][a-z0-9-]*")
 PROGRAM_S = 60.0  # a scheduler that answers later is taken for one that is down
-MOST_OUTPUT_bytes, PIECE_bytes = 4 << 20, 1 << 16  # of what its programs print
-MOST_NUMBER = 65535  # of seconds, or of cores
-MOST_SHOWN = 1000  # characters of a line of theirs in a message
+MAX_OUTPUT_bytes, PIECE_bytes = 4 << 20, 1 << 16  # of what its programs print
+MAX_NUMBER = 65535  # of seconds, or of cores
+MAX_SHOWN = 1000  # characters of a line of theirs in a message
 
 
 class Job(Value, frozen=True):
@@ -99,8 +99,8 @@ def check_number(settings: Mapping[str, str], key: str, least: int = 1) -> None:
     """Raise unless a setting, where there is one, is a number."""
     value = settings.get(key, str(least))
     number = parse_whole(value)
-    if number is None or not least <= number <= MOST_NUMBER:
-        raise SpecError(f"--job {key}={value}", f"a number from {least} to {MOST_NUMBER}")
+    if number is None or not least <= number <= MAX_NUMBER:
+        raise SpecError(f"--job {key}={value}", f"a number from {least} to {MAX_NUMBER}")
 
 
 def _read_settings(path: Path) -> dict[str, str]:
@@ -132,7 +132,7 @@ def run_program(command: Sequence[str], missing: str, *, within_s: float = PROGR
             process.kill()
             raise
     if process.returncode:
-        lines = [line[:MOST_SHOWN] for line in said.splitlines() if line.strip()]
+        lines = [line[:MAX_SHOWN] for line in said.splitlines() if line.strip()]
         raise DataError("; ".join(lines[-2:]) or f"{command[0]} has failed with code {process.returncode}")
     return printed
 
@@ -152,8 +152,8 @@ def _read_output(name: str, process: subprocess.Popen[bytes], within_s: float) -
                 key.data.extend(piece)
                 if not piece:
                     ready.unregister(key.fileobj)
-                if len(key.data) > MOST_OUTPUT_bytes:
-                    raise DataError(f"{name} prints more than {MOST_OUTPUT_bytes >> 20} MB: is it the scheduler's?")
+                if len(key.data) > MAX_OUTPUT_bytes:
+                    raise DataError(f"{name} prints more than {MAX_OUTPUT_bytes >> 20} MB: is it the scheduler's?")
             if not found or time.monotonic() > end_s:
                 raise DataError(f"{name} has not answered in {within_s:g} s: is the scheduler up?")
     try:

@@ -18,7 +18,7 @@ from rowwise.cli.job import Job, JobRequest, State, find_record, read_records, s
 from rowwise.cli.terminal import Terminal, make_table, make_terminal, say
 
 POLL_S = 2.0  # between two questions to the scheduler
-MOST_SILENT_S = 120.0  # of pauses between questions that a scheduler did not answer, one after the other
+MAX_SILENT_S = 120.0  # of pauses between questions that a scheduler did not answer, one after the other
 SLOW_S = 5.0  # after which a scheduler that fails is not asked about the next job
 PIECE_bytes = 1 << 20  # of a log, at once
 SHOWN = 20  # jobs, the newest
@@ -142,7 +142,7 @@ def _follow(job: Job, console: Terminal, wait: Callable[[float], None]) -> tuple
             try:
                 state, why = scheduler_of(job).find_state(job)
             except DataError as error:  # a busy scheduler; at the first question the user learns it at once
-                if not told or silent_s > MOST_SILENT_S:
+                if not told or silent_s > MAX_SILENT_S:
                     raise
                 if not silent_s:
                     say(console, f"{job.name}: {error}; asks again")

@@ -25,10 +25,10 @@ from rowwise.tables.spec import Topology
 if TYPE_CHECKING:
     from rowwise.parallel.comm.interface import Comm
 
-MOST_RANKS = 1024  # processes of this machine
+MAX_RANKS = 1024  # processes of this machine
 AGAIN = "start all ranks again to go on from the newest checkpoint: rowwise resume RUN, or train with the same --run"
 TIMEOUT_S = 1800.0  # for ranks that hang or do much more work; a rank that dies is noticed at once
-MOST_TIMEOUT_S = 1e7
+MAX_TIMEOUT_S = 1e7
 # Imported once, before ranks are forked. pyarrow imports pandas, where installed, with the first number it converts.
 PRELOADED = ("rowwise.cli.rank", "pandas")
 
@@ -68,16 +68,16 @@ def parse_ranks(nproc: int | None, timeout: float | None, environment: CommandEn
     """The number of ranks; raises if --nproc, --timeout and torchrun contradict each other."""
     if nproc is not None and nproc < 1:
         raise SpecError(f"--nproc {nproc}", "at least 1")
-    if nproc is not None and nproc > MOST_RANKS:
-        raise SpecError(f"--nproc {nproc}", f"at most {MOST_RANKS} processes on one machine")
+    if nproc is not None and nproc > MAX_RANKS:
+        raise SpecError(f"--nproc {nproc}", f"at most {MAX_RANKS} processes on one machine")
     if nproc is not None and environment.torchrun is not None:
         raise SpecError(
             f"--nproc {nproc} under torchrun, which has started {environment.torchrun.world} ranks",
             hint="leave out --nproc, or start rowwise without torchrun",
         )
     ranks = environment.torchrun.world if environment.torchrun is not None else nproc or 1
-    if timeout is not None and not 0 < timeout <= MOST_TIMEOUT_S:
-        raise SpecError(f"--timeout {timeout:g}", f"more than 0 seconds, and at most {MOST_TIMEOUT_S:g}")
+    if timeout is not None and not 0 < timeout <= MAX_TIMEOUT_S:
+        raise SpecError(f"--timeout {timeout:g}", f"more than 0 seconds, and at most {MAX_TIMEOUT_S:g}")
     if timeout is not None and ranks == 1:
         raise SpecError(f"--timeout {timeout:g} with one rank, which waits for no other: leave it out")
     return ranks

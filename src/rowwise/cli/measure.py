@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 COMPARED = ("loss", "ne", "auc", "rmse", "mae", "r2", "poisson_deviance")  # with trees
 JUDGES = {"auc": "AUC", "poisson_deviance": "Poisson deviance", "rmse": "RMSE"}  # the first that is measured decides
-LEAST_GAIN = 0.005  # of AUC, from which on trees are advised
+MIN_GAIN = 0.005  # of AUC, from which on trees are advised
 RunsArgument = Annotated[
     list[Path],
     typer.Argument(metavar="RUN", help="The folder of a run, or of several, whose probabilities are averaged."),
@@ -149,7 +149,7 @@ def suggest_trees(run: Path, console: Console) -> None:
         return
     reached, auc = trees.test["auc"], _test_metrics(run, trees.task).get("auc", 0.0)
     said = f"trees   boosted trees reach AUC {reached:.4f} where this model has {auc:.4f}"
-    use = f": for this data use them (rowwise baseline {run})" if reached - auc > LEAST_GAIN else ""
+    use = f": for this data use them (rowwise baseline {run})" if reached - auc > MIN_GAIN else ""
     say(console, f"{said}{use}")
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from rowwise.parallel.comm.probe import ProbeSamples
     from rowwise.planning.perf.links import NetworkHost
 
-FEWEST_s, MOST_s = 1.0, 86_400.0
-MOST_HERE = 64  # processes of a trial
+FEWEST_s, MAX_s = 1.0, 86_400.0
+MAX_HERE = 64  # processes of a trial
 MEETING_s = 300.0  # until all ranks of torchrun have to be there
 NetworkFile = Annotated[Path, typer.Argument(metavar="NETWORK", help="A network, such as net.json.")]
 
@@ -54,15 +54,15 @@ def probe(
 
     Example: rowwise net probe net.json --nproc 4 --seconds 10
     """
-    _check_seconds(seconds, MOST_s)
+    _check_seconds(seconds, MAX_s)
     environment: CommandEnvironment = ctx.obj
     torchrun = environment.torchrun
     if torchrun is None and nproc is None:
         raise SpecError("no ranks to probe between", "torchrun with a process on each host, or --nproc N for a trial")
     if torchrun is not None and nproc is not None:
         raise SpecError(f"--nproc {nproc} under torchrun, which has started {torchrun.world} ranks: leave out --nproc")
-    if nproc is not None and not 2 <= nproc <= MOST_HERE:
-        raise SpecError(f"--nproc {nproc}: nothing to order", f"2 to {MOST_HERE} processes")
+    if nproc is not None and not 2 <= nproc <= MAX_HERE:
+        raise SpecError(f"--nproc {nproc}: nothing to order", f"2 to {MAX_HERE} processes")
     if out.is_dir() or not out.parent.is_dir():
         raise SpecError(out, "a file in a folder that exists")
     racks = None
@@ -125,7 +125,7 @@ def order(
     from rowwise.planning.perf.links import age_notes, read_network
     from rowwise.planning.planner.order import find_order, parse_sum
 
-    _check_seconds(seconds, MOST_s)
+    _check_seconds(seconds, MAX_s)
     read, wanted = read_network(network), parse_sum(collective)
     if len(read.hosts) == 1:
         raise SpecError(f"{network}: one host: nothing to order", "a network of several hosts")

@@ -7,12 +7,12 @@ from rich.table import Table
 from rowwise.base.quantity import format_bytes, format_seconds
 from rowwise.cli.terminal import say
 from rowwise.planning.perf.links import LinkArrays, Network, age_notes
-from rowwise.planning.planner.order import LEAST_GAIN, HostOrdering
+from rowwise.planning.planner.order import MIN_GAIN, HostOrdering
 from rowwise.report.markup import Html, join, note, section, tag, text, text_table
 from rowwise.report.page import draw_page
 
 SLOW_SHARE = 0.6  # of the median host's rate
-MOST_SHOWN = 64  # hosts of a page's matrices
+MAX_SHOWN = 64  # hosts of a page's matrices
 HEADERS = ("host", "address", "group", "latency", "rate", "")
 
 
@@ -32,7 +32,7 @@ def show_order(found: HostOrdering, names: list[str], notes: list[str], console:
     lines = [f"order      {' '.join(names)}"] if found.is_worthwhile else []
     gain = f"{found.gain:.1f}x as fast as in the given order"
     if not found.is_worthwhile:
-        gain = "nothing to gain: 1.0x" if found.gain < LEAST_GAIN else f"{gain}, but the probe is as noisy: keep that"
+        gain = "nothing to gain: 1.0x" if found.gain < MIN_GAIN else f"{gain}, but the probe is as noisy: keep that"
     lines += [
         f"predicted  {format_seconds(found.seconds)}, {gain}",
         f"given      {format_seconds(found.given_s)}",
@@ -72,7 +72,7 @@ def slow_hosts(net: LinkArrays) -> list[tuple[int, float]]:
 
 def draw_network(network: Network, source: str) -> str:
     """A page with the hosts, and the rate and latency between each two of the first hosts."""
-    net, hosts = network.arrays(), network.hosts[:MOST_SHOWN]
+    net, hosts = network.arrays(), network.hosts[:MAX_SHOWN]
     head = tag("header", None, tag("h1", None, text("Network")), *map(note, describe(network, source)))
     names = [host.name for host in hosts]
     matrices: list[Html] = []
@@ -85,8 +85,8 @@ def draw_network(network: Network, source: str) -> str:
             for a in range(len(hosts))
         ]
         matrices.append(section(key, title, text_table(["", *names], rows)))
-    if len(network.hosts) > MOST_SHOWN:
-        matrices.append(note(f"The first {MOST_SHOWN} hosts are shown."))
+    if len(network.hosts) > MAX_SHOWN:
+        matrices.append(note(f"The first {MAX_SHOWN} hosts are shown."))
     picture = tag("pre", None, text("\n".join(_picture(network))))
     hosts_section = section("hosts", "Hosts", text_table(HEADERS, _host_rows(network)), picture)
     return draw_page(f"Network {source}", head, hosts_section, join(matrices))

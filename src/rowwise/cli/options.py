@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 BATCH = 65536  # samples of a step of tables without a recipe
-MOST_SEED = (1 << 31) - 1
+MAX_SEED = (1 << 31) - 1
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 RecipeName = Annotated[str, typer.Argument(help="A YAML file, or the name of a built-in recipe (see rowwise ls).")]
 Changes = Annotated[

@@ -16,7 +16,7 @@ from rowwise.base.errors import SpecError
 from rowwise.base.quantity import format_bytes
 from rowwise.base.textfile import read_bytes, replace_file
 from rowwise.cli.code import load_recipe
-from rowwise.cli.options import BATCH, MOST_SEED, Changes, Dim, GlobalBatch, HtmlFile
+from rowwise.cli.options import BATCH, MAX_SEED, Changes, Dim, GlobalBatch, HtmlFile
 from rowwise.cli.progress import activity_bar
 from rowwise.cli.terminal import escape_json, make_terminal, say
 from rowwise.tables.spec import LINKS, Codecs, Wire
@@ -36,7 +36,7 @@ SECONDS = 1.0
 PROGRESS_AFTER_s = 2.0  # longer searches show a bar
 MODELS = ("learned", "roofline", "torchrec")
 PUBLISHED_METHODS = "random, size, dim, lookup, size-lookup, ldm, neuroshard-grid, neuroshard, dreamshard"
-MOST_MEASURED = 16
+MAX_MEASURED = 16
 STDOUT = Path("-")
 
 
@@ -127,14 +127,14 @@ def plan(  # noqa: PLR0913 - one for each option
     seconds: Annotated[
         float | None, typer.Option(metavar="S", help=f"Seconds to search (default: {SECONDS:g}; with --replan, 0.05).")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of the search.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the search.")] = 0,
     certify: Annotated[
         str, typer.Option(metavar="S", help="Seconds to tighten the lower bound after the search: --certify 30s.")
     ] = "0",
     measure: Annotated[
         int,
         typer.Option(
-            min=0, max=MOST_MEASURED, metavar="K", help="Run the K best plans on this machine, and choose the fastest."
+            min=0, max=MAX_MEASURED, metavar="K", help="Run the K best plans on this machine, and choose the fastest."
         ),
     ] = 0,
     method: Annotated[
@@ -264,10 +264,10 @@ def _check_dense(request: "PlanRequest") -> None:
     dense, topology, batch = request.dense, request.machine.topology, request.batch
     room = request.machine.memory_bytes[0] * (1 - request.constraints.reserve)
     least = min(dense.ways(topology), key=lambda side: side.memory_bytes(topology, batch))
-    size, least_size = (format_bytes(side.memory_bytes(topology, batch)) for side in (dense, least))
+    size, min_size = (format_bytes(side.memory_bytes(topology, batch)) for side in (dense, least))
     got = f"dense parameters with kind={dense.kind} take {size} of the {format_bytes(room)} of a rank"
     fits = least.memory_bytes(topology, batch) < room
-    way_out = f"{least.setting()} ({least_size}), " if fits else ""
+    way_out = f"{least.setting()} ({min_size}), " if fits else ""
     raise SpecError(got, f"{way_out}more memory or a smaller model")
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rowwise.planning.planner.replan import ReplanResult
 
 OPTIMAL_GAP = 5e-5  # a plan with a smaller gap to the lower bound counts as optimal
-MOST_LINES = 200  # printed differences
+MAX_LINES = 200  # printed differences
 
 
 def show_plan(result: "PlanResult", console: Console) -> None:
@@ -86,10 +86,10 @@ def show_differences(old: Plan, new: Plan, console: Console, name: str) -> None:
     if before and after and (before.model, before.batch) == (after.model, after.batch):
         times = f"; a step takes {format_seconds(after.step_s)}, before {format_seconds(before.step_s)}"
     say(console, f"diff    {len(changed):,} of {len(names):,} tables are placed differently in {name}{times}")
-    for line in lines[:MOST_LINES]:
+    for line in lines[:MAX_LINES]:
         say(console, line)
-    if len(lines) > MOST_LINES:
-        console.print(f"... and {len(lines) - MOST_LINES:,} more lines")
+    if len(lines) > MAX_LINES:
+        console.print(f"... and {len(lines) - MAX_LINES:,} more lines")
 
 
 def note_unsupported_tiers(plan: Plan) -> tuple[str, ...]:

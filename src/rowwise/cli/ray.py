@@ -17,12 +17,12 @@ from typing import Any
 
 from rowwise.base.errors import DataError, SpecError
 from rowwise.base.textfile import decode_json
-from rowwise.cli.job import MOST_SHOWN, Job, JobRequest, State, check_keys, check_number
+from rowwise.cli.job import MAX_SHOWN, Job, JobRequest, State, check_keys, check_number
 
 GRACE_S = 120  # from SIGTERM to SIGKILL
 WAIT_S = 60  # for another node in the place of a lost one, before the job goes on with fewer
 ANSWER_S = 20.0
-MOST_ANSWER_bytes = 4 << 20  # of an answer
+MAX_ANSWER_bytes = 4 << 20  # of an answer
 AGENT_S, NO_AGENT = 60.0, "No available agent"  # of a cluster that has just started
 DEFAULTS = {"address": "http://127.0.0.1:8265", "cpus": "1", "gpus": "0", "grace": str(GRACE_S), "wait": str(WAIT_S)}
 LEAST = {"cpus": 1, "gpus": 0, "grace": 1, "wait": 0}
@@ -130,7 +130,7 @@ def cancel(job: Job) -> None:
 def _read(answer: http.client.HTTPResponse) -> bytes:
     """The body of an answer up to a size and a time; what is cut is no JSON."""
     read, end_s = bytearray(), time.monotonic() + ANSWER_S
-    while len(read) < MOST_ANSWER_bytes and time.monotonic() < end_s and (piece := answer.read1(1 << 16)):
+    while len(read) < MAX_ANSWER_bytes and time.monotonic() < end_s and (piece := answer.read1(1 << 16)):
         read += piece
     return bytes(read)
 
@@ -149,7 +149,7 @@ def _ask(address: str, path: str, body: dict[str, Any] | None = None) -> dict[st
             found = decode_json(_read(answer), dict[str, Any])
     except urllib.error.HTTPError as error:
         with error:
-            said = error.read(MOST_SHOWN).decode(errors="replace").strip().splitlines() or [""]
+            said = error.read(MAX_SHOWN).decode(errors="replace").strip().splitlines() or [""]
         if error.code == http.HTTPStatus.NOT_FOUND and path.startswith("api/jobs/") and body is None:
             raise _Unknown(f"{url}: {said[-1]}") from None
         raise DataError(f"Ray at {address} refuses ({error.code} {error.reason}): {said[-1]}") from None

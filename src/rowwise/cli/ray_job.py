@@ -24,7 +24,7 @@ from typing import Any, TextIO, final
 from rowwise.base.errors import SpecError, one_line
 from rowwise.base.quantity import pluralise
 from rowwise.base.textfile import parse_whole
-from rowwise.base.value import MOST_RANKS
+from rowwise.base.value import MAX_RANKS
 from rowwise.cli.environment import LISTENER
 from rowwise.parallel.comm.spawn import describe_exit
 
@@ -62,7 +62,7 @@ def parse_counts(text: str) -> tuple[int, ...]:
     """Numbers of nodes, the smallest first, of 1-4 or 1,2,4."""
     first, dash, last = text.partition("-")
     numbers = [parse_whole(one) or 0 for one in ((first, last) if dash else text.split(","))]
-    if min(numbers) < 1 or max(numbers) > MOST_RANKS or (dash and numbers[0] > numbers[1]):
+    if min(numbers) < 1 or max(numbers) > MAX_RANKS or (dash and numbers[0] > numbers[1]):
         raise ValueError
     return tuple(range(numbers[0], numbers[1] + 1)) if dash else tuple(sorted(set(numbers)))
 

@@ -111,7 +111,7 @@ def serve(  # noqa: PLR0913 - one for each option
 
     Example: rowwise serve served/ --device cuda --device-memory 8GB
 
-    Example: rowwise serve served/ --limit most_json_bytes=8MB --limit body_s=10
+    Example: rowwise serve served/ --limit max_json_bytes=8MB --limit body_s=10
     """
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rowwise.recipes.simulated_run import CheckedRun
 
 HELPFUL = 0.005  # share of a step that a line is printed for
-MOST_ROWS = 60
+MAX_ROWS = 60
 
 
 def show_simulation(found: "Simulation", console: Console) -> None:
@@ -52,11 +52,11 @@ def _show_help(found: "Simulation", console: Console) -> None:
 def show_sweep(swept: "Sweep", console: Console) -> None:
     names = list(swept.rows[0].settings)
     table = make_table(names[:1], (*names[1:], "a step", "samples/s", "of all sharded", ""))
-    for row in swept.rows[:MOST_ROWS]:
+    for row in swept.rows[:MAX_ROWS]:
         table.add_row(*(row.settings[name] for name in names), *_cells(row))
     console.print(table, markup=False)
-    if len(swept.rows) > MOST_ROWS:
-        console.print(f"and {len(swept.rows) - MOST_ROWS:,} more: --json has all", markup=False)
+    if len(swept.rows) > MAX_ROWS:
+        console.print(f"and {len(swept.rows) - MAX_ROWS:,} more: --json has all", markup=False)
     for kind in ("lossless", "lossy"):
         best = swept.best(kind)
         if best is not None:

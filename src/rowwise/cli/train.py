@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rowwise.recipes.recipe import Recipe
 
 RUNS = Path("runs")
-MOST_NODES = 10_000
+MAX_NODES = 10_000
 SCHEDULERS = ("slurm", "ray", "kubernetes")
-FEWEST_SEEDS, MOST_SEEDS = 2, 100
+FEWEST_SEEDS, MAX_SEEDS = 2, 100
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object, and nothing else.")]
 Nproc = Annotated[
     int | None, typer.Option(metavar="N", help="Number of ranks, as processes on this machine. Not with torchrun.")
@@ -281,13 +281,13 @@ def _check_scheduler(environment: CommandEnvironment, on: str, nodes: int | None
         )
     if environment.torchrun is not None:
         raise SpecError(f"--on {on} under torchrun", hint="run it without torchrun, as the job starts the ranks")
-    if nodes is not None and not 1 <= nodes <= MOST_NODES:
-        raise SpecError(f"--nodes {nodes}", f"1 to {MOST_NODES}")
+    if nodes is not None and not 1 <= nodes <= MAX_NODES:
+        raise SpecError(f"--nodes {nodes}", f"1 to {MAX_NODES}")
 
 
 def _check_seeds(seeds: int, environment: CommandEnvironment) -> None:
-    if not FEWEST_SEEDS <= seeds <= MOST_SEEDS:
-        raise SpecError(f"--seeds {seeds}", f"{FEWEST_SEEDS} to {MOST_SEEDS}, as it is a number of runs")
+    if not FEWEST_SEEDS <= seeds <= MAX_SEEDS:
+        raise SpecError(f"--seeds {seeds}", f"{FEWEST_SEEDS} to {MAX_SEEDS}, as it is a number of runs")
     if environment.torchrun is not None:
         raise SpecError(f"--seeds {seeds} under torchrun, which starts the ranks of one run", "--nproc N")
 

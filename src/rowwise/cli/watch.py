@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rowwise.base.storage.folder import Folder
     from rowwise.report.watched import RunStatus
 
-LEAST_S, HOST = 0.1, "127.0.0.1"
+MIN_S, HOST = 0.1, "127.0.0.1"
 PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 DIED = ("failed", "killed")
 
@@ -29,7 +29,7 @@ def watch(
     path: Annotated[
         str, typer.Argument(metavar="RUN|RUNS", help="A run, a folder of runs, or the URL of a mirror or of several.")
     ],
-    every: Annotated[float, typer.Option(min=LEAST_S, max=86400.0, help="Seconds between two looks.")] = 2.0,
+    every: Annotated[float, typer.Option(min=MIN_S, max=86400.0, help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Answer /metrics and a page at this port; 0: a free one.")

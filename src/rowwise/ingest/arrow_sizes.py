@@ -12,19 +12,19 @@ import pyarrow as pa
 HEADER, BATCH, BUFFERS, COMPRESSION = 2, 1, 2, 3  # numbers of fields in their tables
 LEGACY = b"ARROW:experimental_compression"  # compressed as before Arrow 1.0
 PREFIX_bytes = 8  # of a compressed buffer
-MOST_MESSAGES = 4096  # of a stream, each of which is read alone
-MOST_METADATA_bytes = 1 << 20  # of a message: of a schema of a few thousand columns
+MAX_MESSAGES = 4096  # of a stream, each of which is read alone
+MAX_METADATA_bytes = 1 << 20  # of a message: of a schema of a few thousand columns
 
 
 def decompressed_bytes(stream: pa.Buffer) -> int:
     """The bytes of all compressed buffers of a stream as they declare them; 0 where none is compressed."""
     total = 0
     for number, message in enumerate(pa.ipc.MessageReader.open_stream(stream)):
-        if number == MOST_MESSAGES:
-            raise pa.ArrowInvalid(f"it has more than {MOST_MESSAGES} messages: expected fewer batches")
-        if message.metadata.size > MOST_METADATA_bytes:
+        if number == MAX_MESSAGES:
+            raise pa.ArrowInvalid(f"it has more than {MAX_MESSAGES} messages: expected fewer batches")
+        if message.metadata.size > MAX_METADATA_bytes:
             got = f"a message has {message.metadata.size:,} bytes of metadata"
-            raise pa.ArrowInvalid(f"{got}: expected at most {MOST_METADATA_bytes:,}; write fewer columns")
+            raise pa.ArrowInvalid(f"{got}: expected at most {MAX_METADATA_bytes:,}; write fewer columns")
         if message.type in ("record batch", "dictionary"):
             try:
                 total += _declared(message.metadata.to_pybytes(), message.body, dictionary=message.type == "dictionary")

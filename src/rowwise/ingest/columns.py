@@ -22,7 +22,7 @@ from rowwise.tables.managed import Managed
 from rowwise.tables.row_optimizers import RowOptimizer
 from rowwise.tables.spec import Table, Value
 
-LEAST_STD, LARGEST = 1e-30, 3.4e38  # numbers stay finite in 32 bits
+MIN_STD, LARGEST = 1e-30, 3.4e38  # numbers stay finite in 32 bits
 
 
 class Dense(Value, frozen=True):
@@ -38,8 +38,8 @@ class Dense(Value, frozen=True):
         for name, number in (("fill", self.fill), ("mean", self.mean)):
             if not abs(number) <= LARGEST:
                 raise SpecError(f"columns: {self.column!r}: {name}={number}", "a finite number of 32 bits")
-        if not LEAST_STD <= self.std <= LARGEST:
-            raise SpecError(f"columns: {self.column!r}: std={self.std}", f"{LEAST_STD} to {LARGEST}")
+        if not MIN_STD <= self.std <= LARGEST:
+            raise SpecError(f"columns: {self.column!r}: std={self.std}", f"{MIN_STD} to {LARGEST}")
 
 
 class Sparse(Value, frozen=True):

@@ -44,7 +44,7 @@ KINDS = (".csv", ".tsv", ".txt")
 PACKED = ("", ".gz", ".zst", ".bz2", ".xz", ".zip")
 ENDINGS = tuple(f"{kind}{packed}" for kind in KINDS for packed in PACKED)
 HEAD_BYTES = 1 << 20  # of a file, from which the types of its columns are guessed
-MOST_NAMED, MOST_NOTES = 5, 8
+MAX_NAMED, MAX_NOTES = 5, 8
 BOM = b"\xef\xbb\xbf"
 WAY_OUT = "for rowwise data inspect, or data.text.{} in a recipe"
 
@@ -341,8 +341,8 @@ def _notes_of(headings: Mapping[str, Heading]) -> list[str]:
         missing = [one for one in first[1].names if one not in heading.names]
         more = [one for one in heading.names if one not in first[1].names]
         for what, columns in (("lacks", missing), ("alone has", more)):
-            if columns and len(notes) < MOST_NOTES:
-                named = ", ".join(columns[:MOST_NAMED])
+            if columns and len(notes) < MAX_NOTES:
+                named = ", ".join(columns[:MAX_NAMED])
                 notes.append(f"{name} {what} {named}, by the header of {first[0]}: no value where a file lacks it")
     return notes
 

@@ -20,9 +20,9 @@ from rowwise.base.errors import DataError, SpecError
 from rowwise.tables.spec import Value
 
 DELIMITERS = "\t;|\x01, "  # where two divide the lines equally well, the earlier one does
-MOST_LINE_bytes = 8 << 20  # the longest line that Arrow accepts
+MAX_LINE_bytes = 8 << 20  # the longest line that Arrow accepts
 LOOK_AT = 200  # lines that delimiter and header are found in
-LOOK_AT_chars, MOST_ROWS = 1 << 18, 1 << 16  # that spaces around values are found in
+LOOK_AT_chars, MAX_ROWS = 1 << 18, 1 << 16  # that spaces around values are found in
 # Lower-case words for a missing value, in columns where all else is a number or a time.
 MISSING = (
     *("na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "none", "nil", "-", "--", "?", ".", "\\n", "missing"),
@@ -147,7 +147,7 @@ def find_layout(head: bytes, given: Dialect) -> Dialect:
         given, escape=escape, delimiter=given.delimiter or _find_delimiter(text, given.quotes, escape)
     )
     breaks = given.quotes and first_open_line(io.BytesIO(head), found) > 0
-    rows = records(text, found, MOST_ROWS)
+    rows = records(text, found, MAX_ROWS)
     whole = rows[: len(rows) - (len(text) == LOOK_AT_chars)]  # the last one may be cut
     trim = found.delimiter != " " and any(cell != cell.strip(BLANKS) for row in whole for cell in row)
     return structs.replace(
@@ -327,7 +327,7 @@ def _lines(file: BinaryIO, dialect: Dialect) -> Iterator[tuple[bytes, bool]]:
     begin = re.compile(rb"(?:^|(?<=" + mark + rb'))"')
     end = re.compile(rb'(?:[^"\\]++|\\.|"")*+"' if dialect.escape else rb'(?:[^"]++|"")*+"', re.DOTALL)
     is_open = False
-    while line := file.readline(MOST_LINE_bytes):
+    while line := file.readline(MAX_LINE_bytes):
         if b'"' in line:
             at = 0
             while found := end.match(line, at) if is_open else begin.search(line, at):

@@ -15,7 +15,7 @@ from rowwise.ingest.times import LABEL_nats, Nearness, TimeBorders, TimeSample, 
 from rowwise.ingest.transform.times import PER_SECOND, Unit
 
 SHARE = 0.1  # of the rows to validate on, and again to test on
-MOST_NAMED = 5  # columns in one line
+MAX_NAMED = 5  # columns in one line
 FEWEST_DAYS = {"hour": 2, "weekday": 14}  # of all rows, for a part of the time to come again
 FEWEST_HOURS = 3  # that differ
 DAY_us = 86_400_000_000
@@ -132,7 +132,7 @@ def _by_time(
 def _time_evidence(near: Mapping[str, Nearness], label_nats: float) -> str | None:
     """What rows that are near in time have in common; None: nothing."""
     if near:
-        ratios = sorted(((found.ratio, name) for name, found in near.items()), reverse=True)[:MOST_NAMED]
+        ratios = sorted(((found.ratio, name) for name, found in near.items()), reverse=True)[:MAX_NAMED]
         named = ", ".join(f"{name!r} {ratio:.1f} times" for ratio, name in ratios)
         return f"rows share ids more often than at random ({named})"
     if label_nats >= LABEL_nats:
@@ -145,4 +145,4 @@ def _is_free(use: Use) -> bool:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:MOST_NAMED]))
+    return ", ".join(map(repr, names[:MAX_NAMED]))

@@ -26,7 +26,7 @@ SMALLEST_GAIN = 2e-3  # nats a row; a smaller difference decides nothing, howeve
 FILLED, EVEN = 0.5, 0.5  # share of the range that is taken; taken values of its upper half over those of its lower half
 AGAIN = 4.0  # rows of a value, on average
 ROUGH = 4.0  # counts of neighbours differ by so many times as much as chance does
-MOST_ALIKE = 5  # so few values are rarer or not by chance
+MAX_ALIKE = 5  # so few values are rarer or not by chance
 SEPARATORS = "|;,"
 LISTED, RECURRING = 0.25, 0.5  # of distinct texts: least share with a separator, most words between separators
 
@@ -99,7 +99,7 @@ def shape_of(x_N: Ints) -> Shape:
 
 def _peaked(values: Ints, counts: Ints) -> float:
     """The rank correlation of how rare a value is and how far it is from the most frequent one."""
-    if len(values) < MOST_ALIKE:
+    if len(values) < MAX_ALIKE:
         return 0.0
     far = np.abs(values.astype(np.float64) - values[counts.argmax()])
     ranks = [np.unique(x, return_inverse=True)[1].astype(np.float64) for x in (far, -counts)]

@@ -15,7 +15,7 @@ from pyarrow import types
 from rowwise.base.errors import DataError
 from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.columns import Columns, Dense, Sparse
-from rowwise.ingest.division import MOST_NAMED, Part, Unit, divide, find_times, parts_of, unseen_ids
+from rowwise.ingest.division import MAX_NAMED, Part, Unit, divide, find_times, parts_of, unseen_ids
 from rowwise.ingest.evidence import find_separator
 from rowwise.ingest.kinds import FITS, TIMES, element_of, is_list, is_number, is_text
 from rowwise.ingest.labels import (
@@ -393,8 +393,8 @@ def _missing_line(facts: Mapping[str, Facts], uses: Mapping[str, Use]) -> tuple[
 def _largest(shares: Mapping[str, float], by: str, others: str) -> str:
     """The columns with the largest shares, and how many others there are."""
     ordered = sorted(((share, name) for name, share in shares.items()), reverse=True)
-    named = ", ".join(f"{name!r} {by}{share:.0%}" for share, name in ordered[:MOST_NAMED])
-    return named + (f", and {others.format(len(ordered) - MOST_NAMED)}" if len(ordered) > MOST_NAMED else "")
+    named = ", ".join(f"{name!r} {by}{share:.0%}" for share, name in ordered[:MAX_NAMED])
+    return named + (f", and {others.format(len(ordered) - MAX_NAMED)}" if len(ordered) > MAX_NAMED else "")
 
 
 def _labels(

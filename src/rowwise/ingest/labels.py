@@ -43,8 +43,8 @@ NO = {
 }
 RATING_NAME = re.compile(r"(^|_)(rating|ratings|stars?|score|grade|nps)($|_)", re.IGNORECASE)
 MONEY_NAME = re.compile(r"(^|_)(price|cost|revenue|amount|salary|income|spend|sales|value|balance|fare)($|_)", re.I)
-MOST_RATINGS = 11  # distinct values; more are an amount
-MOST_VALUES = 1 << 12  # that are counted for the choice
+MAX_RATINGS = 11  # distinct values; more are an amount
+MAX_VALUES = 1 << 12  # that are counted for the choice
 GOOD_RATING = 0.75  # of the way from the least to the most
 NO_WORDS = ("true", "false", "nan", "inf", "infinity")  # which `where` takes for other values than words
 SIGNS = re.compile(r"[=<>!`]|\bis\s+(not\s+)?null\b|\bin\s*\[", re.IGNORECASE)
@@ -195,7 +195,7 @@ def _choose_rating(name: str, values: Sequence[float], *, more: bool) -> LabelCh
     least, most, whole = values[0], values[-1], all(value.is_integer() for value in values)
     named = RATING_NAME.search(name) is not None
     steps = all((2 * value).is_integer() for value in values) if named else whole and least >= 1
-    if steps and not more and len(values) <= MOST_RATINGS and 0 <= least < most <= MOST_RATINGS:
+    if steps and not more and len(values) <= MAX_RATINGS and 0 <= least < most <= MAX_RATINGS:
         good = min(value for value in values if value >= least + GOOD_RATING * (most - least))
         text = f"{_term(name)} >= {_number(good)}"
         said = f"the label {name!r} is a rating of {_number(least)} to {_number(most)}; {text} is predicted"
@@ -277,7 +277,7 @@ def _choose_given(reader: Reader, splits: Sequence[Split], text: str, *, amount:
     try:
         if amount:
             return choose_loss(label.name, counts)
-        return choose_label(label.name, kind, counts, more=len(counts) >= MOST_VALUES)
+        return choose_label(label.name, kind, counts, more=len(counts) >= MAX_VALUES)
     except DataError as error:
         raise DataError(f"{source}: {error}") from None
 
@@ -288,13 +288,13 @@ def can_be_label(kind: pa.DataType) -> bool:
 
 
 def value_counts(array: pa.Array) -> dict[Plain, int]:
-    """Rows of each value, the first MOST_VALUES values only; missing ones are not counted."""
+    """Rows of each value, the first MAX_VALUES values only; missing ones are not counted."""
     if types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if types.is_decimal(array.type):
         array = array.cast(pa.float64())
     counts: dict[Plain, int] = {}
-    for pair in array.drop_null().value_counts()[:MOST_VALUES].to_pylist():
+    for pair in array.drop_null().value_counts()[:MAX_VALUES].to_pylist():
         value = pair["values"].decode(errors="replace") if isinstance(pair["values"], bytes) else pair["values"]
         if not isinstance(value, float) or math.isfinite(value):
             counts[value] = pair["counts"]

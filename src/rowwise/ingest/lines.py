@@ -17,9 +17,9 @@ from pyarrow import compute as pc
 from pyarrow import csv, types
 
 from rowwise.ingest.bags import combine_chunks
-from rowwise.ingest.dialect import BLANKS, CURRENCY, Dialect, MOST_LINE_bytes, csv_reader, find_style
+from rowwise.ingest.dialect import BLANKS, CURRENCY, Dialect, MAX_LINE_bytes, csv_reader, find_style
 
-MOST_DIFFERENT = 4096  # values of a column, by which its way to write numbers is found
+MAX_DIFFERENT = 4096  # values of a column, by which its way to write numbers is found
 WHOLE = r"^[-+]?\d{1,18}$"
 
 
@@ -74,7 +74,7 @@ def _parse(
     )
     table = csv.read_csv(
         pa.BufferReader(_arrow_copy(data)),
-        csv.ReadOptions(column_names=list(names), block_size=MOST_LINE_bytes),
+        csv.ReadOptions(column_names=list(names), block_size=MAX_LINE_bytes),
         csv.ParseOptions(
             delimiter=dialect.delimiter or ",",
             quote_char='"' if dialect.quotes else False,
@@ -146,7 +146,7 @@ def find_types(
     texts = parse_lines(data, names, plain, dict.fromkeys(names, pa.string()), columns)
     guessed = parse_lines(data, names, plain, None, columns).schema
     doubtful = [f.name for f in guessed if types.is_string(f.type) or types.is_floating(f.type)]
-    values = {name: texts[name].unique().drop_null().slice(0, MOST_DIFFERENT).to_pylist() for name in doubtful}
+    values = {name: texts[name].unique().drop_null().slice(0, MAX_DIFFERENT).to_pylist() for name in doubtful}
     style = find_style(values, dialect)
     words = tuple(sorted({word for found in style.words.values() for word in found}))
     known = dialect.missing or ("",)

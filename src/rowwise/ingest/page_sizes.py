@@ -12,7 +12,7 @@ from pyarrow import parquet as pq
 
 from rowwise.ingest.warehouse.ranges import chunk_place
 
-HEADER_bytes, MOST_HEADER_bytes = 1 << 10, 16 << 20  # read at first; the most that Arrow takes
+HEADER_bytes, MAX_HEADER_bytes = 1 << 10, 16 << 20  # read at first; the most that Arrow takes
 VALUE_bytes = 16  # of a value with its levels, at least
 DEPTH = 16  # of structs in a header
 # Numbers of fields in the header of a page, and in what it says of its kind, whose encoding is in another field each.
@@ -56,7 +56,7 @@ def unpacked_size(file: BinaryIO, footer: pq.FileMetaData, columns: Sequence[str
 def _longest(page: bytes, size: int, codec: str) -> int:
     """The length of the longest text of a dictionary; the size of all where that is not known."""
     if codec != "UNCOMPRESSED":
-        if size > MOST_HEADER_bytes or codec not in ("SNAPPY", "GZIP", "BROTLI", "ZSTD"):
+        if size > MAX_HEADER_bytes or codec not in ("SNAPPY", "GZIP", "BROTLI", "ZSTD"):
             return size
         page = pa.decompress(page, size, codec.lower(), asbytes=True)
     longest = at = 0
@@ -88,7 +88,7 @@ def _whole(fields: Any, number: int, usual: int) -> int:
 
 def _read_header(file: BinaryIO, at: int, end: int) -> tuple[dict[int, Any], int]:
     """The fields of a header, and its bytes."""
-    for most in (HEADER_bytes, MOST_HEADER_bytes):
+    for most in (HEADER_bytes, MAX_HEADER_bytes):
         file.seek(at)
         try:
             return _read_struct(file.read(min(most, end - at)), 0, DEPTH)

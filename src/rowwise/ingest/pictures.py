@@ -39,7 +39,7 @@ INDEX, FILES = "index.parquet", "pictures.jpegs"
 SCANS = "scans_"  # begins the columns of scans that a size needs
 QUALITY = 90  # of files that were no progressive JPEGs
 SMALLEST, LARGEST = 8, 4096  # sizes of copies
-MOST_PIXELS, MOST_SCANS = 1 << 26, 64  # of a picture; encoders make about ten scans
+MAX_PIXELS, MAX_SCANS = 1 << 26, 64  # of a picture; encoders make about ten scans
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # no formats that other programs decode
 ORIENTATION = 274  # the tag of EXIF; 1: upright
 WINDOW = 7  # rows and columns over which SSIM is computed
@@ -76,8 +76,8 @@ def scan_ends(jpeg: bytes, what: str) -> list[int]:
             ends.append(at)
     if jpeg[at : at + 2] != END or not ends:
         raise DataError(f"{what} is cut or damaged after {len(ends)} scans", "the whole file")
-    if len(ends) > MOST_SCANS:
-        raise DataError(f"{what} has {len(ends)} scans", f"at most {MOST_SCANS}, as each is decoded")
+    if len(ends) > MAX_SCANS:
+        raise DataError(f"{what} has {len(ends)} scans", f"at most {MAX_SCANS}, as each is decoded")
     if kind != PROGRESSIVE:
         raise DataError(f"{what} is no progressive JPEG", "a JPEG as `write_pictures` makes it")
     return ends
@@ -130,8 +130,8 @@ def open_picture(content: bytes, what: str, formats: tuple[str, ...] = FORMATS) 
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         got = "its format is not known" if isinstance(error, UnidentifiedImageError) else str(error)[:200]
         raise DataError(f"{what} is no picture: {got}", "a file that Pillow reads") from None
-    if picture.width * picture.height > MOST_PIXELS:
-        raise DataError(f"{what} has {picture.width} x {picture.height} pixels", f"at most {MOST_PIXELS:,}")
+    if picture.width * picture.height > MAX_PIXELS:
+        raise DataError(f"{what} has {picture.width} x {picture.height} pixels", f"at most {MAX_PIXELS:,}")
     return picture
 
 
@@ -140,8 +140,8 @@ def decode(prefix: bytes, size: int, what: str) -> Pixels:
     from PIL.Image import Resampling
 
     scans = prefix.count(bytes((START[0], SCAN)))
-    if scans > 2 * MOST_SCANS:  # those of a small copy in the header are counted, too
-        raise DataError(f"{what} has {scans} scans", f"at most {MOST_SCANS}, as each is decoded")
+    if scans > 2 * MAX_SCANS:  # those of a small copy in the header are counted, too
+        raise DataError(f"{what} has {scans} scans", f"at most {MAX_SCANS}, as each is decoded")
     with open_picture(prefix if prefix.endswith(END) else prefix + END, what, ("JPEG",)) as picture:
         try:
             picture.draft("RGB", (size, size))  # the decoder scales down to what is at least as large

@@ -89,7 +89,7 @@ def plain_copy(path: str, encoding: str, place: CacheFolder) -> Path:
         file.truncate(0)
         try:
             with open_unpacked(path) as source:
-                _write(file, source, encoding, path, place.most_bytes)
+                _write(file, source, encoding, path, place.max_bytes)
         except BaseException:
             file.truncate(0)
             raise
@@ -105,14 +105,14 @@ def _mark_used(copy: Path) -> None:
     os.utime(copy, ns=(now_ns, now_ns))
 
 
-def _write(file: BinaryIO, source: BinaryIO, encoding: str, path: str, most_bytes: int) -> None:
+def _write(file: BinaryIO, source: BinaryIO, encoding: str, path: str, max_bytes: int) -> None:
     text, written, lines = io.TextIOWrapper(source, encoding=encoding, newline=None), 0, 0
     try:
         while chunk := text.read(CHUNK).encode():
             written += len(chunk)
-            if written > most_bytes:
+            if written > max_bytes:
                 raise DataError(
-                    f"{path}: takes more than {most_bytes:,} bytes when it is unpacked",
+                    f"{path}: takes more than {max_bytes:,} bytes when it is unpacked",
                     "a larger data.text.unpacked_gb in a recipe, or --unpacked-gb",
                 )
             file.write(chunk)

@@ -25,12 +25,12 @@ DATES = (
 CLOCKS = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p", ", %H:%M", ", %I:%M %p", " %H:%M:%S GMT")
 WHOLE_FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%a %b %d %H:%M:%S %Y", "%b-%Y", "%b %Y")
 FORMATS = (ISO, *(day + clock for day in DATES for clock in CLOCKS), *WHOLE_FORMATS)
-MOST_FORMATS = 4  # in one column
+MAX_FORMATS = 4  # in one column
 SPAN = (1900, 2100)  # years of times
 FITS = 0.98  # of the different texts
 NUMBERS_FIT = 0.9
 DIFFERENT = 3  # texts that tell what a column is, at least
-MOST_TEXTS = 1000  # different ones that are looked at
+MAX_TEXTS = 1000  # different ones that are looked at
 FEW_TEXTS = 60  # that say which formats there may be
 LOOKS_LIKE_TIME = r"^.{6,40}$"
 DIGIT_PAIRS = r"\d[-/.: ,]|[A-Za-z]{3}[ -]\d"
@@ -81,7 +81,7 @@ def _find(name: str, array: pa.Array) -> ColumnReading | None:
     if not is_text(array.type) or types.is_large_binary(array.type):
         return None
     texts = pc.call_function("utf8_trim_whitespace", [array.drop_null().unique()])
-    texts = _without_missing(texts)[:MOST_TEXTS]
+    texts = _without_missing(texts)[:MAX_TEXTS]
     if len(texts) < DIFFERENT:
         return None
     return _time_reading(texts) or _number_reading(name, texts)
@@ -101,7 +101,7 @@ def _time_reading(texts: pa.Array) -> ColumnReading | None:
     possible = [one for one in FORMATS if _fitting(few, one).true_count]
     formats: list[str] = []
     rest, doubt = texts, ""
-    while len(rest) > (1 - FITS) * len(texts) and len(formats) < MOST_FORMATS:
+    while len(rest) > (1 - FITS) * len(texts) and len(formats) < MAX_FORMATS:
         fits = {one: _fitting(rest, one) for one in possible}
         counts = {one: fit.true_count for one, fit in fits.items() if fit.true_count}
         if not counts:

@@ -34,7 +34,7 @@ IN_GROUPS = 0.5  # of the rows
 GROUP_ERROR = 0.2  # labels that are guessed wrong from other rows of the group, over those without
 EVEN = 0.7  # values in the upper half of the range over those in the lower half, or the other way round
 # An amount of so many different whole numbers, each with so many rows, has a table, too: for what rises and falls
-MOST_BOTH, OFTEN_AGAIN = 1024, 20
+MAX_BOTH, OFTEN_AGAIN = 1024, 20
 EQUAL = 2  # pairs of equal numbers, to be expected
 PEAKED, PEAKED_CODES = 0.75, 0.95  # rank correlation of counts, and of few of them
 AS_COUNTS = "looks like a count"
@@ -255,7 +255,7 @@ def _named(f: Facts) -> Use | None:
     if f.sense == "part of time" and f.distinct <= FEW:
         return Use("sparse", "part of a time by name")
     if f.sense == "amount" and not (f.distinct <= FLAG):
-        also = f.distinct <= MOST_BOTH and f.rows >= max(ENOUGH_ROWS, OFTEN_AGAIN * f.distinct)
+        also = f.distinct <= MAX_BOTH and f.rows >= max(ENOUGH_ROWS, OFTEN_AGAIN * f.distinct)
         return Use("dense", "number by name", both=also)
     return None
 

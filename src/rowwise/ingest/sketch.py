@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rowwise.ingest.mix import Words
 
-MOST_VALUES = 1 << 16
+MAX_VALUES = 1 << 16
 EVER = np.array([np.iinfo(np.int64).max, np.iinfo(np.int64).min])  # before any time: the first one and the last one
 OFTEN = 5  # a value that comes less often says nothing about the label
 SURE = 10  # labels of the rarer kind; fewer that are all guessed right may be chance
@@ -50,8 +50,8 @@ class Repeats(NamedTuple):
 class Sketch:
     """Counts of values by their hash, and of positive labels among them."""
 
-    def __init__(self, most_values: int = MOST_VALUES) -> None:
-        self._most = most_values
+    def __init__(self, max_values: int = MAX_VALUES) -> None:
+        self._most = max_values
         self._shift = 0  # only hashes whose first `shift` bits are 0 are kept
         self._hash_U: Words = np.empty(0, np.uint64)
         self._counts_UC: NDArray[np.int64] = np.empty((0, 2), np.int64)  # of rows, and of those with a positive label

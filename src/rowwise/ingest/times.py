@@ -22,12 +22,12 @@ from rowwise.ingest.mix import Words, mix
 from rowwise.ingest.survey import hash_any
 from rowwise.tables.spec import Value
 
-MOST_ROWS = 1 << 15
+MAX_ROWS = 1 << 15
 FEWEST_ROWS = 1000
 BINS = 32
 RATIO, DEVIATIONS = 1.5, 5.0  # rows of a bin share ids so many times as often, and by so much more than chance
 LABEL_nats = 2e-3  # that the bin tells of the label of other rows
-LEAST_SHARE = 0.02  # of the rows to validate on, and to test on
+MIN_SHARE = 0.02  # of the rows to validate on, and to test on
 NO_ID = np.uint64(0)
 
 
@@ -56,7 +56,7 @@ class Nearness(NamedTuple):
 class TimeSample:
     """Times, labels and ids of rows that are drawn evenly from all rows, in bounded memory."""
 
-    def __init__(self, most: int = MOST_ROWS) -> None:
+    def __init__(self, most: int = MAX_ROWS) -> None:
         self._most, self._shift, self._rows = most, 0, 0
         self._key_S: Words = np.empty(0, np.uint64)
         self.time_S: Ints = np.empty(0, np.int64)
@@ -100,7 +100,7 @@ class TimeSample:
         validated_S = (self.time_S >= valid) & ~tested_S
         enough = 2 * (tested_S.sum() + validated_S.sum()) <= len(tested_S)
         both = all(len(np.unique(self.positive_S[part_S])) == 2 for part_S in (tested_S, validated_S))
-        large = min(tested_S.mean(), validated_S.mean()) >= LEAST_SHARE
+        large = min(tested_S.mean(), validated_S.mean()) >= MIN_SHARE
         return (valid, test) if enough and both and large else None
 
     def _bins(self) -> Ints:

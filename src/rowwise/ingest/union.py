@@ -11,7 +11,7 @@ from rowwise.ingest.kinds import decoded_kind
 
 UNITS = ("s", "ms", "us", "ns")
 TEXTS = (types.is_string, types.is_large_string, types.is_string_view)
-MOST_NOTES = 20
+MAX_NOTES = 20
 
 
 class FlatColumn(NamedTuple):
@@ -73,8 +73,8 @@ def unite(schemas: Mapping[str, pa.Schema]) -> Union:
     for name in (name for name in made.types if name in lacking):
         files = f"{len(lacking[name])} of {len(schemas)} files, such as {lacking[name][0]}"
         notes.append(f"column {name!r} is not in {files}: it has no value there")
-    more = len(notes) - MOST_NOTES
-    kept = notes if more <= 0 else [*notes[:MOST_NOTES], f"and {more} more such differences between the files"]
+    more = len(notes) - MAX_NOTES
+    kept = notes if more <= 0 else [*notes[:MAX_NOTES], f"and {more} more such differences between the files"]
     return made._replace(notes=tuple(kept), lacking={name: frozenset(files) for name, files in lacking.items()})
 
 

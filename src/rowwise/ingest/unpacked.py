@@ -25,11 +25,11 @@ from rowwise.ingest.block import Ints
 from rowwise.ingest.page_sizes import unpacked_size
 from rowwise.ingest.warehouse.footer import check_chunks, check_footer
 
-MOST_UNPACKED_bytes = 256 << 20  # of a file
-MOST_TIMES = 64  # that a larger Parquet file may take, for each of its bytes
-MOST_COLUMNS = 1 << 14
-MOST_KEPT_bytes = 1 << 16  # of a schema, for the next stream that has it
-MOST_DEPTH = 8  # of lists and structs in each other
+MAX_UNPACKED_bytes = 256 << 20  # of a file
+MAX_TIMES = 64  # that a larger Parquet file may take, for each of its bytes
+MAX_COLUMNS = 1 << 14
+MAX_KEPT_bytes = 1 << 16  # of a schema, for the next stream that has it
+MAX_DEPTH = 8  # of lists and structs in each other
 MAGIC = b"ARROW1\0\0"  # begins a file; then there is a stream, which a file's footer only finds again
 NUMBERS = (
     *(types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_temporal, types.is_null),
@@ -40,12 +40,12 @@ VIEWS = (types.is_string_view, types.is_binary_view)
 LISTS = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_map)
 
 
-def read_arrow_file(source: Path | bytes, most_bytes: int = MOST_UNPACKED_bytes) -> pa.Table:
+def read_arrow_file(source: Path | bytes, max_bytes: int = MAX_UNPACKED_bytes) -> pa.Table:
     """A file in Arrow's IPC format, by its path or its content; raises pa.ArrowException for one that is damaged."""
-    content = source if isinstance(source, bytes) else read_bytes(source, most_bytes, links=False)
+    content = source if isinstance(source, bytes) else read_bytes(source, max_bytes, links=False)
     if not content.startswith(MAGIC):
         raise pa.ArrowInvalid("it is no Arrow file")
-    return read_arrow_stream(pa.py_buffer(content).slice(len(MAGIC)), most_bytes)
+    return read_arrow_stream(pa.py_buffer(content).slice(len(MAGIC)), max_bytes)
 
 
 def write_arrow_file(path: Path, table: pa.Table) -> None:
@@ -56,27 +56,27 @@ def write_arrow_file(path: Path, table: pa.Table) -> None:
 
 def read_arrow_stream(
     content: bytes | bytearray | pa.Buffer,
-    most_bytes: int,
+    max_bytes: int,
     check_names: Callable[[Sequence[str]], None] | None = None,
 ) -> pa.Table:
     """The table of an Arrow IPC stream that takes at most so many bytes in memory.
 
     Args:
         content: the stream.
-        most_bytes: of the table.
+        max_bytes: of the table.
         check_names: raises for names of columns that are not wanted, before any value is read.
     """
     with _as_arrow_errors():
         stream = pa.py_buffer(content)
-        _check_size(decompressed_bytes(stream), most_bytes)
+        _check_size(decompressed_bytes(stream), max_bytes)
         with pa.ipc.open_stream(stream) as reader:
             if check_names is not None:
                 check_names(reader.schema.names)
             schema = pa.ipc.read_message(stream).serialize().to_pybytes()
-            shared = (_shared_of if len(schema) <= MOST_KEPT_bytes else _shared_of.__wrapped__)(schema)
+            shared = (_shared_of if len(schema) <= MAX_KEPT_bytes else _shared_of.__wrapped__)(schema)
             table = reader.read_all()
         table.validate(full=True)  # offsets and text
-        _check_size(_plain_bytes(table, shared), most_bytes)
+        _check_size(_plain_bytes(table, shared), max_bytes)
     return table
 
 
@@ -99,21 +99,21 @@ def read_parquet(source: Path | bytes, columns: Sequence[str] | None = None, *, 
         footer, size = pq.read_metadata(file), file.seek(0, io.SEEK_END)
         check_footer(footer)
         check_chunks(footer, size)
-        schema, most_bytes = footer.schema.to_arrow_schema(), max(MOST_UNPACKED_bytes, MOST_TIMES * size)
+        schema, max_bytes = footer.schema.to_arrow_schema(), max(MAX_UNPACKED_bytes, MAX_TIMES * size)
         names = schema.names if columns is None else list(columns)
         missing = [name for name in names if name not in schema.names]
         if missing:
             raise pa.ArrowInvalid(f"it has no column {missing[0]!r}")
         _check_schema(pa.schema([field for field in schema if field.name in names]))
         unpacked = unpacked_size(file, footer, names)
-        _check_size(unpacked.size_bytes, most_bytes)
+        _check_size(unpacked.size_bytes, max_bytes)
         # Where texts of dictionaries could take more, they stay numbers until they are counted.
-        texts = list(unpacked.texts) if unpacked.size_bytes + sum(unpacked.texts.values()) > most_bytes else []
+        texts = list(unpacked.texts) if unpacked.size_bytes + sum(unpacked.texts.values()) > max_bytes else []
         # No threads of Arrow's, which would call Python, perhaps when it ends.
         reader = pq.ParquetFile(file, metadata=footer, read_dictionary=texts, pre_buffer=False)
         groups = [reader.read_row_group(group, names, use_threads=False) for group in range(footer.num_row_groups)]
         table = pa.concat_tables(groups) if groups else reader.read(names, use_threads=False)
-        _check_size(_plain_bytes(table, _check_schema(table.schema)), most_bytes)
+        _check_size(_plain_bytes(table, _check_schema(table.schema)), max_bytes)
         fields = [schema.field(name) for name in table.column_names]
         if texts:
             table = table.cast(pa.schema([field.with_type(_without_views(field.type)) for field in fields]))
@@ -144,22 +144,22 @@ def _as_arrow_errors() -> Iterator[None]:
         raise pa.ArrowInvalid(str(error)) from None
 
 
-def _check_size(size_bytes: int, most_bytes: int) -> None:
-    if size_bytes > most_bytes:
-        raise pa.ArrowInvalid(f"it is {size_bytes:,} bytes when it is unpacked: expected at most {most_bytes:,}")
+def _check_size(size_bytes: int, max_bytes: int) -> None:
+    if size_bytes > max_bytes:
+        raise pa.ArrowInvalid(f"it is {size_bytes:,} bytes when it is unpacked: expected at most {max_bytes:,}")
 
 
 def _check_schema(schema: pa.Schema) -> tuple[str, ...]:
     """Refuse types whose bytes are not counted; the columns whose values share bytes."""
-    if len(schema) > MOST_COLUMNS:
-        raise pa.ArrowInvalid(f"it has {len(schema):,} columns: expected at most {MOST_COLUMNS:,}")
+    if len(schema) > MAX_COLUMNS:
+        raise pa.ArrowInvalid(f"it has {len(schema):,} columns: expected at most {MAX_COLUMNS:,}")
     names, shared = set[str](), list[str]()
     for field in schema:
         if field.name in names:
             count = schema.names.count(field.name)
             raise pa.ArrowInvalid(f"{count} columns are called {field.name[:80]!r}: expected each name once")
         names.add(field.name)
-        extent = _extent(field.type, MOST_DEPTH)
+        extent = _extent(field.type, MAX_DEPTH)
         if extent is _Extent.UNKNOWN:
             raise pa.ArrowInvalid(
                 f"column {field.name[:80]!r} holds {str(field.type)[:80]}: expected plain values or lists"

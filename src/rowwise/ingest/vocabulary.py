@@ -1,7 +1,7 @@
 """Vocabularies: the ids of a column that get a row of their own in its table, counted while the data are inspected.
 
 A vocabulary file has one id a line, a tab, and its row, as `map_id` reads it. Rows begin at 1 with the most frequent
-id, so hot rows are neighbours in memory. Row 0 is for all other ids: those of fewer than `LEAST_ROWS` rows train it, so
+id, so hot rows are neighbours in memory. Row 0 is for all other ids: those of fewer than `MIN_ROWS` rows train it, so
 that it knows what rare ids have in common when an id comes that nobody has seen. Known limits: ids with control
 characters or line breaks, bytes that are not UTF-8, and unsigned numbers of 2**63 or more have to be hashed.
 """
@@ -18,8 +18,8 @@ from rowwise.base.errors import SpecError
 from rowwise.ingest.bags import decoded
 from rowwise.ingest.transform.mapping import MapId, read_mapping
 
-MOST_IDS = 1 << 18  # a column with more is hashed
-LEAST_ROWS = 2
+MAX_IDS = 1 << 18  # a column with more is hashed
+MIN_ROWS = 2
 MERGE_AT = 1 << 16  # ids that wait to be added up
 NO_ROWS: dict[str | int, int] = {}
 UNLISTABLE = r"[\x00-\x1f\x7f\x{85}\x{2028}\x{2029}]"
@@ -29,7 +29,7 @@ UNLISTABLE = r"[\x00-\x1f\x7f\x{85}\x{2028}\x{2029}]"
 class IdCounter:
     """Counts the ids of a column exactly while there are at most `most` of them."""
 
-    def __init__(self, most: int = MOST_IDS) -> None:
+    def __init__(self, most: int = MAX_IDS) -> None:
         self._most = most
         self._waiting: list[pa.Table] | None = []  # None: too many ids, or ids that a file cannot hold
         self._merge_at = MERGE_AT
@@ -49,7 +49,7 @@ class IdCounter:
         if sum(table.num_rows for table in self._waiting) > self._merge_at:
             self._merge()
 
-    def ids(self, least: int = LEAST_ROWS) -> list[str] | None:
+    def ids(self, least: int = MIN_ROWS) -> list[str] | None:
         """The ids of at least `least` rows, the most frequent first; None: the column has to be hashed."""
         if not self._waiting:
             return None

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.base.errors import SpecError
-from rowwise.base.value import MOST_BATCH
+from rowwise.base.value import MAX_BATCH
 from rowwise.models.mlp import Linear
 from rowwise.tables.ops.float8 import float8_products
 from rowwise.tables.ops.linear import BLOCK_ROWS
@@ -45,8 +45,8 @@ class RowBlocks(Value, frozen=True):
     rows: int = BLOCK_ROWS  # a batch is padded to a multiple of these
 
     def __post_init__(self) -> None:
-        if not 1 <= self.rows <= MOST_BATCH:
-            raise SpecError(f"blocks of {self.rows} rows", f"1 to {MOST_BATCH}")
+        if not 1 <= self.rows <= MAX_BATCH:
+            raise SpecError(f"blocks of {self.rows} rows", f"1 to {MAX_BATCH}")
 
     def cut(self, rows: int, most: int) -> Iterator[RowSpan]:
         """The batches of so many rows, each of at most `most` rows, or of one block."""

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from rowwise.base.errors import SpecError
-from rowwise.base.value import MOST_RANKS, check_most, parse_json
+from rowwise.base.value import MAX_RANKS, check_max, parse_json
 from rowwise.tables.row_optimizers import needs_full_rows
 from rowwise.tables.spec import Table, Value, Wire
 
@@ -110,7 +110,7 @@ class Plan(Value, frozen=True, omit_defaults=True):
         known = {t.name: t for t in tables}
         if self.world < 1:
             raise SpecError(f"a plan for {self.world} ranks", "at least 1")
-        check_most("a plan for ", self, world=MOST_RANKS)
+        check_max("a plan for ", self, world=MAX_RANKS)
         if known and not self.tiles:
             raise SpecError("a plan without tiles", f"tiles for each of the tables, which are {_shorten(known)}")
         tiles: dict[str, list[Tile]] = {name: [] for name in known}

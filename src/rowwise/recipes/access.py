@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from rowwise.planning.perf.access import MOST_ZIPF_A, Access, Floats, RankCells, Workload
+from rowwise.planning.perf.access import MAX_ZIPF_A, Access, Floats, RankCells, Workload
 from rowwise.tables.spec import Table
 from rowwise.train.repeats import IdSample
 from rowwise.train.traffic import TableTraffic
@@ -108,7 +108,7 @@ def _solve_zipf_a(cells: RankCells, ids_G: Floats, distinct_G: Floats) -> Floats
     def excess(a_G: Floats) -> Floats:
         return cells.distinct(cells.shares(a_G), ids_G) - distinct_G
 
-    low_G, high_G = np.zeros(len(ids_G)), np.full(len(ids_G), MOST_ZIPF_A)
+    low_G, high_G = np.zeros(len(ids_G)), np.full(len(ids_G), MAX_ZIPF_A)
     a_G, over_G, under_G = low_G, excess(low_G), excess(high_G)  # distinct ids fall as `zipf_a` grows
     for step in range(HALVINGS + SECANTS):
         part_G = np.full(len(ids_G), 0.5)

@@ -4,7 +4,7 @@ Numbers are used as they are, and neither their buckets nor the ids of a column 
 category, or missing if no training row has it. A list counts by its first id and its length. Training stops when the
 validation loss has not improved for `PATIENCE` trees. Of the settings for categories, those with the least validation
 loss count: some logs want rare ids smoothed, others do not. Known limits: the first label only, and the first
-`MOST_ROWS` rows, as trees hold all rows in memory.
+`MAX_ROWS` rows, as trees hold all rows in memory.
 """
 
 from importlib.util import find_spec
@@ -30,8 +30,8 @@ from rowwise.train.loss_settings import AmountLoss, AnyLoss, Poisson, first_labe
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.samples import Samples
 
-MOST_ROWS = 2_000_000
-MOST_TREES, PATIENCE = 2000, 50
+MAX_ROWS = 2_000_000
+MAX_TREES, PATIENCE = 2000, 50
 QUICK_ROWS, QUICK_VALUES = 200_000, 2_000_000  # of training rows, to which trees are fitted unasked
 PARAMETERS = {
     "objective": "binary", "metric": "binary_logloss", "learning_rate": 0.05, "num_leaves": 31, "feature_fraction": 0.7,
@@ -78,7 +78,7 @@ def fit_trees(run: Path) -> TreeBaseline:
     return _compare(run, resolved, read, begin_s)
 
 
-def fit_quick_trees(run: Path, most_rows: int = QUICK_ROWS, most_values: int = QUICK_VALUES) -> TreeBaseline | None:
+def fit_quick_trees(run: Path, max_rows: int = QUICK_ROWS, max_values: int = QUICK_VALUES) -> TreeBaseline | None:
     """`fit_trees` where it takes seconds: of files with few rows, if LightGBM is installed; None: elsewhere."""
     if find_spec("lightgbm") is None:
         return None
@@ -88,7 +88,7 @@ def fit_quick_trees(run: Path, most_rows: int = QUICK_ROWS, most_values: int = Q
     if not of_files or rows.valid is None or rows.test is None or family_of(recipe.model).ranks_items:
         return None
     begin_s = perf_counter()
-    most = min(most_rows, most_values // (len(resolved.columns.dense) + len(resolved.columns.sparse)))
+    most = min(max_rows, max_values // (len(resolved.columns.dense) + len(resolved.columns.sparse)))
     train = _read_samples(resolved, rows.train, most + 1)
     if len(train.labels_B) > most:
         return None
@@ -149,7 +149,7 @@ def _fit(parameters: dict[str, Any], train: _Samples, valid: _Samples) -> Any:
     return lightgbm.train(
         parameters,
         dataset,
-        MOST_TREES,
+        MAX_TREES,
         valid_sets=[lightgbm.Dataset(valid.features_BF, valid.labels_B, reference=dataset, **options)],
         callbacks=[lightgbm.early_stopping(PATIENCE, verbose=False)],
     )
@@ -163,7 +163,7 @@ def _import_lightgbm() -> Any:
     return lightgbm
 
 
-def _read_samples(resolved: ResolvedRecipe, rows: RowSelection, most: int = MOST_ROWS) -> _Samples:
+def _read_samples(resolved: ResolvedRecipe, rows: RowSelection, most: int = MAX_ROWS) -> _Samples:
     features: list[Doubles] = []
     labels: list[Doubles] = []
     numbers = [dense.column for dense in resolved.columns.dense]

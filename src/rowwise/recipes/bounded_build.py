@@ -18,7 +18,7 @@ from rowwise.serve.package import MODEL
 from rowwise.train.snapshot import check_weights
 
 FACTORIES = frozenset((torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye))
-TIMES, LEAST_bytes = 8, 64 << 20  # of the weights; a model has indices, and what a constructor forgets
+TIMES, MIN_bytes = 8, 64 << 20  # of the weights; a model has indices, and what a constructor forgets
 
 
 def build_checked(version: Checkpoint, parts: ModelParts) -> nn.Module:
@@ -26,7 +26,7 @@ def build_checked(version: Checkpoint, parts: ModelParts) -> nn.Module:
     entries = version.manifest.tensors.values()
     size_bytes = sum(entry.rows * entry.row_bytes for entry in entries)
     # Code of a user may do anything.
-    bounded = nullcontext() if file_of(parts.model) is not None else _BoundedTensors(TIMES * size_bytes + LEAST_bytes)
+    bounded = nullcontext() if file_of(parts.model) is not None else _BoundedTensors(TIMES * size_bytes + MIN_bytes)
     with reading_export(version.folder / MODEL), bounded:
         model = build_model(parts, on_meta=True)
     check_weights(version, model)
@@ -37,9 +37,9 @@ def build_checked(version: Checkpoint, parts: ModelParts) -> nn.Module:
 class _BoundedTensors(TorchFunctionMode):
     """New tensors have at most so many bytes together; those on the meta device have none."""
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         super().__init__()
-        self._most_bytes, self._left_bytes = most_bytes, most_bytes
+        self._max_bytes, self._left_bytes = max_bytes, max_bytes
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (),
@@ -55,6 +55,6 @@ class _BoundedTensors(TorchFunctionMode):
             if self._left_bytes < 0:
                 raise SpecError(
                     f"layers of {tuple(planned.shape)} numbers",
-                    f"at most {self._most_bytes:,} bytes, as the version has few weights",
+                    f"at most {self._max_bytes:,} bytes, as the version has few weights",
                 )
         return func(*args, **kwargs)

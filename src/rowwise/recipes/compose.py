@@ -153,7 +153,7 @@ def make_model(resolved: ResolvedRecipe, *, on_meta: bool = False, reads: bool =
     memory = (
         recipe.memory_bytes if recipe.memory_bytes is None else recipe.memory_bytes // (1 + resolved.has_second_copy)
     )
-    build = partial(build_model, on_meta=on_meta, pairs=pairs, memory_bytes=memory, samples=recipe.most_samples)
+    build = partial(build_model, on_meta=on_meta, pairs=pairs, memory_bytes=memory, samples=recipe.max_samples)
     return _with_second_copy(resolved, build)
 
 

@@ -82,8 +82,8 @@ from rowwise.train.saved import CheckpointFolder
 
 PICTURES = "pictures"  # the folder in a version
 STATS_ROWS = 1 << 16  # training rows that statistics of columns are of, at most
-COUNTED_ROWS, LEAST_COUNTED = 4096, 16  # of a batch in which rows of tables are counted
-LEAST_MEMORY_bytes = 64 << 20  # for rows, whatever a recipe allows: caches of a run take more beside them
+COUNTED_ROWS, MIN_COUNTED = 4096, 16  # of a batch in which rows of tables are counted
+MIN_MEMORY_bytes = 64 << 20  # for rows, whatever a recipe allows: caches of a run take more beside them
 FOLLOW_s = 1.0  # between two looks at a run
 
 
@@ -227,7 +227,7 @@ def row_type_cost(
 def _memory_for_rows(resolved: ResolvedRecipe, run: Path) -> int | None:
     """The memory that rows may take; None: there is enough for all."""
     memory = measure_memory(resolved, solo(), "use", run)
-    return max(LEAST_MEMORY_bytes, memory.rank_room_bytes) if memory.is_short else None
+    return max(MIN_MEMORY_bytes, memory.rank_room_bytes) if memory.is_short else None
 
 
 def _load(version: Path, memory_bytes: int | None) -> nn.Module:
@@ -291,7 +291,7 @@ def _write_changes(  # noqa: PLR0913 - used once
     """Write the rows that the base lacks, and all other weights; false: these are too many, so nothing was written."""
     try:
         opened = open_base(base.path)
-        changed = changes_since(opened, checkpoint, tables, partial(most_changed, len(tables), memory_bytes), tell)
+        changed = changes_since(opened, checkpoint, tables, partial(max_changed, len(tables), memory_bytes), tell)
     except UnusableBaseError as error:
         warn(f"version {base.number} cannot be extended, so all rows are written: {error}")
         return False
@@ -309,7 +309,7 @@ def _write_changes(  # noqa: PLR0913 - used once
     return True
 
 
-def most_changed(tables: int, memory_bytes: int | None, table: Table) -> int:
+def max_changed(tables: int, memory_bytes: int | None, table: Table) -> int:
     """How many changed rows of one of so many tables are written alone: they are in memory, twice while joined."""
     most = room_of(table.rows)
     return most if memory_bytes is None else min(most, memory_bytes // (2 * tables * table.row_bytes))
@@ -441,7 +441,7 @@ def _count_rows(model: nn.Module, forward: Forward, train: pa.Table) -> dict[str
             forward(arrays_of(part), part.num_rows, COUNTED_ROWS)
         except RowwiseError:  # it has rows that training left out
             half = part.num_rows // 2
-            parts += [part.slice(0, half), part.slice(half)] if half >= LEAST_COUNTED else []
+            parts += [part.slice(0, half), part.slice(half)] if half >= MIN_COUNTED else []
     for arena, places, _ in counted:
         arena.places = places
     return {name: counts for _, _, counter in counted for name, counts in counter.counts().items()}

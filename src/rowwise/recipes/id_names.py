@@ -30,8 +30,8 @@ from rowwise.recipes.rows import RowSelection, good_rows
 from rowwise.tables.spec import Table
 
 RARE_IDS = "rare and new ids"  # the row that ids share that a vocabulary lacks
-MOST_ROWS = 1 << 20  # raw rows that are read for names
-MOST_IDS = 3  # of those that share a row, in its name
+MAX_ROWS = 1 << 20  # raw rows that are read for names
+MAX_IDS = 3  # of those that share a row, in its name
 LONGEST = 60  # characters of an id
 HIDING = (MapId, SigridHash, PositiveModulus)  # transforms after which an id is a number of rowwise's own
 
@@ -94,7 +94,7 @@ def _read_ids(
     transforms, table_rows, read = serving(transforms), table_rows_for_ids(columns, tables), 0
     seen = [_before_hiding(transforms, one.column) for one in columns.sparse]
     for selected in good_rows(rows, columns, tables, transforms):
-        if read >= MOST_ROWS or all(found[feature].keys() >= set(ids) for feature, ids in wanted.items()):
+        if read >= MAX_ROWS or all(found[feature].keys() >= set(ids) for feature, ids in wanted.items()):
             break
         raw = selected.read()
         read += raw.num_rows
@@ -149,5 +149,5 @@ def _text(one: object) -> str:
 
 def _join(names: Sequence[str]) -> str:
     """Ids that share a row, as one name."""
-    more = f" and {len(names) - MOST_IDS} more" if len(names) > MOST_IDS else ""
-    return ", ".join(names[:MOST_IDS]) + more
+    more = f" and {len(names) - MAX_IDS} more" if len(names) > MAX_IDS else ""
+    return ", ".join(names[:MAX_IDS]) + more

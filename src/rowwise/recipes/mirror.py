@@ -24,7 +24,7 @@ from rowwise.base.quantity import format_bytes
 from rowwise.base.storage.folder import Folder, StorageFolder, as_storage, parse_folder, read_file, read_pieces
 from rowwise.base.storage.interface import ObjectExistsError
 from rowwise.base.storage.local import LocalStorage
-from rowwise.base.textfile import MOST_BYTES, decode_json
+from rowwise.base.textfile import MAX_BYTES, decode_json
 from rowwise.checkpoint.copy import OtherCheckpointError, copy_checkpoint, remove_copy
 from rowwise.checkpoint.listing import best_step
 from rowwise.checkpoint.manifest import NAME, CheckpointManifest
@@ -257,7 +257,7 @@ def fetch_run(url: str, runs: Path, which: str = "last") -> Path:
     """
     place = as_storage(parse_folder(url))
     try:
-        owner, recipe = _read_owner(place), read_file(place, RECIPE, MOST_BYTES)
+        owner, recipe = _read_owner(place), read_file(place, RECIPE, MAX_BYTES)
     except FileNotFoundError:
         raise DataError(
             f"{url} is no mirror of a run: it has no {OWNER} and {RECIPE}", "the URL that a run had as save.mirror"
@@ -312,7 +312,7 @@ def _name_of(recipe: bytes, url: str) -> str:
 
 def _read_owner(place: Folder) -> MirrorOwner:
     try:
-        return decode_json(read_file(place, OWNER, MOST_BYTES), MirrorOwner)
+        return decode_json(read_file(place, OWNER, MAX_BYTES), MirrorOwner)
     except ValueError as error:
         raise DataError(f"{place / OWNER} is damaged: {error}", hint="use the mirror of another run") from None
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import structs
 
 from rowwise.base.errors import SpecError
-from rowwise.base.value import MOST_BATCH, MOST_DIM, check_most
+from rowwise.base.value import MAX_BATCH, MAX_DIM, check_max
 from rowwise.tables.row_optimizers import RowOptimizer
 from rowwise.tables.spec import Value
 
@@ -163,7 +163,7 @@ class RetrievalConfig(Value, frozen=True, kw_only=True):
             raise SpecError(f"model.temperature={self.temperature}", "a finite number above 0")
         if self.hardest is not None and self.hardest < 1:
             raise SpecError(f"model.hardest={self.hardest}", "at least one negative, or null for all")
-        check_most("model.", self, hardest=MOST_BATCH)
+        check_max("model.", self, hardest=MAX_BATCH)
 
 
 class ScaleConfig(Value, frozen=True):
@@ -199,7 +199,7 @@ class PictureConfig(Value, frozen=True):
             )
         if list(self.sizes) != sorted(set(self.sizes)):
             raise SpecError(f"model.item_pictures: sizes={list(self.sizes)}", "each size once, ascending")
-        check_most("model.item_pictures.", self, dim=MOST_DIM)
+        check_max("model.item_pictures.", self, dim=MAX_DIM)
 
 
 class TwoTowerConfig(RetrievalConfig, frozen=True, kw_only=True, tag="two_tower", tag_field="kind"):
@@ -242,7 +242,7 @@ class _Sequences(Value, frozen=True):
     leave_out_history: bool = False  # in evaluation: whether items before the last one are no candidates for it
 
     def __post_init__(self) -> None:
-        check_most("model.", self, length=MOST_DIM, negatives=MOST_BATCH)
+        check_max("model.", self, length=MAX_DIM, negatives=MAX_BATCH)
         if self.negatives is not None and self.negatives < 1:
             raise SpecError(f"model.negatives={self.negatives}", "at least 1, or null for a softmax over all items")
 

@@ -81,7 +81,7 @@ def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topolog
     by_use = {"train": rows.train, "valid": rows.valid, "test": rows.test}
     resident_bytes, cache_bytes = memory_of_plan(plan, tables_of(model)) if has_disk_tables(plan) else (0, 0)
     on_gpus = recipe.train.device != "cpu"
-    cached = describe_cached_tiles(plan, tables_of(model), recipe.most_samples) if on_gpus else ""
+    cached = describe_cached_tiles(plan, tables_of(model), recipe.max_samples) if on_gpus else ""
     parameters = sum(parameter.numel() for parameter in dense_parameters(model))
     assert recipe.train.threads is not None
     return Outlook(

@@ -24,7 +24,7 @@ from rowwise.tables.store.sizes import FLOAT_bytes, cache_bytes, disk_bytes
 
 SLOT_bytes = 13  # of a GPU, beside a row and its state: the row's number, a stamp, whether it has changed
 PARTS = 1 << 40  # of the largest factor of caches on CPUs
-MOST_NAMES = 3
+MAX_NAMES = 3
 
 
 def choose_cached(
@@ -54,10 +54,10 @@ def choose_cached(
     while lower and table_bytes(lower[0]) <= left + least[lower[0].name]:
         left -= table_bytes(lower[0]) - least[lower.pop(0).name]
     total = sum(map(table_bytes, lower))
-    return {t.name: _most_rows(t, least[t.name] + left * table_bytes(t) // total, samples) for t in lower}
+    return {t.name: _max_rows(t, least[t.name] + left * table_bytes(t) // total, samples) for t in lower}
 
 
-def _most_rows(table: Table, room_bytes: int, samples: int) -> int:
+def _max_rows(table: Table, room_bytes: int, samples: int) -> int:
     """The most rows of a table whose cache on a GPU takes so many bytes, as whole sets."""
     counts = range(1, sets_of(table.rows) + 1)
     return WAYS * bisect_right(counts, room_bytes, key=lambda sets: cached_bytes(table, sets * WAYS, samples))
@@ -232,8 +232,8 @@ def describe_pieces(pieces: Sequence[TablePiece]) -> str:
 
 def _first_names(names: Iterable[str]) -> str:
     known = list(names)
-    more = f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
-    return ", ".join(known[:MOST_NAMES]) + more
+    more = f" and {len(known) - MAX_NAMES} more" if len(known) > MAX_NAMES else ""
+    return ", ".join(known[:MAX_NAMES]) + more
 
 
 def _by_name(tables: Sequence[Table]) -> dict[str, Table]:

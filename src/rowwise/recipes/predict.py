@@ -37,7 +37,7 @@ from rowwise.recipes.rows import RowSelection, make_task
 from rowwise.recipes.towers import next_item_of
 from rowwise.serve.answer import prediction_columns, prediction_names, predictions_of
 from rowwise.serve.forward import Logits, choose_blocks_of
-from rowwise.serve.retrieval import MOST_ITEMS
+from rowwise.serve.retrieval import MAX_ITEMS
 from rowwise.tables.batch import Batch
 from rowwise.train.on_device import to_device
 
@@ -186,8 +186,8 @@ def _check_best(k: int | None, items: RankedItems | None) -> int:
     """How many items a list gets."""
     if k is not None and items is None:
         raise SpecError(f"--k {k}: the model ranks no items for a list", "a run with model.kind=sasrec or hstu")
-    if k is not None and not 1 <= k <= MOST_ITEMS:
-        raise SpecError(f"--k {k}", f"1 to {MOST_ITEMS} items")
+    if k is not None and not 1 <= k <= MAX_ITEMS:
+        raise SpecError(f"--k {k}", f"1 to {MAX_ITEMS} items")
     return BEST if k is None else k
 
 

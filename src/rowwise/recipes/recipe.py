@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from rowwise.base.errors import SpecError
-from rowwise.base.value import check_layers, check_most
+from rowwise.base.value import check_layers, check_max
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.dialect import Dialect
 from rowwise.ingest.service.local import Workers
@@ -26,8 +26,8 @@ from rowwise.tables.spec import Init, Pooling, RowType, Table, Value, Wire
 from rowwise.train.loss_settings import AmountLoss, CoTeaching, Smc
 from rowwise.train.settings import DenseParallel, Evaluation, Log, Saving, Training
 
-MOST_ROWS = 1 << 34  # of synthetic data
-LEAST_CACHE_bytes = 1_000_000
+MAX_ROWS = 1 << 34  # of synthetic data
+MIN_CACHE_bytes = 1_000_000
 PROBE = "probe"  # the `network` of runs that probe links first
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -82,7 +82,7 @@ class DataCache(Value, frozen=True):
     size: int | str = "50GB"  # what is kept, the most recently used; also in bytes
 
     def __post_init__(self) -> None:
-        if not self.folder or self.size_bytes < LEAST_CACHE_bytes:
+        if not self.folder or self.size_bytes < MIN_CACHE_bytes:
             raise SpecError(f"data.cache: folder={self.folder!r}, size={self.size}", "a folder and at least 1MB")
 
     @property
@@ -123,7 +123,7 @@ class Data(Value, frozen=True):
         for name, rows in (("rows", self.rows), ("test_rows", self.test_rows)):
             if rows is not None and rows < 1:
                 raise SpecError(f"data.{name}={rows}", "at least 1")
-        check_most("data.", self, rows=MOST_ROWS, test_rows=MOST_ROWS)
+        check_max("data.", self, rows=MAX_ROWS, test_rows=MAX_ROWS)
         if self.valid_share + self.test_share >= 1:
             raise SpecError(f"data: valid_share={self.valid_share} and test_share={self.test_share} leave no rows")
 
@@ -252,7 +252,7 @@ class Recipe(Value, frozen=True, kw_only=True):
         return parse_size(self.memory, "memory") if isinstance(self.memory, str) else self.memory
 
     @property
-    def most_samples(self) -> int:
+    def max_samples(self) -> int:
         """The most samples of all ranks that are looked up at once, at a step or an evaluation."""
         return max(self.train.batch * self.train.accumulate, self.evaluate.batch)
 

@@ -18,7 +18,7 @@ from rowwise.train.stages import PhaseTime
 from rowwise.train.trainer import Trainer
 
 RESULT, BAD_ROWS = "result.json", "bad_rows"  # in the folder of a run
-MOST_REASONS = 5
+MAX_REASONS = 5
 
 
 class RunResult(Value, frozen=True):
@@ -66,11 +66,11 @@ def find_bad_rows(folder: Path) -> tuple[int, tuple[str, ...]]:
     Rows of unreadable splits count if their number is known. The folder exists only if rows were quarantined.
     """
     counts = count_quarantined(folder)
-    reasons = [f"{split.source}: {split.error}" for split in counts.unread[:MOST_REASONS]]
+    reasons = [f"{split.source}: {split.error}" for split in counts.unread[:MAX_REASONS]]
     for path in sorted(folder.glob(f"*{ROWS}")):
-        if len(reasons) >= MOST_REASONS:
+        if len(reasons) >= MAX_REASONS:
             break
-        table = read_quarantined(path).slice(0, MOST_REASONS - len(reasons))
+        table = read_quarantined(path).slice(0, MAX_REASONS - len(reasons))
         reasons += [f"{row['_place']}: {row['_reason']}" for row in table.to_pylist()]
     return counts.rows + sum(split.rows or 0 for split in counts.unread), tuple(reasons)
 

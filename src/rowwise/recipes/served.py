@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from rowwise.base.errors import CheckpointError, DataError, SpecError
 from rowwise.base.inside import fault_of_name
 from rowwise.base.textfile import decode_json, read_bytes
-from rowwise.base.value import MOST_BATCH
+from rowwise.base.value import MAX_BATCH
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.checkpoint.tables import table_modules
 from rowwise.ingest.bound import BoundPreparation
@@ -49,8 +49,8 @@ from rowwise.serve.items import open_items, read_facts
 from rowwise.serve.package import (
     GOLDEN,
     LOGIT,
+    MAX_BYTES,
     MODEL,
-    MOST_BYTES,
     GoldenRows,
     VersionFolder,
     find_version,
@@ -89,7 +89,7 @@ class ServedModel(Value, frozen=True, kw_only=True):
     parts: ModelParts  # tables have the row types of the version; paths are inside of its folder
     transforms: tuple[AnyKind, ...]  # with the contents of their files
     precision: Precision
-    batch: Annotated[int, msgspec.Meta(ge=1, le=MOST_BATCH)]  # rows that `rowwise predict` computes together, at most
+    batch: Annotated[int, msgspec.Meta(ge=1, le=MAX_BATCH)]  # rows that `rowwise predict` computes together, at most
     blocks: RowBlocks = RowBlocks()
     text: Dialect | None = None  # how text files of the training rows were written; files to predict for are read so
 
@@ -107,7 +107,7 @@ def read_model(version: Path) -> ServedModel:
     """Decode model.json, without running any of its code."""
     path = version / MODEL
     with reading_export(path):
-        served = decode_json(read_bytes(path, MOST_BYTES, links=False), ServedModel)
+        served = decode_json(read_bytes(path, MAX_BYTES, links=False), ServedModel)
         if served.format != FORMAT:
             raise CheckpointError(f"{path} has format {served.format}; this rowwise reads format {FORMAT}")
         _check_parts(served.parts)

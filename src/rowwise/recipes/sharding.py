@@ -69,13 +69,13 @@ def choose_plan(
     if recipe.plan is not None:
         plan = _read_plan(recipe, tables, topology)
         if gpu_bytes is not None:
-            _check_gpus(plan, tables, gpu_bytes, recipe.most_samples)
+            _check_gpus(plan, tables, gpu_bytes, recipe.max_samples)
         return plan
     request = make_request(recipe, tables, topology, usual_hardware(recipe))
     if topology.world > 1:
         spared = None if family_of(recipe.model).reads_whole_tables else memory
         request_of_ranks = replace(request, dense=dense_side_of(recipe, model))
-        plan = _place_on_ranks(request_of_ranks, tables, spared, gpu_bytes, recipe.most_samples)
+        plan = _place_on_ranks(request_of_ranks, tables, spared, gpu_bytes, recipe.max_samples)
     else:
         plan = single_rank_plan(tables)
         if recipe.hardware is not None and tables:
@@ -129,7 +129,7 @@ def _place_on_disk(request: PlanRequest, resident: TableMemory) -> Plan:
     room = resident.rank_room_bytes
     request = _with_memory(request, room, host_bytes=0, disk_bytes=UNLIMITED_bytes)
     request = replace(request, tiers=frozenset({"device", "disk"}), buffers=False)
-    least = _least_memory_bytes(request)
+    least = _min_memory_bytes(request)
     if least > room * resident.topology.devices:
         samples = f"the index of all rows and the rows of {request.batch:,} samples take {format_bytes(least)}"
         larger = f"a larger --memory ({format_bytes(least)})" if resident.limited and resident.purpose != "use" else ""
@@ -141,9 +141,9 @@ def _place_on_disk(request: PlanRequest, resident: TableMemory) -> Plan:
         raise
     plan = fill_caches(plan, resident.tables, room)
     for host, free in enumerate(resident.disk_free_H):
-        least_disk = replace(resident, plan=plan).disk_bytes(host) // LOG_COPIES
-        if least_disk > free:  # a log has replaced records besides, and none of rows that never changed
-            sizes = f"{format_bytes(least_disk)}, and {format_bytes(free)} are free on the disk"
+        min_disk = replace(resident, plan=plan).disk_bytes(host) // LOG_COPIES
+        if min_disk > free:  # a log has replaced records besides, and none of rows that never changed
+            sizes = f"{format_bytes(min_disk)}, and {format_bytes(free)} are free on the disk"
             raise_if_short(resident, f"; rows on disk need up to {sizes}", "another disk by --set disk=FOLDER")
     return plan
 
@@ -157,7 +157,7 @@ def _with_memory(request: PlanRequest, device_bytes: int, **other_bytes: int) ->
     return replace(request, machine=structs.replace(request.machine, hardware=hardware))
 
 
-def _least_memory_bytes(request: PlanRequest) -> float:
+def _min_memory_bytes(request: PlanRequest) -> float:
     """Memory of a host if each table took as little of it as it can, on disk or not."""
     problem = make_problem(request)
     memory_O = OptionTotals.of(problem).bytes_OM[:, 0]
@@ -247,4 +247,4 @@ def shard_tables(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm, disk:
         elastic, merge_shared = train.determinism == "elastic", train.merge_shared
         shard(model, plan, comm, wire=recipe.wire_types, elastic=elastic, merge_shared=merge_shared, disk=disk)
         if train.device != "cpu":  # tables were made there, the rest was not; dense parameters may still be on meta
-            move_sharded(model, plan, train.device, recipe.most_samples)
+            move_sharded(model, plan, train.device, recipe.max_samples)

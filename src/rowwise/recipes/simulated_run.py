@@ -11,7 +11,7 @@ from rowwise.base.errors import SpecError
 from rowwise.base.quantity import is_finite
 from rowwise.base.records import Simulation
 from rowwise.base.textfile import decode_json, read_bytes, read_text
-from rowwise.base.value import MOST_RANKS
+from rowwise.base.value import MAX_RANKS
 from rowwise.parallel.plan import Plan
 from rowwise.planning.perf.hardware import Hardware, Machine
 from rowwise.planning.perf.links import Network, read_network
@@ -79,7 +79,7 @@ class _RunFacts(msgspec.Struct):
     """What a simulation needs of env.json."""
 
     cpu: str = ""
-    hosts: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)] = 1
+    hosts: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)] = 1
     network: OrderedHosts | None = None
 
 

@@ -31,7 +31,7 @@ from rowwise.tables.spec import RowType, Table, Topology, state_bytes
 from rowwise.tables.store.sizes import cache_bytes, disk_bytes
 
 Purpose = Literal["train", "resume", "use"]  # decides which changes are still possible
-MOST_REMEDIES = 3  # in the message
+MAX_REMEDIES = 3  # in the message
 USABLE = 0.9  # fraction of the free memory for suggested tables; batches and the dense model need the rest
 DIM_STEP = 4
 
@@ -190,7 +190,7 @@ def raise_if_short(memory: TableMemory, disk: str = "", disk_remedy: str = "") -
         remedies = [f"a machine with {needed} free", *(f"a run with {remedy}" for remedy in remedies)]
     smaller_caches = "smaller `cache_rows` in the plan" if caches else ""  # it is a given one: others fit
     remedies = [*filter(None, (disk_remedy, smaller_caches)), *remedies]
-    expected = "; or ".join(remedies[:MOST_REMEDIES]) or "a machine with more memory, or fewer tables"
+    expected = "; or ".join(remedies[:MAX_REMEDIES]) or "a machine with more memory, or fewer tables"
     there = f"memory is {format_bytes(free)}" if memory.limited else f"{format_bytes(free)} are free"
     raise TableMemoryError(f"{got}, and {there}{disk}", expected)
 

@@ -18,7 +18,7 @@ from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
 from rowwise.base.errors import SpecError
-from rowwise.base.plainyaml import MOST_BYTES, NotPlainError, PlainLoader, load_yaml
+from rowwise.base.plainyaml import MAX_BYTES, NotPlainError, PlainLoader, load_yaml
 from rowwise.base.textfile import parse_whole, read_text
 from rowwise.recipes.recipe import Recipe
 
@@ -116,7 +116,7 @@ def _section_of(message: str) -> str:
 def read(path: Path, changes: Sequence[str] = ()) -> Recipe:
     """A recipe file with changes such as "train.epochs=2"; without `name` it is named after the file."""
     try:
-        text = read_text(path, MOST_BYTES)
+        text = read_text(path, MAX_BYTES)
     except OSError as error:
         raise SpecError(f"{path}: cannot be read as a recipe: {error.strerror}") from None
     sections = parse(text, str(path))
@@ -159,7 +159,7 @@ def apply_changes(sections: dict[str, Any], changes: Sequence[str]) -> None:
 
 def dropped_keys(path: Path, changes: Sequence[str]) -> list[str]:
     """A line for each change of a `kind` that drops keys of the recipe file."""
-    sections = parse(read_text(path, MOST_BYTES), str(path))
+    sections = parse(read_text(path, MAX_BYTES), str(path))
     lines: list[str] = []
     for change in changes:
         keys = change.partition("=")[0].removesuffix(".kind").split(".")

@@ -13,7 +13,7 @@ from rowwise.report.scale import positive
 from rowwise.report.speed import interval_seconds, phase_names
 
 HEADERS = ("Table", "Hit rate", "Misses", "Evictions", "Rows written", "Memory")
-MOST_TABLES = 40
+MAX_TABLES = 40
 NOTE = (
     "Hit rate: lookups of a training step whose row was cached, over all; validation and checkpoints do not count. "
     "Misses, evictions and rows written back: of all lines of the run, over all ranks. "
@@ -32,9 +32,9 @@ def draw_caches(run: RecordedRun) -> Html:
     names = list(dict.fromkeys(line.table for line in run.caches))
     totals = sorted((_total(run.caches, name) for name in names), key=lambda t: (-t.misses, t.table))
     most = max(total.misses for total in totals)
-    grid = data_table(HEADERS, [_draw_row(total, most) for total in totals[:MOST_TABLES]], "cards")
-    omitted = len(totals) - MOST_TABLES
-    more = note(f"The {MOST_TABLES} with most misses are shown, of {len(totals)}.") if omitted > 0 else Html("")
+    grid = data_table(HEADERS, [_draw_row(total, most) for total in totals[:MAX_TABLES]], "cards")
+    omitted = len(totals) - MAX_TABLES
+    more = note(f"The {MAX_TABLES} with most misses are shown, of {len(totals)}.") if omitted > 0 else Html("")
     on_disk = not _is_on_device(run)
     charts = div("charts", _draw_hit_rate(run), _draw_reads(run) if on_disk else Html(""))
     title, rest = ("Tables on disk", NOTE_OF_DISK) if on_disk else ("Tables in host memory", NOTE_OF_DEVICE)

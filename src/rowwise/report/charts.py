@@ -12,11 +12,11 @@ from rowwise.report.markup import Html, coordinate, figure, join, span, tag, tex
 from rowwise.report.plot import TOP, Plot, draw_axes, draw_label, draw_line, draw_picture, make_plot, make_rank_plot
 from rowwise.report.scale import Point, Scale, bin_means, positive, thin_points
 
-MOST_DOTTED = 60  # points of a line with dots
-MOST_UNAVERAGED = 150  # points of a line that is drawn without averaging
+MAX_DOTTED = 60  # points of a line with dots
+MAX_UNAVERAGED = 150  # points of a line that is drawn without averaging
 FEW = 3  # fewer points are drawn as dots
 BAR_GAP = 0.2  # between the bars of ranks, of the width of a rank
-MOST_APART = 128  # ranks whose bars have gaps
+MAX_APART = 128  # ranks whose bars have gaps
 WARM_UP = 0.1  # first fraction of the x axis, ignored in the y range of noisy lines
 COLOURS = (
     "blue",
@@ -148,13 +148,13 @@ def _find_usual_range(points: Sequence[Point]) -> Sequence[float]:
 
 def _draw_line(area: Plot, line: ChartLine) -> Html:
     attributes = {"class": f"line {line.colour}{' thin' * line.thin}", "data-name": line.name}
-    if line.spread and len(line.points) > MOST_UNAVERAGED:
+    if line.spread and len(line.points) > MAX_UNAVERAGED:
         extremes = tag("path", {"class": f"line faint {line.colour}", "d": _path_data(area, thin_points(line.points))})
         return join([extremes, tag("path", attributes | {"d": _path_data(area, bin_means(line.points))})])
     points = thin_points(line.points)
     parts = [tag("path", attributes | {"d": _path_data(area, points)})]
     known = [(x, y) for x, y in points if is_finite(y)]
-    if line.dots and len(known) <= MOST_DOTTED:
+    if line.dots and len(known) <= MAX_DOTTED:
         # A dot is a zero-length line with round caps: a third of the bytes of a circle.
         dots = "".join(f"M{_point_data(area, point)}h0" for point in known)
         parts.append(tag("path", {"class": f"dots {line.colour}", "d": dots}))
@@ -295,13 +295,13 @@ def draw_deviation_bar(key: str, label: str, value: float, most: float) -> Html:
 
 
 def draw_rank_bars(
-    key: str, label: str, series: Mapping[str, tuple[Sequence[float], str]], most_s: float, *, mean: bool = False
+    key: str, label: str, series: Mapping[str, tuple[Sequence[float], str]], max_s: float, *, mean: bool = False
 ) -> Html:
     """Beside each other a bar for each rank and series, of seconds in a colour; with `mean`, a line at their mean."""
     ranks, many = len(next(iter(series.values()))[0]), len(series)
-    area = make_rank_plot(ranks, most_s * 1000)
+    area = make_rank_plot(ranks, max_s * 1000)
     width = (area.x.end - area.x.begin) / ranks
-    gap = BAR_GAP * width if ranks <= MOST_APART else 0.0
+    gap = BAR_GAP * width if ranks <= MAX_APART else 0.0
     parts: list[Html] = []
     for rank in range(ranks):
         for number, (name, (seconds_W, colour)) in enumerate(series.items()):

@@ -18,7 +18,7 @@ from rowwise.report.overview import HIDDEN_METRICS, describe_status, final_metri
 from rowwise.report.page import draw_page, write_page
 from rowwise.report.read import Curve, Reading, RecordedRun, read_run
 
-FEWEST_RUNS, MOST_RUNS = 2, len(COLOURS)
+FEWEST_RUNS, MAX_RUNS = 2, len(COLOURS)
 ROW_KEYS = {"dataset", "folder", "valid", "test", "valid_share", "test_share", "share", "rows", "test_rows", "where"}
 LONGEST = 160  # longest shown value, in characters
 BEST = "\u2605 marks the best of a line."
@@ -38,8 +38,8 @@ class ComparedRun:
 
 
 def compare(runs: Sequence[Path], out: Path) -> Path:
-    if not FEWEST_RUNS <= len(runs) <= MOST_RUNS:
-        raise DataError(f"{len(runs)} runs to compare", f"{FEWEST_RUNS} to {MOST_RUNS}")
+    if not FEWEST_RUNS <= len(runs) <= MAX_RUNS:
+        raise DataError(f"{len(runs)} runs to compare", f"{FEWEST_RUNS} to {MAX_RUNS}")
     recorded = [read_run(folder) for folder in runs]
     compared = tuple(map(ComparedRun, recorded, _name_runs(recorded, runs), COLOURS))
     write_page(out, draw_comparison(compared))

@@ -8,7 +8,7 @@ from rowwise.report.charts import Chart, ChartLine, draw_chart, draw_deviation_b
 from rowwise.report.markup import Html, cells, data_table, div, lead, legend, note, row, section, tag, text
 from rowwise.report.read import RecordedRun
 
-MOST_FEATURES, MOST_IDS, MOST_SLICES = 40, 40, 20
+MAX_FEATURES, MAX_IDS, MAX_SLICES = 40, 40, 20
 NOTE = (
     "Importance: how much the log loss rises when the values of a column are shuffled among the rows (permutation "
     "importance); the light end of a bar is one standard deviation over the repeats to either side. Columns that say "
@@ -47,14 +47,14 @@ def draw_explanation(run: RecordedRun) -> Html:
 def _draw_importance(found: Sequence[Importance], drift: Mapping[str, Drift]) -> Html:
     most = max(one.loss + one.spread for one in found)
     rows = []
-    for one in found[:MOST_FEATURES]:
+    for one in found[:MAX_FEATURES]:
         moved = drift.get(one.feature)
         label = f"{one.feature}: {format_metric(one.loss)}"
         bar = draw_strip("importance", label, ((one.loss - one.spread, "blue"), (2 * one.spread, "sky")), most)
         values = [f"{one.loss:+.4f}", f"{one.spread:.4f}"]
         values += [f"{moved.index:.3f}", f"{moved.chance:.3f}"] if moved else []
         rows.append(row(one.feature, "", tag("td", {"class": "bars"}, bar), *cells(*values)))
-    left = len(found) - MOST_FEATURES
+    left = len(found) - MAX_FEATURES
     more = note(f"And {left} more features.") if left > 0 else Html("")
     headers = ("Feature", "", "Log loss without it", "Deviation", "Drift", "By chance")
     return div("slice", data_table(headers, rows, "slices"), more)
@@ -68,7 +68,7 @@ def _draw_dependence(found: Dependence, task: str) -> Html:
 
 
 def _draw_ids(found: Sequence[IdEffect], names: Mapping[str, Mapping[str, str]]) -> Html:
-    ranked = sorted(found, key=lambda one: one.error - abs(one.logit))[:MOST_IDS]
+    ranked = sorted(found, key=lambda one: one.error - abs(one.logit))[:MAX_IDS]
     most = max(abs(one.logit) for one in ranked)
     rows = []
     for one in ranked:
@@ -80,7 +80,7 @@ def _draw_ids(found: Sequence[IdEffect], names: Mapping[str, Mapping[str, str]])
 
 
 def _draw_slices(found: ModelExplanation) -> Html:
-    shown = found.calibration[:MOST_SLICES]
+    shown = found.calibration[:MAX_SLICES]
     most = max(max(abs(one.deviations) for one in shown), 1.0)
     rows = []
     for one in shown:

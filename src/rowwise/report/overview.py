@@ -13,7 +13,7 @@ STATUS = {  # words, and CSS class
     "failed": ("failed", "bad"),
 }
 HIDDEN_METRICS = frozenset({"count", "base_rate", "auc_bound"})  # facts of the data, and error bounds
-MOST_TILES = 6
+MAX_TILES = 6
 
 
 def draw_header(run: RecordedRun) -> Html:
@@ -76,7 +76,7 @@ def best_samples(run: RecordedRun, task: str) -> float | None:
 
 def _draw_task_tiles(run: RecordedRun, task: str) -> Html:
     split, values = final_metrics(run, task)
-    names = sorted((name for name in values if name not in HIDDEN_METRICS), key=metric_position)[:MOST_TILES]
+    names = sorted((name for name in values if name not in HIDDEN_METRICS), key=metric_position)[:MAX_TILES]
     if not names:
         return Html("")
     facts = [(find_metric(n).title, format_metric(values[n]), _compare_value(run, task, n, values[n])) for n in names]

@@ -35,7 +35,7 @@ PAGE_TABLES = 200  # tables shown on the page of a plan
 SECTION_TABLES = 40  # tables shown in the report of a run
 HEADERS = ("Table", "Size", "Ids a sample", "Time", "Of the busiest rank", "Where", "Why")
 STRIP_WIDTH, STRIP_HEIGHT = 1000, 34
-LEAST_OPACITY = 0.07
+MIN_OPACITY = 0.07
 NOTE = (
     "Time: a table's operators and links on the rank where they take longest. Of the busiest rank: the table's share "
     "of that rank's operators. Next: the best other layout with all other tables unchanged."
@@ -124,7 +124,7 @@ def _draw_heat_strip(facts: ExplainedPlan, tier: int) -> Html:
     cells: list[Html] = []
     for number, use in enumerate(use_W):
         position = {"x": number * width, "y": 0.0, "width": width, "height": float(STRIP_HEIGHT)}
-        opacity = LEAST_OPACITY + (1 - LEAST_OPACITY) * min(max(use, 0.0), 1.0)
+        opacity = MIN_OPACITY + (1 - MIN_OPACITY) * min(max(use, 0.0), 1.0)
         title = f"rank {facts.ranks[number].rank}: {format_percent(use)} of {format_size(limit)}"
         cell = tag("rect", {"class": "bar green", "fill-opacity": f"{opacity:.3f}"} | position)
         cells.append(tag("g", None, tag("title", None, text(title)), cell))

@@ -48,9 +48,9 @@ def make_plot(x_range: tuple[float, float], y_range: tuple[float, float], x_titl
     return Plot(x=x, y=y, x_ticks=label_ticks(ticks_inside(x_low, x_high)), y_ticks=y_ticks, x_title=x_title, unit=unit)
 
 
-def make_rank_plot(ranks: int, most_ms: float) -> Plot:
+def make_rank_plot(ranks: int, max_ms: float) -> Plot:
     """Scales for a bar of milliseconds at each rank, with ticks at whole ranks."""
-    area = make_plot((-0.5, ranks - 0.5), (0.0, most_ms), "rank", "ms")
+    area = make_plot((-0.5, ranks - 0.5), (0.0, max_ms), "rank", "ms")
     whole = tuple(t for t in ticks(0, max(ranks - 1, 1), RANK_TICKS) if t == int(t) and t < ranks)
     return replace(area, x_ticks=label_ticks(whole))
 

@@ -19,7 +19,7 @@ from rowwise.base.plainyaml import load_yaml
 from rowwise.base.quantity import is_finite
 from rowwise.base.records import ModelExplanation
 from rowwise.base.textfile import decode_json, file_time, reject_duplicate_keys
-from rowwise.base.value import MOST_RANKS, MOST_STEPS
+from rowwise.base.value import MAX_RANKS, MAX_STEPS
 from rowwise.planning.perf.step_program import RESOURCES, ScheduledStage
 from rowwise.report.csvfile import CsvRow, CsvTable, read_bytes, read_csv
 
@@ -430,7 +430,7 @@ def _parse_stage(row: CsvRow) -> StageLine | None:
 def _parse_interval(row: CsvRow) -> ScheduledStage | None:
     """The interval, or None without usable times; clocks of ranks begin with a step, so they may be below 0."""
     step, rank, begin_s, end_s = (row.number(name) for name in ("step", "rank", "begin_s", "end_s"))
-    whole = 0 <= step <= MOST_STEPS and 0 <= rank < MOST_RANKS
+    whole = 0 <= step <= MAX_STEPS and 0 <= rank < MAX_RANKS
     resource = row.text("resource")
     if not whole or not (-LONGEST_s < begin_s <= end_s < LONGEST_s) or resource not in RESOURCES:
         return None

@@ -7,9 +7,9 @@ from rowwise.report.charts import draw_deviation_bar
 from rowwise.report.markup import Html, cells, data_table, div, lead, note, section, tag, text
 from rowwise.report.read import RecordedRun, RecordedSlice
 
-MOST_VALUES = 16
-MOST_FEATURES = 24
-LEAST_DISTANCE, MOST_DISTANCE = 0.02, 1.0  # bounds on the NE distance of a full bar
+MAX_VALUES = 16
+MAX_FEATURES = 24
+MIN_DISTANCE, MAX_DISTANCE = 0.02, 1.0  # bounds on the NE distance of a full bar
 HEADERS = ("Value", "Samples", "Base rate", "NE", "", "AUC", "Calibration")
 NOTE = (
     "NE is the log loss over that of always predicting the average of these rows. Bars show NE - 1: blue bars to the "
@@ -28,8 +28,8 @@ def draw_slices(run: RecordedRun) -> Html:
         if group.split == split:
             groups.setdefault((group.task, group.feature), []).append(group)
     distances = [abs(s.ne - 1) for group in groups.values() for s in group if is_finite(s.ne)]
-    most = min(max([*distances, LEAST_DISTANCE]), MOST_DISTANCE)
-    shown = list(groups.items())[:MOST_FEATURES]
+    most = min(max([*distances, MIN_DISTANCE]), MAX_DISTANCE)
+    shown = list(groups.items())[:MAX_FEATURES]
     several = len({task for task, _ in groups}) > 1
     rendered = (
         _draw_table(f"{feature}, {task}" if several else feature, group, most) for (task, feature), group in shown
@@ -55,7 +55,7 @@ def _choose_split(found: Sequence[RecordedSlice]) -> str:
 def _draw_table(title: str, found: Sequence[RecordedSlice], most: float) -> Html:
     named = sorted((s for s in found if s.value != "other"), key=lambda s: -s.count if is_finite(s.count) else 0.0)
     rest = [s for s in found if s.value == "other"]
-    shown = [*named[: MOST_VALUES - len(rest)], *rest]
+    shown = [*named[: MAX_VALUES - len(rest)], *rest]
     whole = sum(s.count for s in found if is_finite(s.count))
     left = len(found) - len(shown)
     more = note(f"And {left} more values.") if left else Html("")

@@ -25,7 +25,7 @@ PHASES = {  # in their order in a step; a run may have others
 }
 NOT_PHASES = frozenset({"time_s", "samples_s", "disk_wait_s", "disk_busy_s"})
 BINS = 160
-LEAST_SHARE = 0.0005  # of the time: what takes less is not listed
+MIN_SHARE = 0.0005  # of the time: what takes less is not listed
 
 
 def draw_speed(run: RecordedRun) -> Html:
@@ -72,7 +72,7 @@ def interval_seconds(run: RecordedRun, name: str) -> list[float]:
 def _draw_totals(run: RecordedRun, names: list[str]) -> Html:
     total = {name: sum(interval_seconds(run, name)) for name in names}
     total_s = sum(total.values())
-    names = [name for name in names if total[name] > LEAST_SHARE * total_s]
+    names = [name for name in names if total[name] > MIN_SHARE * total_s]
     if not total_s:
         return note("steps.csv has no seconds by phase, so there is no breakdown.")
     styles = {name: phase_style(names, name) for name in names}

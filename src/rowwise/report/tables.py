@@ -8,7 +8,7 @@ from rowwise.report.markup import Html, data_table, lead, legend, named_cell, no
 from rowwise.report.read import RecordedRun, RecordedTable
 from rowwise.report.scale import positive
 
-MOST_TABLES = 40
+MAX_TABLES = 40
 HEADERS = ("Table", "Rows", "Stored", "Size", "Traffic a sample", "Different ids", "Top 1 %")
 NOTE = (
     "A table has a row for each id of a column, or for several ids: the vector that the model has learned for it. "
@@ -22,7 +22,7 @@ def draw_tables(run: RecordedRun) -> Html:
     if not run.tables:
         return section("tables", "Tables", note("tables.csv has no rows, so there is nothing to show."))
     ranked = sorted(run.tables, key=lambda t: (-positive(t.weight_bytes) - positive(t.state_bytes), t.name))
-    shown, omitted = ranked[:MOST_TABLES], ranked[MOST_TABLES:]
+    shown, omitted = ranked[:MAX_TABLES], ranked[MAX_TABLES:]
     most = (max(map(_total_bytes, shown)), max(positive(t.traffic_bytes) for t in shown))
     grid = data_table(HEADERS, [_draw_row(table, most) for table in shown], "cards")
     colours = legend(("blue", "weights"), ("orange", "optimizer state"))
@@ -41,7 +41,7 @@ def _note_omitted(omitted: Sequence[RecordedTable]) -> Html:
     if not omitted:
         return Html("")
     size = format_size(sum(map(_total_bytes, omitted)))
-    return note(f"The largest {MOST_TABLES} are shown; {len(omitted)} more take {size}.")
+    return note(f"The largest {MAX_TABLES} are shown; {len(omitted)} more take {size}.")
 
 
 def _draw_row(table: RecordedTable, most: tuple[float, float]) -> Html:

@@ -35,7 +35,7 @@ from rowwise.report.scale import Scale, tick_labels, ticks_inside
 
 TITLE = "Timeline"
 STEPS, RANKS = 10, 8  # that are drawn
-DEPTH, MOST_DEPTH = "train.pipeline_depth", 16
+DEPTH, MAX_DEPTH = "train.pipeline_depth", 16
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1080.0, 136.0, 10.0, 22.0, 26.0
 LANE, LANE_GAP, RANK_GAP = 15.0, 2.0, 9.0
 EDGE = 3.0  # height of what says that a transfer is not hidden
@@ -128,7 +128,7 @@ def _say_hidden(picture: _Picture) -> Html:
 
 def _pipeline_depth(run: RecordedRun) -> int:
     depth = parse_whole(run.settings.get(DEPTH, "2"))
-    return 2 if depth is None else min(max(depth, 1), MOST_DEPTH)
+    return 2 if depth is None else min(max(depth, 1), MAX_DEPTH)
 
 
 def _make_pictures(run: RecordedRun) -> list[_Picture]:

@@ -11,7 +11,7 @@ from rowwise.report.charts import Chart, ChartLine, ChartMark, draw_chart, draw_
 from rowwise.report.markup import Html, cells, data_table, div, note, row, section, tag, text, text_table
 from rowwise.report.page import draw_page, write_page
 
-MOST_SETTINGS = 12
+MAX_SETTINGS = 12
 LEFT_OUT = ("count", "base_rate", "auc_bound")  # of the test metrics
 NOTE = (
     "Importance: the share of the metric's variation among the better trials that a setting explains (PED-ANOVA). "
@@ -83,7 +83,7 @@ def _draw_settings(study: StudyOutcome, best: TrialRecord | None) -> Html:
     complete = [one for one in study.trials if one.value is not None and one.state == "complete"]
     keys = sorted({key for one in complete for key in one.values}, key=lambda key: -study.importance.get(key, 0.0))
     figures = []
-    for key in keys[:MOST_SETTINGS]:
+    for key in keys[:MAX_SETTINGS]:
         texts = {_shown(one.values[key]) for one in complete if isinstance(one.values.get(key), str)}
         choices = sorted(texts, key=lambda choice: (len(choice), choice))  # whole numbers by size
         marks = [

@@ -15,7 +15,7 @@ import msgspec
 from rowwise.base.errors import DataError, RowwiseError, escape_newlines
 from rowwise.base.storage.folder import Folder, as_storage, read_file, read_range, size_of_file
 from rowwise.base.storage.interface import StoredObject
-from rowwise.base.textfile import MOST_BYTES, decode_json, open_regular
+from rowwise.base.textfile import MAX_BYTES, decode_json, open_regular
 from rowwise.report.read import RECIPE, RecordedResult
 
 TAIL_bytes = {"metrics.csv": 1 << 20}  # evaluations may be long ago
@@ -162,7 +162,7 @@ def _is_held(run: Path) -> bool | None:
 
 def _result_of(place: Folder) -> RecordedResult | None:
     try:
-        return decode_json(read_file(place, "result.json", MOST_BYTES), RecordedResult)
+        return decode_json(read_file(place, "result.json", MAX_BYTES), RecordedResult)
     except (RowwiseError, OSError, ValueError):
         return None
 

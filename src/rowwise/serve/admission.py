@@ -14,12 +14,12 @@ class ServiceLimits(Value, frozen=True):
     """What a request may ask for, and a connection may take."""
 
     rows_at_once: int = 256  # most rows of a batch
-    most_rows: int = 16_384  # of a request
-    most_bytes: int = 64 << 20  # of a request's body
+    max_rows: int = 16_384  # of a request
+    max_bytes: int = 64 << 20  # of a request's body
     timeout_s: float = 5.0  # of a request that names none
-    most_json_bytes: int = 16 << 20  # of a body of JSON
-    most_json_values: int = 1 << 20  # in a body of JSON; a list counts as two
-    most_list_values: int = 1 << 15  # in a list of one row
+    max_json_bytes: int = 16 << 20  # of a body of JSON
+    max_json_values: int = 1 << 20  # in a body of JSON; a list counts as two
+    max_list_values: int = 1 << 15  # in a list of one row
     bodies_bytes: int = 256 << 20  # of all requests that a worker has
     head_bytes: int = 64 << 10  # of a request
     head_s: float = 10.0  # from the first byte of a head to its end

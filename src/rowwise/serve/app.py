@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rowwise.base.errors import DataError, RowwiseError, one_line
-from rowwise.base.textfile import MOST_DIGITS, parse_whole
+from rowwise.base.textfile import MAX_DIGITS, parse_whole
 from rowwise.serve.answer import prediction_columns, prediction_names
 from rowwise.serve.batches import BAD_REQUEST, UNAVAILABLE, Rejection
 from rowwise.serve.client import ARROW, JSON, arrow_stream
@@ -164,7 +164,7 @@ class _Handlers:
         version = self._choose(request.path_params)
         reader = service.reader_of(version)  # now: the version may be closed while the body comes
         kind = _kind_of(request)
-        most_bytes = service.limits.most_bytes if _may_be_binary(request) else service.limits.most_json_bytes
+        max_bytes = service.limits.max_bytes if _may_be_binary(request) else service.limits.max_json_bytes
 
         async def answer(body: bytearray, timeout_s: float | None) -> Response:
             rows, write = await self._read(body, partial(read, reader))
@@ -183,9 +183,7 @@ class _Handlers:
             service.metrics.stage["answer"].observe(service.clock() - answer_s)
             return response
 
-        return await self._complete(
-            request, version, most_bytes, partial(service.refusal_unread, kind), answer, begin_s
-        )
+        return await self._complete(request, version, max_bytes, partial(service.refusal_unread, kind), answer, begin_s)
 
     async def retrieve(self, request: Request) -> Response:
         """A user's columns in, items out."""
@@ -216,7 +214,7 @@ class _Handlers:
         def refusal(length: int, timeout_s: float | None) -> Rejection | None:
             return self.retrieval.refusal_unread(timeout_s)
 
-        return await self._complete(request, version, service.limits.most_json_bytes, refusal, answer, begin_s)
+        return await self._complete(request, version, service.limits.max_json_bytes, refusal, answer, begin_s)
 
     async def _read(self, body: bytearray, read: Callable[[bytearray], T]) -> T:
         """What a body has; other requests are answered while a large one is read."""
@@ -236,7 +234,7 @@ class _Handlers:
         self,
         request: Request,
         version: ServedVersion,
-        most_bytes: int,
+        max_bytes: int,
         refusal_unread: Callable[[int, float | None], Rejection | None],
         answer: Callable[[bytearray, float | None], Awaitable[Response]],
         begin_s: float,
@@ -247,14 +245,14 @@ class _Handlers:
         try:
             timeout_s, length = _timeout_of(request), _length_of(request)
             # Before the body is read, as reading takes longer than refusing.
-            self._check_size(length, most_bytes)
+            self._check_size(length, max_bytes)
             refusal = refusal_unread(length, timeout_s)
             if refusal is not None:
                 raise RequestRefusedError(refusal)
             async for part in request.stream():
                 body += part
                 self._bodies_bytes += len(part)
-                self._check_size(len(body), most_bytes)  # the rest is not read
+                self._check_size(len(body), max_bytes)  # the rest is not read
             response = await answer(body, timeout_s)
         except ClientDisconnect:
             return Response()  # to nobody
@@ -299,10 +297,10 @@ class _Handlers:
         if self.service.draining:
             response.headers["connection"] = "close"
 
-    def _check_size(self, size_bytes: int, most_bytes: int) -> None:
+    def _check_size(self, size_bytes: int, max_bytes: int) -> None:
         """Refuse a body of so many bytes, alone or beside those of other requests."""
-        if size_bytes > most_bytes:
-            why = f"the body is larger than {most_bytes} bytes: send fewer rows"
+        if size_bytes > max_bytes:
+            why = f"the body is larger than {max_bytes} bytes: send fewer rows"
             raise RequestRefusedError(Rejection(TOO_LARGE, why))
         most = self.service.limits.bodies_bytes
         if self._bodies_bytes > most:
@@ -384,7 +382,7 @@ def _respond(code: int, value: Any) -> Response:
 
 def _length_of(request: Request) -> int:
     """Bytes of the body, by its header; 0: it has none."""
-    return parse_whole(request.headers.get("content-length", "")[:MOST_DIGITS]) or 0
+    return parse_whole(request.headers.get("content-length", "")[:MAX_DIGITS]) or 0
 
 
 def _kind_of(request: Request) -> str:

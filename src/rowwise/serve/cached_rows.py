@@ -29,7 +29,7 @@ from rowwise.tables.store.policy import Ints
 from rowwise.tables.store.shared_cache import Bytes, CachedFeatures, MissingRows, SharedCache
 
 KEPT_bytes = 64 << 20  # of the rows of a batch
-MOST_LATER = 64  # batches whose rows wait to be fetched
+MAX_LATER = 64  # batches whose rows wait to be fetched
 WARMED = 1 << 16  # rows that are read together
 NO_FEATURES = np.empty((0, 4), np.int64)
 
@@ -123,7 +123,7 @@ class CachedRows:
     def __init__(self, newer: RowPlaces, groups: Sequence[CachedGroup], hit_rate: float | None = None) -> None:
         self._newer, self.groups, self._hit_rate = newer, tuple(groups), hit_rate
         self._features: dict[bytes, list[CachedFeatures]] = {}  # by those of batches, of which a model has few
-        self._later = LaterCalls(MOST_LATER)
+        self._later = LaterCalls(MAX_LATER)
         self._large: list[CachedGroup] = []  # whose tables have pages of a large batch
         self.counts = RowCounts()
         self.exact = False  # whether batches wait whatever their hit rate

@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 from rowwise.serve.admission import ServiceLimits
 
 BAD_REQUEST, LATE, HEAD_TOO_LARGE, FULL = 400, 408, 431, 503
-MOST_PIPELINED = 64  # requests of a connection that wait for the answers to others
+MAX_PIPELINED = 64  # requests of a connection that wait for the answers to others
 FEW_CHUNKS, SMALL_CHUNK_bytes = 1000, 64  # a body may have so many smaller parts
 LINGER_s = 0.5  # in which a client that goes on sending can read why it was refused
 
@@ -100,8 +100,8 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_headers_complete()
         self._go_on(_Part.BODY)
         self._chunks = self._body_bytes = 0
-        if len(self.pipeline) > MOST_PIPELINED:
-            raise ValueError(f"more than {MOST_PIPELINED} requests wait")
+        if len(self.pipeline) > MAX_PIPELINED:
+            raise ValueError(f"more than {MAX_PIPELINED} requests wait")
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)

@@ -85,7 +85,7 @@ class BatchTimes(NamedTuple):
         return self.fixed_s + self.request_s * requests
 
     @property
-    def most_rate(self) -> float:
+    def max_rate(self) -> float:
         """Requests a second that a worker can answer, however long they wait."""
         return self.most / self.of(self.most)
 
@@ -111,7 +111,7 @@ class LatencyForecast(NamedTuple):
 
 def forecast(rate: float, times: BatchTimes) -> LatencyForecast:
     """The latencies of requests that come to one worker at a rate; infinite where it cannot answer them."""
-    if rate >= times.most_rate:
+    if rate >= times.max_rate:
         return LatencyForecast(np.inf, np.inf)
     arrived_s = np.cumsum(np.random.default_rng(0).exponential(1 / rate, REQUESTS)).tolist()
     p50_s, p99_s = np.quantile(latencies(arrived_s, times), (0.5, 0.99)).tolist()
@@ -142,19 +142,19 @@ def latencies(arrived_s: Sequence[float], times: BatchTimes) -> list[float]:
     return latencies_s
 
 
-def check_p99(p99_s: float, least_s: float) -> None:
+def check_p99(p99_s: float, min_s: float) -> None:
     """Raise if requests take longer than that however few there are."""
-    if least_s > p99_s:
+    if min_s > p99_s:
         raise SpecError(
             f"a p99 of {1000 * p99_s:g} ms is less than that of a worker with hardly any requests",
-            f"at least {1000 * least_s:.2g} ms, fewer rows in a request, or a smaller model",
+            f"at least {1000 * min_s:.2g} ms, fewer rows in a request, or a smaller model",
         )
 
 
-def most_rate(times: BatchTimes, p99_s: float) -> float:
+def max_rate(times: BatchTimes, p99_s: float) -> float:
     """The highest rate of one worker whose 99 % quantile is at most so long."""
-    check_p99(p99_s, forecast(times.most_rate / 100, times).p99_s)
-    low, high = times.most_rate / 100, times.most_rate
+    check_p99(p99_s, forecast(times.max_rate / 100, times).p99_s)
+    low, high = times.max_rate / 100, times.max_rate
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if forecast(middle, times).p99_s <= p99_s else (low, middle)

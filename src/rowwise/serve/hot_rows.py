@@ -17,7 +17,7 @@ from rowwise.tables.store.policy import Ints
 
 HOT = "hot.arrow"
 HOT_schema = pa.schema({"table": pa.dictionary(pa.int32(), pa.string()), "row": pa.int64(), "count": pa.int64()})
-MOST_ROWS = 1 << 20  # of all tables
+MAX_ROWS = 1 << 20  # of all tables
 
 
 @final
@@ -58,7 +58,7 @@ def write_hot_rows(version: Path, counts: Mapping[str, tuple[Ints, Ints]]) -> No
     none, found = np.empty(0, np.int64), counts.values()
     table_N = np.concatenate([none, *(np.full(len(rows), k) for k, (rows, _) in enumerate(found))]).astype(np.int32)
     rows_N, counts_N = (np.concatenate([none, *(one[k] for one in found)]) for k in (0, 1))
-    order = np.argsort(-counts_N, kind="stable")[:MOST_ROWS]
+    order = np.argsort(-counts_N, kind="stable")[:MAX_ROWS]
     table = pa.table(
         {
             "table": pa.DictionaryArray.from_arrays(pa.array(table_N[order]), pa.array(names, pa.string())),

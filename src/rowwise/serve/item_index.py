@@ -18,7 +18,7 @@ from rowwise.serve.contents import reading_export
 
 TRAINED_EACH = 64  # vectors that a list is trained by
 ROUNDS = 10  # of k-means
-MOST_LISTS = 1 << 15
+MAX_LISTS = 1 << 15
 
 
 def require_faiss(what: str) -> None:
@@ -29,7 +29,7 @@ def require_faiss(what: str) -> None:
 
 def choose_lists(items: int) -> int:
     """About the square root of the number of items, as a power of 2."""
-    return min(MOST_LISTS, 1 << round(np.log2(max(items, 1)) / 2))
+    return min(MAX_LISTS, 1 << round(np.log2(max(items, 1)) / 2))
 
 
 @final

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rowwise.base.errors import CheckpointError
 from rowwise.base.textfile import decode_json, read_bytes
-from rowwise.base.value import MOST_DIM, MOST_STEPS
+from rowwise.base.value import MAX_DIM, MAX_STEPS
 from rowwise.checkpoint.read import DamagedChunk
 from rowwise.ingest.unpacked import read_parquet
 from rowwise.models.retrieval import nearest_items
@@ -73,8 +73,8 @@ class RetrievalFacts(Value, frozen=True, kw_only=True):
     """The content of retrieval.json."""
 
     key: str  # the column of items.parquet that names an item
-    items: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)]
-    dim: Annotated[int, msgspec.Meta(ge=1, le=MOST_DIM)]
+    items: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)]
+    dim: Annotated[int, msgspec.Meta(ge=1, le=MAX_DIM)]
     index: IndexFacts | None  # None: all items are searched
     sha256: dict[str, str]  # of each file
 

@@ -100,7 +100,7 @@ class InferForm:
     def read(self, reader: RequestReader) -> RequestRows:
         """The columns that its tensors are; the values of those that are not read are skipped."""
         inputs = self.request.inputs
-        check_count("tensors", len(inputs), reader.most_columns)
+        check_count("tensors", len(inputs), reader.max_columns)
         seen: set[str] = set()
         for one in inputs:
             if one.name in seen:

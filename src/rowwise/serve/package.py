@@ -38,10 +38,10 @@ from rowwise.serve.traffic import Traffic
 from rowwise.tables.spec import Value
 
 CURRENT, MODEL, GOLDEN, STATS = "current.json", "model.json", "golden.arrow", "stats.json"
-MOST_BYTES = 1 << 30  # of model.json, which has the vocabularies, and of golden.arrow
+MAX_BYTES = 1 << 30  # of model.json, which has the vocabularies, and of golden.arrow
 LOGIT = "logit:"  # begins the names of logits in golden.arrow
-MOST_VERSION = 999_999
-MOST_GOLDEN = 1 << 14  # rows
+MAX_VERSION = 999_999
+MAX_GOLDEN = 1 << 14  # rows
 
 
 class ColumnStats(Value, frozen=True):
@@ -89,14 +89,14 @@ def list_versions(folder: Path) -> list[int]:
     """The numbers of the complete versions, ascending."""
     names = [path.parent.name for path in (folder / VERSIONS).glob(f"*/{NAME}")]
     numbers = (number_in(name, VERSION_DIGITS) for name in names)
-    return sorted(number for number in numbers if number is not None and 1 <= number <= MOST_VERSION)
+    return sorted(number for number in numbers if number is not None and 1 <= number <= MAX_VERSION)
 
 
 def next_version(folder: Path, after: int = 0) -> int:
     """The number of a new version, which is beyond `after` too."""
     number = 1 + max([after, *list_versions(folder)])
-    if number > MOST_VERSION:
-        raise CheckpointError(f"{folder} has version {MOST_VERSION}, the last number there is", "another folder")
+    if number > MAX_VERSION:
+        raise CheckpointError(f"{folder} has version {MAX_VERSION}, the last number there is", "another folder")
     return number
 
 
@@ -170,8 +170,8 @@ def read_golden(version: Path) -> GoldenRows:
     path = version / GOLDEN
     with reading_export(path):
         table = read_arrow_file(path)
-        if not 1 <= len(table) <= MOST_GOLDEN:
-            raise pa.ArrowInvalid(f"it has {len(table):,} rows: expected 1 to {MOST_GOLDEN:,}")
+        if not 1 <= len(table) <= MAX_GOLDEN:
+            raise pa.ArrowInvalid(f"it has {len(table):,} rows: expected 1 to {MAX_GOLDEN:,}")
     logits = [name for name in table.column_names if name.startswith(LOGIT)]
     return GoldenRows(
         table.drop_columns(logits), table.select(logits).rename_columns([name.removeprefix(LOGIT) for name in logits])

@@ -36,8 +36,8 @@ from rowwise.tables.store.policy import Ints, mix64
 from rowwise.tables.store.shared_cache import Bytes
 
 TIMEOUT_s = 0.05  # of a node: to connect, send and answer
-MOST_TIMEOUTS = 4  # of slow nodes in one batch, which then asks no other
-LEAST_AWAY_s, MOST_AWAY_s = 0.5, 30.0  # that a node is left alone
+MAX_TIMEOUTS = 4  # of slow nodes in one batch, which then asks no other
+MIN_AWAY_s, MAX_AWAY_s = 0.5, 30.0  # that a node is left alone
 PARTS = 64  # of the keys: more than nodes, so that each has about as many
 HEAD_bytes = 16  # tag and checksum before a row
 LINE_bytes = 1024  # of a line of an answer: an error, or a size
@@ -45,7 +45,7 @@ ITEM_bytes = 32  # of an answer, beside the bytes of each value
 INFO_bytes, SLOTS_bytes = 1 << 16, 1 << 20  # of these answers
 SLOTS = 1 << 14  # of a cluster
 LEVELS = 4  # of lists in an answer
-MOST_LATER = 64  # batches whose rows wait to be written
+MAX_LATER = 64  # batches whose rows wait to be written
 URLS = "redis://HOST:PORT, or several with commas between them"
 HOST = re.compile(rb"[\w.:-]{0,253}")
 NOT_NOW = ("LOADING", "NOAUTH", "MASTERDOWN", "ERR max number of clients")  # errors of a node that answers nothing
@@ -66,7 +66,7 @@ class NodeState:
         return now_s >= self.away_until_s
 
     def fail(self, now_s: float) -> None:
-        self.away_until_s = now_s + min(MOST_AWAY_s, LEAST_AWAY_s * 2 ** min(self.failures, 10))
+        self.away_until_s = now_s + min(MAX_AWAY_s, MIN_AWAY_s * 2 ** min(self.failures, 10))
         self.failures += 1
 
     def answer(self) -> None:
@@ -108,7 +108,7 @@ class Question(NamedTuple):
     """A command, and what its answer may be."""
 
     words: Sequence[bytes]
-    most_bytes: int
+    max_bytes: int
     fits: Callable[[Any], bool]  # whether an answer that is no error has the right shape
 
     def pack(self) -> bytes:
@@ -123,7 +123,7 @@ class _Answers:
         self._file, self._left_bytes = io.BufferedReader(Arriving(connection, left_s), 1 << 16), 0
 
     def read(self, question: Question) -> Any:
-        self._left_bytes = question.most_bytes
+        self._left_bytes = question.max_bytes
         answer = self._next(0)
         if isinstance(answer, RefusalText) and answer.startswith(NOT_NOW):
             raise WrongAnswerError(answer)
@@ -219,7 +219,7 @@ class RedisNodes:
 
     def _send(self, questions: Sequence[tuple[int, Question]]) -> list[Any]:
         answers: list[Any] = [None] * len(questions)
-        end_s = self._clock() + MOST_TIMEOUTS * self._timeout_s
+        end_s = self._clock() + MAX_TIMEOUTS * self._timeout_s
         nodes = self._find_nodes(end_s)
         if not nodes:
             return answers
@@ -237,7 +237,7 @@ class RedisNodes:
         """The numbers that each node says of its processor time and memory; none of a node that does not answer."""
         question = Question([b"INFO"], INFO_bytes, _is_text)
         with self._one_at_a_time:
-            nodes = dict.fromkeys(self._find_nodes(self._clock() + MOST_TIMEOUTS * self._timeout_s))
+            nodes = dict.fromkeys(self._find_nodes(self._clock() + MAX_TIMEOUTS * self._timeout_s))
             texts = [text for node in nodes for text in self._ask(node, [question]) if isinstance(text, bytes)]
         found = [{key.decode(): float(value) for key, value in INFO_NUMBER.findall(text)} for text in texts]
         return [one for one in found if len(one) == len(INFO)]
@@ -308,7 +308,7 @@ class RedisNodes:
     def _find_nodes(self, end_s: float) -> tuple[RedisAddress, ...]:
         """The node of each part. Asked for again, not more often than nodes are, after an error."""
         now_s = self._clock()
-        if not self._may_differ or now_s < self._looked_s + LEAST_AWAY_s:
+        if not self._may_differ or now_s < self._looked_s + MIN_AWAY_s:
             return self._nodes
         self._looked_s = now_s
         for seed in dict.fromkeys((*self._seeds, *self._connections)):
@@ -413,7 +413,7 @@ class RedisRows:
 
     def __init__(self, reads: RedisNodes, writes: RedisNodes, row_bytes: int) -> None:
         self._reads, self._writes, self._row_bytes = reads, writes, row_bytes
-        self._later = LaterCalls(MOST_LATER)
+        self._later = LaterCalls(MAX_LATER)
         words = -(-(8 + row_bytes) // 8)
         draw = np.random.default_rng(row_bytes)
         self._odd_W = draw.integers(0, 1 << 63, words, np.uint64) * np.uint64(2) + np.uint64(1)
@@ -424,8 +424,8 @@ class RedisRows:
         size = HEAD_bytes + self._row_bytes
 
         def get(at: list[int], names: list[bytes]) -> Question:
-            most_bytes = LINE_bytes + len(at) * (size + ITEM_bytes)
-            return Question([b"MGET", *names], most_bytes, partial(_are_values, len(at)))
+            max_bytes = LINE_bytes + len(at) * (size + ITEM_bytes)
+            return Question([b"MGET", *names], max_bytes, partial(_are_values, len(at)))
 
         places: list[int] = []
         values: list[bytes] = []

@@ -24,8 +24,8 @@ from rowwise.ingest.unpacked import read_arrow_stream
 from rowwise.serve.json_body import WHERE, BodyLimits, ColumnName, check_count, decode_body, kinds_of
 from rowwise.serve.sides import SideTable
 
-MOST_BYTES = 64 << 20
-MOST_SHOWN = 80  # characters of a value in a message
+MAX_BYTES = 64 << 20
+MAX_SHOWN = 80  # characters of a value in a message
 SPARE_COLUMNS = 256  # that a request may have though they are not read
 LISTS_AT_ONCE = 1 << 15  # values in lists of a batch, unless it has more than 256 rows
 LIST_VALUES = 128  # in a row that counts as one
@@ -68,21 +68,21 @@ class RequestReader:
 
     Args:
         schema: of the columns that a prediction reads.
-        most_rows: of a request.
+        max_rows: of a request.
         sides: tables that have columns which a request leaves out.
-        most_bytes: of a compressed body, once it is not.
+        max_bytes: of a compressed body, once it is not.
         limits: what a body may have.
     """
 
     def __init__(
         self,
         schema: pa.Schema,
-        most_rows: int,
+        max_rows: int,
         sides: Sequence[SideTable] = (),
-        most_bytes: int = MOST_BYTES,
+        max_bytes: int = MAX_BYTES,
         limits: BodyLimits | None = None,
     ) -> None:
-        self.schema, self._most_rows, self._sides, self._most_bytes = schema, most_rows, sides, most_bytes
+        self.schema, self._max_rows, self._sides, self._max_bytes = schema, max_rows, sides, max_bytes
         keys = [pa.field(side.key, side.kind) for side in sides if side.key not in schema.names]
         self._fields = pa.schema([*schema, *keys])
         self._groups = _group_fields(self._fields)
@@ -90,9 +90,9 @@ class RequestReader:
         in_sides = {name for side in sides for name in side.columns}
         self._names = [name for name in schema.names if name not in in_sides]  # which a request must have
         self._lists = [field.name for field in schema if is_list(field.type)]
-        self._most_characters = max([NAME_characters, *map(len, self._read)])
-        self.most_columns = 2 * len(self._read) + SPARE_COLUMNS  # a list may be two tensors
-        self.limits = (limits or BodyLimits())._replace(columns=self.most_columns)
+        self._max_characters = max([NAME_characters, *map(len, self._read)])
+        self.max_columns = 2 * len(self._read) + SPARE_COLUMNS  # a list may be two tensors
+        self.limits = (limits or BodyLimits())._replace(columns=self.max_columns)
 
     def reads(self, name: str) -> bool:
         return name in self._read
@@ -108,7 +108,7 @@ class RequestReader:
     def read_arrow(self, body: bytes | bytearray) -> RequestRows:
         """Read an Arrow IPC stream."""
         try:
-            table = read_arrow_stream(body, self._most_bytes, self.check_names)
+            table = read_arrow_stream(body, self._max_bytes, self.check_names)
         except pa.ArrowException as error:
             raise DataError(f"{WHERE}: not an Arrow IPC stream that is read: {error}") from None
         return self._read_table(table)
@@ -124,7 +124,7 @@ class RequestReader:
         rows = self._check_rows(table.num_rows)
         there = set(table.column_names)
         arrays = {
-            field.name: _cast(table[field.name], field, self._most_bytes)
+            field.name: _cast(table[field.name], field, self._max_bytes)
             for field in self._fields
             if field.name in there
         }
@@ -172,10 +172,10 @@ class RequestReader:
     def _check_context(self, candidates: int, size_bytes: int) -> None:
         """Refuse a context that is too large when each candidate has it."""
         repeated_bytes = candidates * size_bytes
-        if repeated_bytes > self._most_bytes:
+        if repeated_bytes > self._max_bytes:
             raise DataError(
                 f"{WHERE}: the context of {candidates} candidates takes {repeated_bytes:,} bytes",
-                f"at most {self._most_bytes:,}",
+                f"at most {self._max_bytes:,}",
                 hint="send fewer candidates, or shorter lists",
             )
 
@@ -210,12 +210,12 @@ class RequestReader:
 
     def check_names(self, columns: Collection[str]) -> None:
         """Refuse too many names, long names, doubled names and missing names."""
-        check_count("columns", len(columns), self.most_columns)
+        check_count("columns", len(columns), self.max_columns)
         for name in columns:
-            if len(name) > self._most_characters:
+            if len(name) > self._max_characters:
                 raise DataError(
-                    f"{WHERE}: column {name[:MOST_SHOWN]!r}... has a name of {len(name):,} characters",
-                    f"at most {self._most_characters}",
+                    f"{WHERE}: column {name[:MAX_SHOWN]!r}... has a name of {len(name):,} characters",
+                    f"at most {self._max_characters}",
                 )
         if not isinstance(columns, Mapping) and len(set(columns)) < len(columns):
             ((twice, _),) = Counter(columns).most_common(1)
@@ -237,8 +237,8 @@ class RequestReader:
         return self._check_rows(rows)
 
     def _check_rows(self, rows: int) -> int:
-        if not 1 <= rows <= self._most_rows:
-            raise DataError(f"{WHERE}: {rows} rows", f"1 to {self._most_rows} in a request")
+        if not 1 <= rows <= self._max_rows:
+            raise DataError(f"{WHERE}: {rows} rows", f"1 to {self._max_rows} in a request")
         return rows
 
 
@@ -317,7 +317,7 @@ def to_array(values: Sequence[Any], field: pa.Field, *, whole: bool) -> pa.Array
             pa.array([one], field.type)
         except REFUSED:
             raise DataError(
-                f"{WHERE}: row {row}, column {field.name!r}: {repr(value)[:MOST_SHOWN]}",
+                f"{WHERE}: row {row}, column {field.name!r}: {repr(value)[:MAX_SHOWN]}",
                 f"{_describe(field.type)}, or null",
             ) from None
         converted.append(one)
@@ -353,13 +353,13 @@ def _has_truth(values: Sequence[Any]) -> bool:
     )
 
 
-def _cast(column: pa.ChunkedArray, field: pa.Field, most_bytes: int) -> pa.Array:
+def _cast(column: pa.ChunkedArray, field: pa.Field, max_bytes: int) -> pa.Array:
     """A column in the type of its field. Text is a whole number where it is one in JSON; no text is another number."""
     try:
         if column.type == field.type:
             cast = column
         else:
-            _check_expanded(column, field.type, most_bytes)
+            _check_expanded(column, field.type, max_bytes)
             _check_numbers(column.combine_chunks(), field)
             cast = column.cast(field.type)
     except (pa.ArrowException, ValueError) as error:
@@ -398,7 +398,7 @@ def _describe(kind: pa.DataType) -> str:
     return f"a list, each {what}" if is_list(kind) else what
 
 
-def _check_expanded(column: pa.ChunkedArray, kind: pa.DataType, most_bytes: int) -> None:
+def _check_expanded(column: pa.ChunkedArray, kind: pa.DataType, max_bytes: int) -> None:
     """Raise where numbers take more memory in another type: bits and nulls may become 64 bits each."""
     plain = _element(kind)
     if is_text(plain):
@@ -409,5 +409,5 @@ def _check_expanded(column: pa.ChunkedArray, kind: pa.DataType, most_bytes: int)
             values = values.values
         count += len(values)
     size = count * (plain.bit_width + 7) // 8
-    if size > most_bytes:
-        raise ValueError(f"{size:,} bytes in that type: expected at most {most_bytes:,}")
+    if size > max_bytes:
+        raise ValueError(f"{size:,} bytes in that type: expected at most {max_bytes:,}")

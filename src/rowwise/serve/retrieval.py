@@ -19,7 +19,7 @@ from rowwise.serve.json_body import WHERE, BodyLimits, ColumnName, decode_body
 from rowwise.serve.request import RequestReader, RequestRows, to_array
 from rowwise.serve.sides import SideTable
 
-MOST_ITEMS = 16_384  # of an answer
+MAX_ITEMS = 16_384  # of an answer
 QUERIES_AT_ONCE = 16  # the rows of the smallest block: fewer cost the same
 
 
@@ -87,8 +87,8 @@ class Retriever:
 
     def read(self, body: RetrieveBody, columns: Mapping[str, pa.Array] | None = None) -> ItemQuery:
         """Check a request; `columns`: of its user, with those of side tables, instead of its context."""
-        if not 1 <= body.k <= MOST_ITEMS:
-            raise DataError(f"{WHERE}: k={body.k}", f"1 to {MOST_ITEMS} items")
+        if not 1 <= body.k <= MAX_ITEMS:
+            raise DataError(f"{WHERE}: k={body.k}", f"1 to {MAX_ITEMS} items")
         if columns is None:
             rows = self._reader.read_lists({name: [value] for name, value in body.context.items()})
         else:

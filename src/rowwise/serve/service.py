@@ -77,9 +77,7 @@ class ScoringService:
     def __init__(self, limits: ServiceLimits, clock: Callable[[], float] = time.perf_counter) -> None:
         """Without a version; `open` one and `move` the traffic to it before requests come."""
         self.limits, self.clock = limits, clock
-        self.body_limits = BodyLimits(
-            limits.most_json_bytes, limits.most_json_values, list_values=limits.most_list_values
-        )
+        self.body_limits = BodyLimits(limits.max_json_bytes, limits.max_json_values, list_values=limits.max_list_values)
         self.versions: dict[int, ServedVersion] = {}
         self.traffic: Traffic | None = None
         self.refused: dict[int, str] = {}  # versions, and why
@@ -96,7 +94,7 @@ class ScoringService:
     def open(self, version: ServedVersion) -> None:
         self.versions[version.number] = version
         self._readers[version.number] = RequestReader(
-            version.schema, self.limits.most_rows, version.sides, self.limits.most_bytes, self.body_limits
+            version.schema, self.limits.max_rows, version.sides, self.limits.max_bytes, self.body_limits
         )
 
     def close(self, number: int) -> None:
@@ -127,7 +125,7 @@ class ScoringService:
         """Why a request cannot be answered in its time, by the size of its body; None where no rows wait."""
         if not self._loop.rows:
             return None
-        rows = min(self.admission.expected_rows(kind, size_bytes), self.limits.most_rows)
+        rows = min(self.admission.expected_rows(kind, size_bytes), self.limits.max_rows)
         return self._loop.refusal(rows, self.limits.seconds(timeout_s))
 
     async def score(

@@ -28,7 +28,7 @@ from rowwise.tables.ops.arena import Arena
 from rowwise.tables.ops.newer import NewerRows, NewerRowsOfTable
 from rowwise.tables.spec import Table
 
-ROOM_SHARE, LEAST_ROOM = 4, 1024  # a table has room for so many newer rows: a quarter of its own, and some
+ROOM_SHARE, MIN_ROOM = 4, 1024  # a table has room for so many newer rows: a quarter of its own, and some
 
 PRIVATE = mmap.MAP_PRIVATE | 0x4000  # MAP_NORESERVE, which Python names from 3.13 on: few pages are ever written
 
@@ -79,7 +79,7 @@ class SharedRows(NamedTuple):
 
 
 def room_of(rows: int) -> int:
-    return rows // ROOM_SHARE + LEAST_ROOM
+    return rows // ROOM_SHARE + MIN_ROOM
 
 
 def newer_chunks(shared: SharedRows, version: CheckpointManifest) -> NewerChunks | None:

@@ -32,7 +32,7 @@ from rowwise.base.quantity import format_bytes
 from rowwise.base.storage.folder import StorageFolder, read_file, read_pieces
 from rowwise.base.storage.interface import ObjectExistsError, Piece
 from rowwise.base.storage.local import LocalStorage
-from rowwise.base.textfile import MOST_BYTES, decode_json, open_regular, read_bytes, write_new
+from rowwise.base.textfile import MAX_BYTES, decode_json, open_regular, read_bytes, write_new
 from rowwise.checkpoint.atomic import atomic_output
 from rowwise.checkpoint.named import VERSIONS
 from rowwise.serve.contents import LIST, StoredFile, digest_of, hash_files, read_files
@@ -112,7 +112,7 @@ class VersionStore:
     def read_traffic(self) -> Traffic:
         """The versions by which requests are to be answered: one small object."""
         try:
-            return decode_traffic(self.place, read_file(self.place, CURRENT, MOST_BYTES))
+            return decode_traffic(self.place, read_file(self.place, CURRENT, MAX_BYTES))
         except FileNotFoundError:
             raise CheckpointError(f"{self.place} has no {CURRENT}", A_STORE) from None
 
@@ -129,7 +129,7 @@ class VersionStore:
     def read_list(self, number: int) -> StoredVersion:
         place, name = self.place / VERSIONS, f"{number:06}.json"
         try:
-            return StoredVersion.decode(read_file(place, name, MOST_BYTES))
+            return StoredVersion.decode(read_file(place, name, MAX_BYTES))
         except FileNotFoundError:
             raise CheckpointError(f"{self.place} has no version {number}", A_STORE) from None
         except (msgspec.MsgspecError, SpecError) as error:

@@ -48,7 +48,7 @@ LINGER_s = 0.5  # from SIGTERM to the end of connections without a request
 DRAIN_s = 30  # that requests have to end
 FULL_s = 1.0  # until connections are taken again where no more files can be opened
 PAUSE_s = 0.03  # between parts of the work of opening a version
-MOST_DIGITS = 640  # of a whole number in JSON; Python would take milliseconds for one of 4,300
+MAX_DIGITS = 640  # of a whole number in JSON; Python would take milliseconds for one of 4,300
 SWITCH_s = 5e-4  # after which the thread that opens a version lets requests pass, and not after 5 ms
 
 
@@ -66,7 +66,7 @@ def run_worker(task: WorkerTask, number: int, host: Connection, bound: socket.so
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the host sends SIGTERM
     torch.set_num_threads(1)  # several would wait for each other between the small operators of a request
     sys.setswitchinterval(SWITCH_s)
-    sys.set_int_max_str_digits(MOST_DIGITS)
+    sys.set_int_max_str_digits(MAX_DIGITS)
     service = ScoringService(task.limits)
 
     @asynccontextmanager

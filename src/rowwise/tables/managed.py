@@ -9,11 +9,11 @@ never has one.
 from typing import Literal
 
 from rowwise.base.errors import SpecError
-from rowwise.base.value import MOST_STEPS, Value
+from rowwise.base.value import MAX_STEPS, Value
 
-MOST_BUCKETS = 4096
-LEAST_BUCKET_ROWS = 64
-MOST_ROWS = 1 << 32  # the index has 32 bits for a row
+MAX_BUCKETS = 4096
+MIN_BUCKET_ROWS = 64
+MAX_ROWS = 1 << 32  # the index has 32 bits for a row
 INDEX_bytes = 16  # of a row: two to four places of four bytes
 NO_ID = -1
 ID = "id"  # the name of the state that lookups need; the others are for training
@@ -36,7 +36,7 @@ class Managed(Value, frozen=True):
             raise SpecError(f"managed: probability={self.probability!r}", "a number above 0, and at most 1")
         if self.evict not in ("lru", "lfu"):
             raise SpecError(f"managed: evict={self.evict!r}", "'lru' or 'lfu'")
-        if self.ttl_steps is not None and (type(self.ttl_steps) is not int or not 1 <= self.ttl_steps <= MOST_STEPS):
+        if self.ttl_steps is not None and (type(self.ttl_steps) is not int or not 1 <= self.ttl_steps <= MAX_STEPS):
             raise SpecError(f"managed: ttl_steps={self.ttl_steps!r}", "a whole number of at least 1, or None")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 32:
             raise SpecError(f"managed: seed={self.seed!r}", "at least 0, and less than 2**32")
@@ -55,7 +55,7 @@ class Managed(Value, frozen=True):
 
 def bucket_count(rows: int) -> int:
     """The buckets of a managed table with so many rows."""
-    return 1 << (max(1, min(MOST_BUCKETS, rows // LEAST_BUCKET_ROWS)).bit_length() - 1)
+    return 1 << (max(1, min(MAX_BUCKETS, rows // MIN_BUCKET_ROWS)).bit_length() - 1)
 
 
 def round_rows(rows: int) -> int:

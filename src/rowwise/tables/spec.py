@@ -16,10 +16,10 @@ import msgspec
 
 from rowwise.base.errors import SpecError
 from rowwise.base.inside import fault_of_name, has_control
-from rowwise.base.value import MOST_DIM, MOST_RANKS, check_most
+from rowwise.base.value import MAX_DIM, MAX_RANKS, check_max
 from rowwise.base.value import Value as Value
 from rowwise.tables.idmaps import AnyIdMap
-from rowwise.tables.managed import MOST_ROWS, Managed, bucket_count, round_rows
+from rowwise.tables.managed import MAX_ROWS, Managed, bucket_count, round_rows
 from rowwise.tables.row_optimizers import RowOptimizer, RowWiseAdagrad, Slot, hyperparameter_fault
 
 
@@ -113,7 +113,7 @@ class Table(Value, frozen=True):
                 f"table name {self.name[:80]!r}: {fault}",
                 "a name without dots and slashes, as parameters and files have it",
             )
-        check_most(f"table {self.name!r}: ", self, dim=MOST_DIM, column_group=MOST_DIM)
+        check_max(f"table {self.name!r}: ", self, dim=MAX_DIM, column_group=MAX_DIM)
         if self.rows < 1 or self.dim < 1:
             raise SpecError(f"table {self.name!r} is {self.rows} x {self.dim}", "at least one row and one column")
         # The update packs (row, contribution) into 64 bits and needs 24 of them for the contribution.
@@ -219,7 +219,7 @@ def _check_managed(table: Table) -> None:
         raise SpecError(f"table {table.name!r}: managed={table.managed!r}", "Managed(...)")
     if table.id_map is not None:
         raise SpecError(f"{lead} and has an id_map", "one of them")
-    if not 2 <= table.rows < MOST_ROWS:
+    if not 2 <= table.rows < MAX_ROWS:
         raise SpecError(f"{lead} and has {table.rows} rows", "at least 2, and fewer than 2**32")
 
 
@@ -264,8 +264,8 @@ class Topology(Value, frozen=True):
             raise SpecError(f"groups of {self.groups} hosts", f"at least 1 in each, and {self.hosts} in all")
         if self.hosts < 1 or self.devices < 1:
             raise SpecError(f"{self.hosts} hosts of {self.devices} devices", "at least one of each")
-        if self.world > MOST_RANKS:
-            raise SpecError(f"{self.hosts} hosts of {self.devices} devices", f"at most {MOST_RANKS:,} devices in all")
+        if self.world > MAX_RANKS:
+            raise SpecError(f"{self.hosts} hosts of {self.devices} devices", f"at most {MAX_RANKS:,} devices in all")
 
     @property
     def world(self) -> int:
@@ -353,7 +353,7 @@ class Codecs(Value, frozen=True):
 RUN = 256  # numbers of an encoded sum that share a scale: its 8 bytes are 3 % of a message in int8
 INT4 = "int4"  # half a byte a number, and two floats for each run
 TOP_K = re.compile(r"topk:(\d{1,2}(?:\.\d{1,6})?)%")
-MOST_KEPT = 51  # numbers of a run; more take more bytes than int8
+MAX_KEPT = 51  # numbers of a run; more take more bytes than int8
 
 
 class FarType(NamedTuple):
@@ -367,7 +367,7 @@ class FarType(NamedTuple):
         found = TOP_K.fullmatch(text) if isinstance(text, str) else None
         if found:
             kept = math.ceil(RUN * float(found[1]) / 100)
-            if not 1 <= kept <= MOST_KEPT:
+            if not 1 <= kept <= MAX_KEPT:
                 raise SpecError(f"Wire: far={text!r}", "more than 0 % and less than 20 %, as int8 has fewer bytes")
             return cls(text, kept)
         if text == INT4 or text in list(WireType):

@@ -27,7 +27,7 @@ from rowwise.tables.ids.make import IdTables
 from rowwise.tables.spec import Topology
 from rowwise.train.settings import DenseParallel
 
-LEAST_UNIT = 1 << 12  # parameters; a gather of fewer costs more than they take
+MIN_UNIT = 1 << 12  # parameters; a gather of fewer costs more than they take
 
 
 def shards_of(settings: DenseParallel, topology: Topology) -> int:
@@ -89,7 +89,7 @@ def _own_parameters(model: nn.Module) -> set[nn.Parameter]:
     return {p for module in model.modules() if _has_own_tables(module) for p in module.parameters()}
 
 
-def find_units(model: nn.Module, least: int = LEAST_UNIT) -> list[nn.Module]:
+def find_units(model: nn.Module, least: int = MIN_UNIT) -> list[nn.Module]:
     """The modules whose parameters are gathered together, in the order in which they are registered."""
     return [unit for unit in _candidates(model) if sum(p.numel() for p in unit.parameters()) >= least]
 

@@ -3,7 +3,7 @@
 import math
 
 from rowwise.base.errors import SpecError
-from rowwise.base.value import MOST_STEPS, check_most
+from rowwise.base.value import MAX_STEPS, check_max
 from rowwise.ingest.labels import LabelValues
 from rowwise.models.link import AmountLink
 from rowwise.tables.spec import Value
@@ -51,7 +51,7 @@ class Smc(Value, frozen=True, tag="smc", tag_field="kind"):
             raise SpecError(f"train.objective.temperature={self.temperature}", "a finite number above 0")
         if self.steps < 1:
             raise SpecError(f"train.objective.steps={self.steps}", "at least 1")
-        check_most("train.objective.", self, steps=MOST_STEPS)
+        check_max("train.objective.", self, steps=MAX_STEPS)
 
 
 class CoTeaching(Value, frozen=True, tag="co_teaching", tag_field="kind"):
@@ -65,7 +65,7 @@ class CoTeaching(Value, frozen=True, tag="co_teaching", tag_field="kind"):
             raise SpecError(f"train.objective.forget={self.forget}", "at least 0 and less than 1")
         if self.steps < 1:
             raise SpecError(f"train.objective.steps={self.steps}", "at least 1")
-        check_most("train.objective.", self, steps=MOST_STEPS)
+        check_max("train.objective.", self, steps=MAX_STEPS)
 
 
 ClickLoss = LogLoss | Bootstrap | GeneralisedCrossEntropy | Smc  # of one model

@@ -21,8 +21,8 @@ from rowwise.train.reliability import RateGroup, rate_groups
 from rowwise.train.samples import Samples, concatenate
 from rowwise.train.state import State, check_alike, join, part, read_int
 
-MOST_WAITING = 16  # batches,
-MOST_SAMPLES = 1 << 14  # and samples in them
+MAX_WAITING = 16  # batches,
+MAX_SAMPLES = 1 << 14  # and samples in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Metrics:
         """Count samples whose values were checked when they were made, or need no check."""
         samples.check_tasks(len(self._tasks))
         self._waiting.append(samples)
-        if len(self._waiting) >= MOST_WAITING or sum(map(len, self._waiting)) >= MOST_SAMPLES:
+        if len(self._waiting) >= MAX_WAITING or sum(map(len, self._waiting)) >= MAX_SAMPLES:
             self._count()
 
     def _count(self) -> None:

@@ -277,8 +277,8 @@ class Recorder:
             return
         self._write_metrics(progress, "train", self.recent_metrics)
         self._write_metrics(progress, "lifetime", lifetime)
-        most_bytes = max(numbers.memory_bytes for numbers in numbers_W)
-        self._write_times(progress, stepped, samples, most_bytes, disk_cells(caches))
+        max_bytes = max(numbers.memory_bytes for numbers in numbers_W)
+        self._write_times(progress, stepped, samples, max_bytes, disk_cells(caches))
         spent_W = [numbers.spent for numbers in numbers_W]
         self._folder.append("stages.csv", self._stages.rows(progress.step, steps, spent_W))
         for line in self._slow_hosts.add(spent_W):
@@ -297,12 +297,12 @@ class Recorder:
             folder.replace("timeline.csv", self._stages.timeline_rows(intervals_W))
 
     def _write_times(
-        self, progress: Progress, stepped: StepResult, samples: int, most_bytes: int, disk: dict[str, Cell]
+        self, progress: Progress, stepped: StepResult, samples: int, max_bytes: int, disk: dict[str, Cell]
     ) -> None:
         assert self._folder is not None
         spent = self._stages.spent.exposed
         samples_s = samples / max(sum(spent.values()), 1e-9)
-        values = {"memory_bytes": most_bytes, "rate": stepped.rate, "gradient_norm": stepped.gradient_norm}
+        values = {"memory_bytes": max_bytes, "rate": stepped.rate, "gradient_norm": stepped.gradient_norm}
         row = _step_cells(progress) | {"samples_s": samples_s} | {f"{phase}_s": s for phase, s in spent.items()}
         self._folder.append("steps.csv", [row | values | self._stages.worker_cells() | disk])
         scalars = {f"run/{name}": value for name, value in {"samples_s": samples_s, **values}.items()}

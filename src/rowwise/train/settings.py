@@ -9,14 +9,14 @@ import re
 from typing import Literal
 
 from rowwise.base.errors import SpecError
-from rowwise.base.value import MOST_BATCH, MOST_STEPS, MOST_THREADS, check_most
+from rowwise.base.value import MAX_BATCH, MAX_STEPS, MAX_THREADS, check_max
 from rowwise.tables.row_optimizers import Schedule
 from rowwise.tables.spec import Value
 from rowwise.train.loss_settings import AnyLoss, LogLoss
 
-MOST_AHEAD = 4096  # batches or splits prepared ahead
-MOST_DEPTH = 16  # steps in flight
-MOST_STALENESS = 1024  # steps
+MAX_AHEAD = 4096  # batches or splits prepared ahead
+MAX_DEPTH = 16  # steps in flight
+MAX_STALENESS = 1024  # steps
 COUNTS = ("batch", "epochs", "accumulate", "virtual_shards", "pipeline_depth")  # at least 1
 STEPS = re.compile(r"(?:steps=)?([0-9]{1,12}):([0-9]{1,12})")
 Precision = Literal["fp32", "bf16", "bf16_always", "fp8"]
@@ -84,10 +84,10 @@ class DenseParallel(Value, frozen=True):
     recompute: bool = False  # compute a layer's activations again in the backward, so that no step has to keep them
 
     def __post_init__(self) -> None:
-        if (self.shards is not None and self.shards < 1) or not 0 <= self.prefetch <= MOST_DEPTH:
+        if (self.shards is not None and self.shards < 1) or not 0 <= self.prefetch <= MAX_DEPTH:
             raise SpecError(
                 f"train.dense_parallel: shards={self.shards}, prefetch={self.prefetch}",
-                f"shards of at least 1, and a prefetch of 0 to {MOST_DEPTH}",
+                f"shards of at least 1, and a prefetch of 0 to {MAX_DEPTH}",
             )
         if self.shards is not None and self.kind != "hybrid":
             raise SpecError(f"train.dense_parallel: shards={self.shards} with kind={self.kind}", "kind=hybrid")
@@ -135,9 +135,9 @@ class Training(Value, frozen=True):
         for name, count in counts.items():
             if count < 1:
                 raise SpecError(f"train.{name}={count}", "at least 1")
-        check_most("train.", self, batch=MOST_BATCH, epochs=MOST_STEPS, steps=MOST_STEPS, accumulate=MOST_BATCH)
-        check_most("train.", self, threads=MOST_THREADS, virtual_shards=MOST_BATCH, ahead=MOST_AHEAD)
-        check_most("train.", self, pipeline_depth=MOST_DEPTH, staleness=MOST_STALENESS)
+        check_max("train.", self, batch=MAX_BATCH, epochs=MAX_STEPS, steps=MAX_STEPS, accumulate=MAX_BATCH)
+        check_max("train.", self, threads=MAX_THREADS, virtual_shards=MAX_BATCH, ahead=MAX_AHEAD)
+        check_max("train.", self, pipeline_depth=MAX_DEPTH, staleness=MAX_STALENESS)
         if self.staleness < 0:
             raise SpecError(f"train.staleness={self.staleness}", "at least 0")
         self._check_compile()
@@ -204,7 +204,7 @@ class Evaluation(Value, frozen=True):
                 f"evaluate: every={self.every}, batch={self.batch}, slice_ids={self.slice_ids}",
                 "every of at least 0, and batch and slice_ids of at least 1",
             )
-        check_most("evaluate.", self, every=MOST_STEPS, batch=MOST_BATCH, slice_ids=MOST_BATCH, patience=MOST_STEPS)
+        check_max("evaluate.", self, every=MAX_STEPS, batch=MAX_BATCH, slice_ids=MAX_BATCH, patience=MAX_STEPS)
         if self.patience is not None and self.patience < 1:
             raise SpecError(f"evaluate.patience={self.patience}", "at least 1, or null to never stop early")
         if not 0 <= self.min_gain < math.inf:
@@ -240,7 +240,7 @@ class Saving(Value, frozen=True):
             raise SpecError(
                 f"save: every={self.every}, keep={self.keep}", "every of at least 0, and keep of at least 1"
             )
-        check_most("save.", self, every=MOST_STEPS, keep=MOST_STEPS)
+        check_max("save.", self, every=MAX_STEPS, keep=MAX_STEPS)
 
 
 class Log(Value, frozen=True):
@@ -261,7 +261,7 @@ class Log(Value, frozen=True):
             raise SpecError(
                 "log: mlflow, wandb or group is empty", "the name of an experiment, project or group, or null"
             )
-        check_most("log.", self, every=MOST_STEPS, window=MOST_BATCH)
+        check_max("log.", self, every=MAX_STEPS, window=MAX_BATCH)
         self.profiled()
 
     def profiled(self) -> range:

@@ -26,11 +26,11 @@ from rowwise.base.textfile import decode_json, read_bytes, read_text
 from rowwise.train.run_folder import AFTER, RunFolder
 from rowwise.train.settings import Log
 
-MOST_WAITING = 1000  # calls
+MAX_WAITING = 1000  # calls
 DEADLINE_s = 30.0  # for calls that wait at the end of a run
 SAVED = "trackers.json"  # ids of the run at each tracker, for a resume
-MOST_PARAMETERS = 100  # of a request to MLflow
-MOST_TEXT = 500  # characters of a parameter
+MAX_PARAMETERS = 100  # of a request to MLflow
+MAX_TEXT = 500  # characters of a parameter
 Status = Literal["finished", "stopped", "failed"]
 
 
@@ -93,7 +93,7 @@ class _Remote:
 
     def __init__(self, name: str, tracker: Tracker, warn: Callable[[str], None]) -> None:
         self._name, self._tracker, self._warn = name, tracker, warn
-        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(MOST_WAITING)
+        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._error = ""  # the first
         self._lost, self._told = 0, False
@@ -107,7 +107,7 @@ class _Remote:
         try:
             self._calls.put_nowait(lambda: self._tracker.log(values, step))
         except queue.Full:
-            self._error, self._lost = self._error or f"{MOST_WAITING:,} lines wait for it", self._lost + 1
+            self._error, self._lost = self._error or f"{MAX_WAITING:,} lines wait for it", self._lost + 1
         if self._error and not self._told:
             self._told = True
             self._warn(f"log.{self._name}: {self._error}: the run goes on, and its files have all numbers")
@@ -166,8 +166,8 @@ class _Mlflow:
         name = _run_name(self._folder, self._group)
         run: str = self._client.create_run(number, run_name=name, tags=tags).info.run_id
         items = sorted(_recipe_values(self._folder).items())
-        for at in range(0, len(items), MOST_PARAMETERS):
-            self._client.log_batch(run, params=[Param(name, x) for name, x in items[at : at + MOST_PARAMETERS]])
+        for at in range(0, len(items), MAX_PARAMETERS):
+            self._client.log_batch(run, params=[Param(name, x) for name, x in items[at : at + MAX_PARAMETERS]])
         _save_id(self._folder, "mlflow", run)
         return run
 
@@ -254,7 +254,7 @@ def _recipe_values(folder: RunFolder) -> dict[str, str]:
         if isinstance(value, dict):
             waiting += [(f"{name}.{key}".strip("."), inner) for key, inner in value.items()]
         else:
-            found[name] = str(value)[:MOST_TEXT]
+            found[name] = str(value)[:MAX_TEXT]
     return found
 
 
@@ -275,7 +275,7 @@ def _saved_ids(folder: RunFolder) -> dict[str, str]:
 
 def _first_line(error: Exception) -> str:
     """The message of a client without a password that an address may hold."""
-    line = (str(error).splitlines() or [type(error).__name__])[0][:MOST_TEXT]
+    line = (str(error).splitlines() or [type(error).__name__])[0][:MAX_TEXT]
     words = (
         f"{word.partition('://')[0]}://{word.rpartition('@')[2]}" if "://" in word and "@" in word else word
         for word in line.split()

@@ -1,6 +1,6 @@
 """Counts the ids that batches look up in each table: how many, how many distinct, how skewed.
 
-The recorder adds one batch per written line, and at most `MOST_IDS` ids of a feature count, so the cost is negligible;
+The recorder adds one batch per written line, and at most `MAX_IDS` ids of a feature count, so the cost is negligible;
 rarer ids are missed. Each rank counts its part of a batch, and the sums are added. An id on two ranks counts as two
 distinct ids in `rows`, but as one in `repeats`, which planners use.
 """
@@ -21,8 +21,8 @@ from rowwise.tables.spec import Table, Value, state_bytes
 from rowwise.train.repeats import IdSample
 from rowwise.train.run_folder import Cell
 
-MOST_IDS = 1 << 13  # of a feature in a batch
-MOST_COUNTED = 1 << 16  # of a feature in a batch, for `repeats`
+MAX_IDS = 1 << 13  # of a feature in a batch
+MAX_COUNTED = 1 << 16  # of a feature in a batch, for `repeats`
 IDS, COUNTS = "traffic/ids", "traffic/counts"  # names of tensors that concatenate all tables
 IdMaps = Mapping[AnyEmbeddings, IdTables]
 NO_ID_MAPS: IdMaps = {}
@@ -72,11 +72,11 @@ class TableTraffic:
                 sums.samples += sparse.batch_size
                 for ids_N in map(sparse.ids_of, table.feature_names):
                     sums.ids += len(ids_N)
-                    counts = ids_N[:MOST_IDS].unique(return_counts=True)[1].sort(descending=True).values
-                    sums.looked_at += min(len(ids_N), MOST_IDS)
+                    counts = ids_N[:MAX_IDS].unique(return_counts=True)[1].sort(descending=True).values
+                    sums.looked_at += min(len(ids_N), MAX_IDS)
                     sums.different += len(counts)
                     sums.in_top += int(counts[: -(-len(counts) // TOP)].sum())
-                    sums.repeats.add(_rows_of(ids_N[:MOST_COUNTED], table))
+                    sums.repeats.add(_rows_of(ids_N[:MAX_COUNTED], table))
 
     def rows(self, tables: Sequence[AnyEmbeddings]) -> list[dict[str, Cell]]:
         """The lines of tables.csv."""

@@ -16,7 +16,7 @@ from rowwise.base.storage.gate import Gate
 from rowwise.base.storage.limits import VARIABLE, Limits
 
 QUICK = Patience(deadline_s=0.05, first_wait_s=0.01)
-MOST_bytes = 32 << 20  # a page of a list, and what the kernel takes from a server whose client reads nothing
+MAX_bytes = 32 << 20  # a page of a list, and what the kernel takes from a server whose client reads nothing
 KEYS = {"access_key_id": "key-1", "secret_access_key": "secret-2", "token": "token-3", "region": "x"}
 DO = {
     "stat": lambda store: store.stat("a"),
@@ -91,7 +91,7 @@ def test_an_answer_without_end_is_cut(action, head):
     with hostile(endless(ENDLESS[head])) as server:
         refused(DO[action], opened(server), "s3://bucket/")
         server.wait()
-        assert all(count < MOST_bytes for count in server.sent_bytes.values())
+        assert all(count < MAX_bytes for count in server.sent_bytes.values())
 
 
 def test_headers_and_answers_to_wait_without_end_are_cut():

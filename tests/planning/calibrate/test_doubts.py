@@ -14,7 +14,7 @@ from test_fit import ABOUT, exchanges, made_up
 
 from rowwise.planning.calibrate.fit import BOUNDED_NETWORKS, fit_profile
 from rowwise.planning.calibrate.train_network import NetworkShape
-from rowwise.planning.calibrate.trust import MOST_WAITED, find_doubts, select_undisturbed, waited_s
+from rowwise.planning.calibrate.trust import MAX_WAITED, find_doubts, select_undisturbed, waited_s
 from rowwise.planning.perf.hardware import hardware_named, read_hardware
 from rowwise.planning.perf.learned import LearnedModel, model_of, profile_warnings
 from rowwise.planning.perf.roofline import Roofline
@@ -60,7 +60,7 @@ def test_all_faults_are_said():
 def test_disturbed_sets_are_left_out_where_enough_are_left(waited, fewest):
     one = next(iter(made_up(1)))
     sets = [structs.replace(one, waited=share) for share in waited]
-    kept, quiet = select_undisturbed(sets, fewest), [s for s in sets if s.waited <= MOST_WAITED]
+    kept, quiet = select_undisturbed(sets, fewest), [s for s in sets if s.waited <= MAX_WAITED]
     assert kept == (quiet if len(quiet) >= fewest and 2 * len(quiet) >= len(sets) else sets)
 
 
@@ -77,7 +77,7 @@ def test_a_thread_that_shares_its_processor_has_waited():
     found = subprocess.run(
         [sys.executable, "-c", WAITING], stdout=subprocess.PIPE, text=True, timeout=60, start_new_session=True
     )
-    assert 4 * MOST_WAITED < float(found.stdout) <= 1
+    assert 4 * MAX_WAITED < float(found.stdout) <= 1
 
 
 def test_networks_that_are_doubted_do_not_predict():

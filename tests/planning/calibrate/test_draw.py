@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowwise import SpecError
-from rowwise.planning.calibrate.draw import BATCHES, MOST_TABLES, Population, SetLimits, draw_set
+from rowwise.planning.calibrate.draw import BATCHES, MAX_TABLES, Population, SetLimits, draw_set
 from rowwise.planning.calibrate.ids import draw_batch, draw_ranks, draw_rows, scatter_ranks
 from rowwise.planning.perf.access import Access, Curves, Workload
 from rowwise.planning.perf.reuse import reuse_bins
@@ -30,7 +30,7 @@ def test_sets_fit_memory_and_are_drawn_again_alike(number, rank, seed):
     drawn = draw_set(MADE_UP, LIMITS, seed, number, rank)
     assert drawn == draw_set(Population(), LIMITS, seed, number, rank)
     tables = [w.table for w in drawn.workloads]
-    assert 1 <= len(tables) <= MOST_TABLES
+    assert 1 <= len(tables) <= MAX_TABLES
     assert drawn.batch <= BATCHES[1]
     assert sum(map(stored_bytes, tables)) <= LIMITS.pool_bytes
     assert drawn.batch * sum(t.dim for t in tables) <= LIMITS.vector_floats
@@ -39,7 +39,7 @@ def test_sets_fit_memory_and_are_drawn_again_alike(number, rank, seed):
 
 
 def test_vectors_of_a_batch_fit_however_they_are_rounded():
-    limits = SetLimits(pool_bytes=20_000_000, vector_floats=1 << 20, most_s=5e-3, speed=1000)
+    limits = SetLimits(pool_bytes=20_000_000, vector_floats=1 << 20, max_s=5e-3, speed=1000)
     drawn = [draw_set(MADE_UP, limits, 0, n, 0) for n in range(38, 42)]
     floats = [d.batch * sum(w.table.dim for w in d.workloads) for d in drawn]
     assert max(floats) <= limits.vector_floats
@@ -63,7 +63,7 @@ def test_sets_are_of_all_sizes_and_kinds():
     assert np.mean([t.row_type == "fp32" for t in whole]) == pytest.approx(0.7, abs=0.1)
     assert {str(t.row_type) for t in whole} == {"fp32", "fp16", "bf16", "int8"}
     assert {type(t.optimizer).__name__ for t in whole} == {"RowWiseAdagrad", "Sgd", "Adagrad", "Adam"}
-    assert {len(d.workloads) for d in drawn} == set(range(1, MOST_TABLES + 1))
+    assert {len(d.workloads) for d in drawn} == set(range(1, MAX_TABLES + 1))
 
 
 def test_given_tables_are_varied_but_stay_their_like():

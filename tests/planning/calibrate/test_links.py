@@ -9,8 +9,8 @@ from planning.calibrate.test_samples import an_exchange
 
 from rowwise.parallel.comm.spawn import run_processes
 from rowwise.planning.calibrate.fit_links import USUAL_id_bytes, fit_links
-from rowwise.planning.calibrate.links import MOST_FLOATS, MOST_SKEW_s, draw_exchange
-from rowwise.planning.calibrate.trust import MOST_WAITED
+from rowwise.planning.calibrate.links import MAX_FLOATS, MAX_SKEW_s, draw_exchange
+from rowwise.planning.calibrate.trust import MAX_WAITED
 from rowwise.planning.perf.hardware import hardware_named
 
 
@@ -21,9 +21,9 @@ def test_exchanges_are_drawn_alike_on_all_ranks_and_can_be_carried_out(number, w
     tables = [w.table for w in drawn.workloads]
     drawn.plan.validate(tables)
     assert drawn.batch % world == 0
-    assert drawn.batch * sum(t.dim for t in tables) <= MOST_FLOATS
+    assert drawn.batch * sum(t.dim for t in tables) <= MAX_FLOATS
     assert min(drawn.skew_W) == 0
-    assert max(drawn.skew_W) <= MOST_SKEW_s
+    assert max(drawn.skew_W) <= MAX_SKEW_s
 
 
 def test_exchanges_differ_in_layout_balance_and_skew():
@@ -85,7 +85,7 @@ def test_who_begins_later_lets_the_others_wait():
     assert len(numbers) == 15
     for (exchange, sample, disturbed), (_, _, other) in zip(*ranks, strict=True):
         late, early = np.argmax(exchange.skew_W), np.argmin(exchange.skew_W)
-        if max(disturbed, other) <= MOST_WAITED:
+        if max(disturbed, other) <= MAX_WAITED:
             waited.append((sample.exchange_W[early] - sample.exchange_W[late]) / exchange.skew_W[late])
     if len(waited) < 5:
         pytest.skip("cannot tell: other processes had the processors")

@@ -13,7 +13,7 @@ from rowwise.planning.calibrate.folder import MeasurementFolder, MeasurementSpec
 from rowwise.planning.calibrate.measure import GROUP, choose_turn, measure
 from rowwise.planning.calibrate.samples import SetSample
 
-LIMITS = SetLimits(pool_bytes=20_000_000, vector_floats=1 << 20, most_s=5e-3)
+LIMITS = SetLimits(pool_bytes=20_000_000, vector_floats=1 << 20, max_s=5e-3)
 PROGRAM = """
 import sys
 from pathlib import Path

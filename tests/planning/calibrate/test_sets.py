@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from rowwise.planning.calibrate.draw import DrawnSet, Population, SetLimits, draw_set
 from rowwise.planning.calibrate.ids import draw_batch
-from rowwise.planning.calibrate.kernels import BATCHES, MOST_TURNS, KernelBench, flush_bytes, low_quantile
+from rowwise.planning.calibrate.kernels import BATCHES, MAX_TURNS, KernelBench, flush_bytes, low_quantile
 from rowwise.planning.perf.access import Access, Workload
 from rowwise.tables.row_optimizers import Adam, Sgd
 from rowwise.tables.spec import TRAINED_TYPES, Table
 
-LIMITS = SetLimits(pool_bytes=8_000_000, vector_floats=1 << 20, most_s=4e-3)
+LIMITS = SetLimits(pool_bytes=8_000_000, vector_floats=1 << 20, max_s=4e-3)
 ADAM = Adam()
 
 
@@ -24,7 +24,7 @@ def bench():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rowwise.planning.calibrate.kernels.MOST_FLUSH_bytes", 4 << 20)  # quicker, and less exact
+        patch.setattr("rowwise.planning.calibrate.kernels.MAX_FLUSH_bytes", 4 << 20)  # quicker, and less exact
         yield KernelBench(LIMITS.pool_bytes, LIMITS.vector_floats)
     torch.set_num_threads(before)
 
@@ -71,7 +71,7 @@ def test_sets_that_take_turns_do_not_share_memory(bench):
     sets = [draw_set(Population(), LIMITS, 1, n, 0) for n in range(40)]
     taken = bench.take(iter(sets))
     assert taken == sets[: len(taken)]
-    assert 1 < len(taken) <= MOST_TURNS
+    assert 1 < len(taken) <= MAX_TURNS
     places = bench._place_in_pool(taken, 0)
     spans = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)

@@ -16,7 +16,7 @@ from rowwise.planning.perf.exchange import ExchangeNetwork
 from rowwise.planning.perf.features import nominal_work
 from rowwise.planning.perf.hardware import hardware_named, read_hardware
 from rowwise.planning.perf.learned import LearnedModel, model_of
-from rowwise.planning.perf.network import MOST_DEVIATIONS
+from rowwise.planning.perf.network import MAX_DEVIATIONS
 from rowwise.planning.perf.roofline import Roofline
 from rowwise.tables.spec import RowType, Table, Topology
 
@@ -87,7 +87,7 @@ def test_what_is_unlike_anything_seen_is_taken_for_the_nearest(form):
     made, rng = network(np.random.default_rng(2), form), np.random.default_rng(3)
     mean_F, scale_F = np.array(made.mean), np.array(made.scale)
     far_NF = mean_F + scale_F * rng.choice([-50.0, 50.0, 0.5], size=(20, len(mean_F)))
-    near_NF = mean_F + np.clip((far_NF - mean_F) / scale_F, -MOST_DEVIATIONS, MOST_DEVIATIONS) * scale_F
+    near_NF = mean_F + np.clip((far_NF - mean_F) / scale_F, -MAX_DEVIATIONS, MAX_DEVIATIONS) * scale_F
     work_NK = rng.exponential(size=(20, made.width))
     np.testing.assert_allclose(made.psi(far_NF, work_NK), made.psi(near_NF, work_NK))
     if form == "scaled":

@@ -21,7 +21,7 @@ from rowwise.planning.planner.methods.dreamshard import (
     FEATURES,
     INPUTS,
     LAYERS,
-    MOST_ITEMS,
+    MAX_ITEMS,
     SHIPPED,
     SUMS,
     PolicyFile,
@@ -131,7 +131,7 @@ def test_no_start_where_the_policy_cannot_place():
     assert policy_start(problem) is None
     with pytest.raises(SpecError, match="one; allow table_wise"):
         run_method("dreamshard", problem)
-    many = [Table(name=f"t{i}", rows=100, dim=8) for i in range(MOST_ITEMS + 1)]
+    many = [Table(name=f"t{i}", rows=100, dim=8) for i in range(MAX_ITEMS + 1)]
     assert policy_start(make_problem(question(many, Topology(devices=2), 1e9, constraints=WHOLE))) is None
     assert policy_start(make_problem(question(many[1:], Topology(devices=2), 1e9, constraints=WHOLE))) is not None
 

@@ -15,7 +15,7 @@ from rowwise.parallel.plan import TIERS
 from rowwise.planning.perf.learned import LearnedModel
 from rowwise.planning.perf.roofline import Roofline
 from rowwise.planning.planner.constraints import Constraints
-from rowwise.planning.planner.infeasible import InfeasibleError, least_bytes, useful_fixes
+from rowwise.planning.planner.infeasible import InfeasibleError, min_bytes, useful_fixes
 from rowwise.planning.planner.options import make_problem
 from rowwise.planning.planner.pipeline import make_plan
 from rowwise.planning.planner.search import search
@@ -78,7 +78,7 @@ def test_each_way_out_that_is_claimed_is_one(asked):
             make_plan(fix.request, seconds=0.05)
             assert "suffice" in fix.words()
         else:
-            assert fix.saved_bytes == pytest.approx(least_bytes(problem) - least_bytes(make_problem(fix.request)))
+            assert fix.saved_bytes == pytest.approx(min_bytes(problem) - min_bytes(make_problem(fix.request)))
             assert "suffice" not in fix.words()
 
 

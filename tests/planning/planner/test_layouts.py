@@ -36,9 +36,9 @@ topologies = st.builds(Topology, hosts=st.integers(1, 5), devices=st.integers(1,
 
 
 @st.composite
-def made_tables(draw, least_rows: int = 1, multiple: int = 1) -> Table:
+def made_tables(draw, min_rows: int = 1, multiple: int = 1) -> Table:
     row_type, group = draw(kinds)
-    rows, dim = draw(st.integers(least_rows, 1000)), multiple * draw(st.integers(1, 256 // multiple))
+    rows, dim = draw(st.integers(min_rows, 1000)), multiple * draw(st.integers(1, 256 // multiple))
     return Table(name="t", rows=rows, dim=dim, row_type=row_type, column_group=group)
 
 
@@ -77,7 +77,7 @@ def test_as_many_ranks_are_used_as_there_are_rows_or_blocks(table, ranks):
     assert [tile.rank for tile in replicated(table, ranks)] == ranks
 
 
-@given(made_tables(least_rows=5), topologies)
+@given(made_tables(min_rows=5), topologies)
 def test_a_grid_has_columns_across_hosts_and_rows_across_devices(table, topology):
     tiles = grid(table, topology, range(topology.hosts))
     by_host = {}
@@ -109,7 +109,7 @@ def test_every_public_layout_is_planned():
     assert set(NAMES) <= set(planner.__all__)
 
 
-@given(table=made_tables(least_rows=25), topology=topologies, data=st.data())
+@given(table=made_tables(min_rows=25), topology=topologies, data=st.data())
 def test_tiles_are_recognised_as_what_made_them(table, topology, data):
     """A layout that differs from others makes tiles that differ; its units are those that it was given."""
     machine = Machine(topology, hardware_named("cpu"))
@@ -136,7 +136,7 @@ TOPOLOGIES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-@given(made_tables(least_rows=8, multiple=4))
+@given(made_tables(min_rows=8, multiple=4))
 def test_every_case_that_sharding_is_held_to_is_a_valid_plan(case, table):
     for topology in TOPOLOGIES:
         Plan(world=topology.world, tiles=CASES[case](table, topology)).validate([table])

@@ -18,7 +18,7 @@ from rowwise.planning.planner.current_placement import moved_bytes, placement_of
 from rowwise.planning.planner.options import make_problem
 from rowwise.planning.planner.pipeline import make_plan
 from rowwise.planning.planner.problem import NO_UNIT, Placement, PlanRequest
-from rowwise.planning.planner.replan import MOST_MOVED, replan
+from rowwise.planning.planner.replan import MAX_MOVED, replan
 
 LAYOUTS = ("table_wise", "column_wise", "row_wise", "table_row_wise", "grid", "replicated")
 topologies = st.builds(Topology, hosts=st.integers(1, 2), devices=st.integers(1, 3))
@@ -103,7 +103,7 @@ def test_replanning_is_never_worse_than_keeping_and_says_what_it_moves(data):
     assert found.new_cost <= found.old_cost * (1 + 1e-9)
     assert found.planned.problem.cost(found.planned.searched.placement) == pytest.approx(found.new_cost, rel=1e-9)
     if not found.recut:
-        assert found.moved_share <= MOST_MOVED + 1e-9
+        assert found.moved_share <= MAX_MOVED + 1e-9
     if all(isinstance(table.optimizer, Sgd) for table in tables):
         assert found.moved_bytes == moved_cells(old, new, tables)
     assert found.changed == (old.tiles != new.tiles)

@@ -26,7 +26,7 @@ from rowwise.planning.planner.native import AnnealingEffort, Homes, NativeProble
 from rowwise.planning.planner.options import make_problem
 from rowwise.planning.planner.pipeline import make_plan
 from rowwise.planning.planner.problem import PlanRequest
-from rowwise.planning.planner.search import least_split_options, search, search_best
+from rowwise.planning.planner.search import min_split_options, search, search_best
 from rowwise.tables.row_optimizers import RowWiseAdagrad
 from rowwise.tables.spec import Table, Topology, state_width
 
@@ -257,9 +257,7 @@ def test_memory_of_two_tiers_that_is_nearly_full_is_packed(fill):
 def test_items_are_split_as_little_as_bounds_allow(question_of_ten):
     problem = make_problem(question_of_ten)
     totals = OptionTotals.of(problem)
-    whole = least_split_options(problem, totals, 1.0, 1.0)
+    whole = min_split_options(problem, totals, 1.0, 1.0)
     assert all(problem.kind_of(int(option)).parts == 1 for option in whole)
-    tight = least_split_options(
-        problem, totals, float(totals.phi_O.min()), float(totals.link_O[totals.link_O > 0].min())
-    )
+    tight = min_split_options(problem, totals, float(totals.phi_O.min()), float(totals.link_O[totals.link_O > 0].min()))
     assert any(problem.kind_of(int(option)).parts > 1 for option in tight)

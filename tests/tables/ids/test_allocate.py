@@ -45,7 +45,7 @@ def test_no_other_choice_that_fits_loses_less(tables, budget_bytes, left_bytes):
 def test_with_few_sums_kept_the_error_says_how_far_it_can_be_off(tables, budget_bytes, most):
     losses = list(fitting(tables, budget_bytes, 0))
     if losses:
-        found = allocate(tables, budget_bytes, most_points=most)
+        found = allocate(tables, budget_bytes, max_points=most)
         assert min(losses) <= found.loss <= min(losses) + found.error + 1e-12
         assert found.size_bytes <= budget_bytes
 

@@ -236,16 +236,16 @@ def test_many_equal_vectors_still_let_the_others_apart() -> None:
 @example([(0.0, 2), (1.0, 1), (6.6e-292, 1)], 0)  # bounds whose product no float holds
 @example([(5e-324, 3), (1e9, 3), (1e-300, 50)], 9)
 def test_shares_add_up_within_their_limits(cells: list[tuple[float, int]], more: int) -> None:
-    amount_C, most_C = np.array([c[0] for c in cells]), np.array([c[1] for c in cells])
-    least_C = np.minimum(most_C, 1 + np.arange(len(cells)) % 3)
+    amount_C, max_C = np.array([c[0] for c in cells]), np.array([c[1] for c in cells])
+    min_C = np.minimum(max_C, 1 + np.arange(len(cells)) % 3)
     total = len(cells) + more
-    share_C = apportion(amount_C, least_C, most_C, total)
+    share_C = apportion(amount_C, min_C, max_C, total)
     assert (share_C >= 1).all()
-    assert (share_C <= most_C).all()
+    assert (share_C <= max_C).all()
     assert share_C.sum() <= total
-    if least_C.sum() <= total:
-        assert (share_C >= least_C).all()
-    if (amount_C > 1e-3).all() and total <= most_C.sum():
+    if min_C.sum() <= total:
+        assert (share_C >= min_C).all()
+    if (amount_C > 1e-3).all() and total <= max_C.sum():
         assert share_C.sum() == total
 
 

@@ -9,8 +9,8 @@ from rowwise import RowType, SpecError, Table
 from rowwise.tables.ids.arrays import fold_maps
 from rowwise.tables.ids.methods import (
     FEW_CLUSTERS,
-    LEAST_COUNT,
     METHODS,
+    MIN_COUNT,
     FoldedVectors,
     IdHistory,
     make_map,
@@ -88,7 +88,7 @@ def test_ids_that_are_alike_share_a_row():
     table = Table(name="t", rows=2000, dim=16)
     made = make("learned", table, 12_000, history)
     rows_N = look_up_rows(made, np.arange(2000))[:, 0]
-    often = history.counts_N >= LEAST_COUNT
+    often = history.counts_N >= MIN_COUNT
     for row in np.unique(rows_N[often]):
         assert len(set(group_N[often & (rows_N == row)])) == 1
     assert len(set(rows_N[~often])) == 1  # rare ones and those never seen learn together

@@ -35,7 +35,7 @@ from rowwise.tables.store.row_store import SlotIds
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered")  # by numpy, which interprets
 watch = part("gpu_trace").watch
-MOST_IDS = 400  # the interpreter takes about a millisecond for each
+MAX_IDS = 400  # the interpreter takes about a millisecond for each
 FEW = settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
@@ -95,19 +95,19 @@ def check_update(problem: Problem, per_id: bool, steps: int = 2) -> None:
 
 
 def small(problem: Problem) -> bool:
-    return len(problem.jagged.values_N) <= MOST_IDS
+    return len(problem.jagged.values_N) <= MAX_IDS
 
 
 @pytest.mark.slow
 @FEW
-@given(problem=problems(most_batch=40).filter(small))
+@given(problem=problems(max_batch=40).filter(small))
 def test_pooled(problem):
     check_lookups(problem, per_id=False)
     check_update(problem, per_id=False, steps=1)
 
 
 @FEW
-@given(problem=problems(poolings=(Pooling.SEQUENCE,), most_batch=40).filter(small))
+@given(problem=problems(poolings=(Pooling.SEQUENCE,), max_batch=40).filter(small))
 def test_sequences(problem):
     check_lookups(problem, per_id=True)
     check_update(problem, per_id=True, steps=1)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise.tables.store.shared_cache import (
-    MOST_TAGS,
+    MAX_TAGS,
     TAGS,
     CachedFeatures,
     CacheShape,
@@ -98,7 +98,7 @@ def test_a_batch_is_cached_afterwards():
 def test_tags_differ():
     memory = zeroed(CacheShape(32, 8, 10))
     assert [next_tag(memory) for _ in range(3)] == [1, 2, 3]
-    memory[TAGS : TAGS + 8].view(np.int64)[0] = MOST_TAGS - 1
+    memory[TAGS : TAGS + 8].view(np.int64)[0] = MAX_TAGS - 1
     assert next_tag(memory) == 0
 
 

@@ -183,14 +183,14 @@ def open_range(folder: Folder, name: str, begin: int, end: int) -> Iterator[Open
         yield reader
 
 
-def read_file(folder: Folder, name: str, most_bytes: int) -> bytes:
-    """Read a small file, of at most `most_bytes`."""
+def read_file(folder: Folder, name: str, max_bytes: int) -> bytes:
+    """Read a small file, of at most `max_bytes`."""
     if isinstance(folder, Path):
-        return read_bytes(folder / name, most_bytes, links=False)
+        return read_bytes(folder / name, max_bytes, links=False)
     with _missing_as_file(folder, name):
         size_bytes = folder.storage.stat(folder.inside(name)).size_bytes
-        if size_bytes > most_bytes:
-            raise StorageError(f"{folder / name} has {size_bytes:,} bytes", f"at most {most_bytes:,}")
+        if size_bytes > max_bytes:
+            raise StorageError(f"{folder / name} has {size_bytes:,} bytes", f"at most {max_bytes:,}")
         return bytes(folder.storage.read(folder.inside(name), 0, size_bytes))
 
 

@@ -193,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _ask(self) -> tuple[int, list[tuple[str, str]], bytes]:
         """The answer of a store to the present request, which is bounded."""
         target, length = urlsplit(self.path), int(self.headers.get("Content-Length", 0))
-        most = _most_bytes(self.command, target.query, self.headers.get("Range", ""))
+        most = _max_bytes(self.command, target.query, self.headers.get("Range", ""))
         limits, begin_s = self._exchange.limits, time.monotonic()
         end_s = begin_s + limits.stall_s + (length + most) / limits.bytes_s
 
@@ -269,7 +269,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
 
-def _most_bytes(method: str, query: str, span: str) -> int:
+def _max_bytes(method: str, query: str, span: str) -> int:
     """How many bytes a good answer has at most."""
     if method == "GET" and span.startswith("bytes="):
         first, _, last = span.removeprefix("bytes=").partition("-")

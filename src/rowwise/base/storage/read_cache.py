@@ -24,7 +24,7 @@ class CacheFolder(NamedTuple):
     """Where ranges of objects, or copies of files, are kept, and how many bytes of them."""
 
     folder: Path
-    most_bytes: int
+    max_bytes: int
 
 
 CHECK_bytes = 4
@@ -38,12 +38,12 @@ class ReadCache:
 
     Args:
         folder: made if it does not exist; only ranges are in it.
-        most_bytes: of its files; several processes that write at once may exceed it by a twentieth each.
+        max_bytes: of its files; several processes that write at once may exceed it by a twentieth each.
     """
 
-    def __init__(self, folder: Path, most_bytes: int) -> None:
-        self.folder, self.most_bytes = folder, most_bytes
-        self._written = most_bytes  # by this process since it looked; at first it looks
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self.folder, self.max_bytes = folder, max_bytes
+        self._written = max_bytes  # by this process since it looked; at first it looks
         self._lock, self._is_broken = threading.Lock(), False
 
     def read(self, url: str, one: StoredObject, begin: int, end: int, fetch: Callable[[], memoryview]) -> memoryview:
@@ -55,7 +55,7 @@ class ReadCache:
         if found is not None:
             return found
         content = fetch()
-        if len(content) == end - begin <= LARGEST * self.most_bytes and not self._is_broken:
+        if len(content) == end - begin <= LARGEST * self.max_bytes and not self._is_broken:
             self._keep(path, content)
         return content
 
@@ -78,10 +78,10 @@ class ReadCache:
             return
         with self._lock:
             self._written += len(content)
-            is_due = self._written > BETWEEN * self.most_bytes
+            is_due = self._written > BETWEEN * self.max_bytes
             self._written = 0 if is_due else self._written
         if is_due:
-            make_room(CacheFolder(self.folder, self.most_bytes), "??/*", KEPT)
+            make_room(CacheFolder(self.folder, self.max_bytes), "??/*", KEPT)
 
 
 def make_room(place: CacheFolder, pattern: str, kept: float = 1.0, newest: Path | None = None) -> None:
@@ -92,7 +92,7 @@ def make_room(place: CacheFolder, pattern: str, kept: float = 1.0, newest: Path 
             status = path.stat()
             found.append((status.st_mtime_ns, status.st_size, path))
     total = sum(size for _, size, _ in found)
-    if total <= place.most_bytes:
+    if total <= place.max_bytes:
         return
     for _, size, path in sorted(found):
         if path == newest:
@@ -100,14 +100,14 @@ def make_room(place: CacheFolder, pattern: str, kept: float = 1.0, newest: Path 
         with suppress(OSError):
             path.unlink(missing_ok=True)
         total -= size
-        if total <= kept * place.most_bytes:
+        if total <= kept * place.max_bytes:
             return
 
 
 @lru_cache(maxsize=4)
-def read_cache(folder: Path, most_bytes: int) -> ReadCache:
+def read_cache(folder: Path, max_bytes: int) -> ReadCache:
     """The cache of a folder, one for all readers of this process."""
-    return ReadCache(folder, most_bytes)
+    return ReadCache(folder, max_bytes)
 
 
 def _read_checked(path: Path, length: int) -> memoryview | None:

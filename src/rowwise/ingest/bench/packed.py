@@ -17,8 +17,8 @@ from rowwise.ingest.reader import Reader, Split
 from rowwise.ingest.warehouse.ranges import leaves_of
 from rowwise.ingest.warehouse.storage import is_url
 
-MOST_ROWS = 65_536
-MOST_BYTES = 64 << 20
+MAX_ROWS = 65_536
+MAX_BYTES = 64 << 20
 ROUNDS = 4
 LIKE_THE_FILE = ("DELTA_BINARY_PACKED", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", "BYTE_STREAM_SPLIT")
 CODECS = {"LZ4_RAW": "lz4", "UNCOMPRESSED": ""}  # as writers call them
@@ -55,7 +55,7 @@ def unpacking_of(reader: Reader, split: Split, names: tuple[str, ...]) -> Decomp
     codec = sizes.most_common(1)[0][0] if sizes else ""
     if not codec or not pa.Codec.is_available(codec):
         return DecompressionTimes(codec=codec)
-    table = table.slice(0, max(1, min(MOST_ROWS, table.num_rows * MOST_BYTES // max(table.nbytes, 1))))
+    table = table.slice(0, max(1, min(MAX_ROWS, table.num_rows * MAX_BYTES // max(table.nbytes, 1))))
     return DecompressionTimes(_share(table, leaves, codec), codec)
 
 

@@ -21,13 +21,13 @@ DISTINCT = (
     *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
     *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
 )
-MOST_ROWS = 1_000_000
+MAX_ROWS = 1_000_000
 # Rows of the tables that MLPerf's DLRM has for the Terabyte set.
 TERABYTE_DISTINCT = (
     *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10),
     *(2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36),
 )
-MOST_TERABYTE_ROWS = 10_000_000
+MAX_TERABYTE_ROWS = 10_000_000
 DAYS = 24
 TEST_PART = 7  # the Kaggle set is seven days
 WHERE = "https://ailab.criteo.com/ressources/"
@@ -45,7 +45,7 @@ def criteo(folder: Path, dim: int = 16) -> Dataset:
         raise DataError(f"{folder}: no Criteo data here", hint="rowwise data get criteo says where it comes from")
     train, test = hold_out(_read(folder), TEST_PART)
     # Values are hashed: room for four times as many keeps most of the small ones apart.
-    return _dataset(train, None, test, [min(4 * count, MOST_ROWS) for count in DISTINCT], dim)
+    return _dataset(train, None, test, [min(4 * count, MAX_ROWS) for count in DISTINCT], dim)
 
 
 def criteo_terabyte(folder: Path, dim: int = 16) -> Dataset:
@@ -63,7 +63,7 @@ def criteo_terabyte(folder: Path, dim: int = 16) -> Dataset:
     if not half:
         raise DataError(f"{folder}/{last}: {len(last_day)} split", "at least two, to validate and to test")
     parts = [PartReader(reader, splits) for splits in (train, last_day[:half], last_day[half:])]
-    rows = [min(count, MOST_TERABYTE_ROWS) for count in TERABYTE_DISTINCT]
+    rows = [min(count, MAX_TERABYTE_ROWS) for count in TERABYTE_DISTINCT]
     return _dataset(parts[0], parts[1], parts[2], rows, dim)
 
 

@@ -95,7 +95,7 @@ def _bars_x1(what: str, name: str, size: str, ids: tuple[str, ...], numbers: tup
         download=Download(files=files, size=size, terms="those of the publisher of the log", page=page),
         read=_files_of_parts(types),
         columns=Columns(labels=("label",), dense=tuple(Dense(column=n) for n in numbers), sparse=sparse_columns(*ids)),
-        least_rows=1,
+        min_rows=1,
     )
 
 
@@ -123,7 +123,7 @@ DATASETS = {
         download=_CRITEO_LOG,
         read=_criteo_x4,
         columns=Columns(labels=("label",), sparse=sparse_columns(*NUMBERS, *CATEGORIES)),
-        least_rows=10,
+        min_rows=10,
     ),
     "avazu": StoredDataset(
         what="clicks on mobile advertisements of ten days, 40.4 million rows",

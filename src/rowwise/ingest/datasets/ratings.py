@@ -153,7 +153,7 @@ def _lightgcn(what: str, name: str) -> StoredDataset:
         ),
         read=_lists_of_items,
         columns=Columns(labels=("label",), sparse=sparse_columns("user_id", "item_id")),
-        least_rows=1,
+        min_rows=1,
     )
 
 

@@ -21,13 +21,13 @@ from rowwise.base.errors import DataError
 from rowwise.ingest.columns import Columns, Sparse
 from rowwise.ingest.datasets.dataset import PARTS, Dataset, open_stored
 from rowwise.ingest.datasets.source import Download, SourceFolder
-from rowwise.ingest.vocabulary import LEAST_ROWS, IdCounter, write_vocabularies
+from rowwise.ingest.vocabulary import MIN_ROWS, IdCounter, write_vocabularies
 from rowwise.tables.spec import Pooling, Table
 
 TRAIN, VALID, TEST = 0, 1, 2
 GROUP_ROWS = 1 << 16
 SLICE_ROWS = 1 << 20
-MOST_LISTED = 1 << 20  # ids of a column with a row each; a column with more is hashed
+MAX_LISTED = 1 << 20  # ids of a column with a row each; a column with more is hashed
 HASHED_ROWS = 1 << 22
 KEY = "row"
 PartedRows = Iterable[tuple[pa.Table, int | NDArray[np.int8]]]  # rows, and the part that each, or all, belong to
@@ -43,7 +43,7 @@ class StoredDataset:
         download: the files.
         read: reads the files as rows with their parts, in the order in which they are to be trained on.
         columns: roles of the columns.
-        least_rows: an id of fewer training rows shares row 0 of its table with ids that are unknown.
+        min_rows: an id of fewer training rows shares row 0 of its table with ids that are unknown.
     """
 
     what: str
@@ -51,7 +51,7 @@ class StoredDataset:
     download: Download
     read: Callable[[SourceFolder], PartedRows]
     columns: Columns
-    least_rows: int = LEAST_ROWS
+    min_rows: int = MIN_ROWS
 
     def make(self, name: str, source: Path, folder: Path) -> None:
         """Write the parts and vocabularies into `folder`; a process that is stopped leaves no part."""
@@ -59,7 +59,7 @@ class StoredDataset:
         try:
             for rows, parts in self.read(SourceFolder(source, name, self.download)):
                 writer.add(rows, parts)
-            writer.finish(name, self.least_rows)
+            writer.finish(name, self.min_rows)
         finally:
             writer.close()
 
@@ -128,7 +128,7 @@ class _PartWriter:
 
     def __init__(self, folder: Path, columns: Columns) -> None:
         self._folder, self._rows = folder, 0
-        self._counters = {sparse.column: IdCounter(MOST_LISTED) for sparse in columns.sparse}
+        self._counters = {sparse.column: IdCounter(MAX_LISTED) for sparse in columns.sparse}
         self._files: dict[int, pq.ParquetWriter] = {}
 
     def add(self, rows: pa.Table, parts: int | NDArray[np.int8]) -> None:
@@ -140,13 +140,13 @@ class _PartWriter:
         for part in np.unique(parts).tolist():
             self._write(rows.filter(pa.array(parts == part)), part)
 
-    def finish(self, name: str, least_rows: int) -> None:
+    def finish(self, name: str, min_rows: int) -> None:
         """Give the files their names once all are whole."""
         missing = [PARTS[part] for part in range(len(PARTS)) if part not in self._files]
         if missing:
             raise DataError(f"{name}: the {self._rows:,} rows of its files have none for {' and '.join(missing)}")
         self.close()
-        ids = {column: counter.ids(least_rows) for column, counter in self._counters.items()}
+        ids = {column: counter.ids(min_rows) for column, counter in self._counters.items()}
         listed = {column: found for column, found in ids.items() if found}
         for column in self._counters:
             _vocabulary(self._folder, column).unlink(missing_ok=True)

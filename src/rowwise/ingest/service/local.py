@@ -17,7 +17,7 @@ from typing import Literal, Self, final, get_args
 
 from rowwise.base.errors import PeerError, SpecError
 from rowwise.base.scratch import Scratch
-from rowwise.base.value import check_most
+from rowwise.base.value import check_max
 from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.service.client import HostTransport, ServiceClient
 from rowwise.ingest.service.coordinator import ServiceConfig
@@ -51,7 +51,7 @@ class Workers(Value, frozen=True):
                 raise SpecError(
                     f"data.workers.{name}={value}", f"at least 1{(WITHOUT_WORKERS if name == 'count' else '')}"
                 )
-        check_most("data.workers.", self, count=MAX_WORKERS, most=MAX_WORKERS, ahead=MAX_WORKERS, cpus=MAX_WORKERS)
+        check_max("data.workers.", self, count=MAX_WORKERS, most=MAX_WORKERS, ahead=MAX_WORKERS, cpus=MAX_WORKERS)
         for name, value in (("lease_s", self.lease_s), ("cpus", self.cpus)):
             if not 0 < value < math.inf:
                 raise SpecError(f"data.workers.{name}={value}", "more than 0")

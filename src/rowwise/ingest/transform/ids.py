@@ -15,7 +15,7 @@ from rowwise.ingest.native import SIGRID, PickedIds, RowMapping
 from rowwise.ingest.transform.arrays import IdLists, hash_pair, lists, nulls, to_id_lists, to_rows
 from rowwise.ingest.transform.transform import Arrays, Kinds, OneColumn, RowPosition, ToIds, check_rows
 
-MOST_JOINED = 1024  # ids that make one
+MAX_JOINED = 1024  # ids that make one
 
 
 class SigridHash(ToIds, frozen=True, kw_only=True, tag="sigrid_hash", tag_field="kind"):
@@ -129,8 +129,8 @@ class NGram(ToIds, frozen=True, kw_only=True, tag="ngram", tag_field="kind"):
     want = ID_LISTS
 
     def __post_init__(self) -> None:
-        if not 2 <= self.n <= MOST_JOINED:
-            raise self.spec_error(f"n={self.n}: expected at least 2, and at most {MOST_JOINED}")
+        if not 2 <= self.n <= MAX_JOINED:
+            raise self.spec_error(f"n={self.n}: expected at least 2, and at most {MAX_JOINED}")
         check_rows(self, self.rows)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:

@@ -24,8 +24,8 @@ from rowwise.ingest.native import RowMapping
 from rowwise.ingest.transform.arrays import IdLists, Mask, lists, to_id_lists
 from rowwise.ingest.transform.transform import Arrays, Kinds, RowPosition, Run, ToIds, is_words
 
-MOST_BYTES = 1 << 30  # of a list of ids
-MOST_DIGITS = 19  # of a whole number of 64 bits
+MAX_BYTES = 1 << 30  # of a list of ids
+MAX_DIGITS = 19  # of a whole number of 64 bits
 INTS = range(-(1 << 63), 1 << 63)
 
 
@@ -82,7 +82,7 @@ class MapId(ToIds, frozen=True, kw_only=True, tag="map_id", tag_field="kind"):
 def read_mapping(transform: MapId) -> dict[str | int, int]:
     path = Path(transform.file)
     try:
-        lines = io.StringIO(read_text(path, MOST_BYTES), newline=None)  # unlike str.splitlines, at line feeds alone
+        lines = io.StringIO(read_text(path, MAX_BYTES), newline=None)  # unlike str.splitlines, at line feeds alone
     except OSError as error:
         raise transform.spec_error(f"{path}: cannot be read as a list of ids: {error.strerror}") from None
     values: dict[str | int, int] = {}
@@ -104,7 +104,7 @@ def _parse_whole(key: str | int) -> int | None:
     text = str(key)
     digits = text.removeprefix("-")
     plain = digits.isascii() and digits.isdigit() and (digits == "0" or digits[0] != "0") and text != "-0"
-    return int(text) if plain and len(digits) <= MOST_DIGITS and int(text) in INTS else None
+    return int(text) if plain and len(digits) <= MAX_DIGITS and int(text) in INTS else None
 
 
 class KnownIds(NamedTuple):

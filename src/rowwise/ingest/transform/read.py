@@ -17,7 +17,7 @@ from rowwise.ingest.transform.arrays import lists, to_id_lists
 from rowwise.ingest.transform.transform import Arrays, Kinds, OneColumn, RowPosition, is_words
 
 ISO = "iso"
-MOST_WHOLE = 1 << 53  # whole numbers up to here are exact in 64-bit floats
+MAX_WHOLE = 1 << 53  # whole numbers up to here are exact in 64-bit floats
 NUMBER = r"^[-+]?[$€£]?(\d{1,3}(,\d{3})+(\.\d*)?|\d+\.?\d*|\.\d+)([eE][-+]?\d{1,3})?%?$"
 
 
@@ -121,7 +121,7 @@ class ToWhole(OneColumn, frozen=True, kw_only=True, tag="to_whole", tag_field="k
 def is_whole(x_R: np.ndarray) -> np.ndarray:
     """Which numbers are whole, and exact."""
     with np.errstate(invalid="ignore"):
-        return np.isfinite(x_R) & (np.abs(x_R) <= MOST_WHOLE) & (np.floor(x_R) == x_R)
+        return np.isfinite(x_R) & (np.abs(x_R) <= MAX_WHOLE) & (np.floor(x_R) == x_R)
 
 
 class SplitText(OneColumn, frozen=True, kw_only=True, tag="split", tag_field="kind"):

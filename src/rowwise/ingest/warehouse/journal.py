@@ -20,7 +20,7 @@ from rowwise.base.errors import DataError
 from rowwise.base.inside import fault_of_name, has_no_link
 from rowwise.base.storage.folder import StorageFolder, read_file, read_pieces
 from rowwise.base.storage.interface import ObjectExistsError
-from rowwise.base.textfile import MOST_BYTES, append, decode_json, open_regular, read_bytes, refuse_links, sync
+from rowwise.base.textfile import MAX_BYTES, append, decode_json, open_regular, read_bytes, refuse_links, sync
 from rowwise.ingest.warehouse.layout import Key, WarehouseLayout
 from rowwise.tables.spec import Value
 
@@ -86,7 +86,7 @@ class StoredWarehouse:
         for name in notes:
             short = name.removeprefix(f"{folder.name}/")
             if "/" not in short:
-                (folder / short).write_bytes(read_file(self.place / folder.name, short, MOST_BYTES))
+                (folder / short).write_bytes(read_file(self.place / folder.name, short, MAX_BYTES))
 
     def begin(self, name: str, content: bytes) -> None:
         """Store the first state of the journal, unless another process has."""

@@ -18,10 +18,10 @@ from rowwise.ingest.reader import check_columns
 from rowwise.tables.spec import Value
 
 VERSION = 1
-LEAST_MEMORY = 450_000_000
+MIN_MEMORY = 450_000_000
 BASE_MEMORY = 348 << 20  # Python, Arrow, the row group being written, and what the allocator keeps
 COLUMN_MEMORY = 350_000  # per column: a page and its compressed form, read and written
-ROOM_FOR_COLUMNS = 250  # columns for which LEAST_MEMORY suffices
+ROOM_FOR_COLUMNS = 250  # columns for which MIN_MEMORY suffices
 Key = int | str
 
 
@@ -44,10 +44,10 @@ class WarehouseLayout(Value, frozen=True):
         counts = (self.group_rows, self.group_bytes, self.part_groups)
         if min(counts) < 1:
             raise SpecError(f"layout: group_rows, group_bytes, part_groups = {counts}", "at least 1 each")
-        if self.memory_bytes < LEAST_MEMORY:
+        if self.memory_bytes < MIN_MEMORY:
             raise SpecError(
                 f"layout: memory of {self.memory_bytes / 1e6:.0f}MB",
-                f"at least {LEAST_MEMORY / 1e6:.0f}MB, which includes Python's and Arrow's own",
+                f"at least {MIN_MEMORY / 1e6:.0f}MB, which includes Python's and Arrow's own",
             )
         if self.sort_by is not None and self.cluster_by is None:
             raise SpecError(
@@ -68,7 +68,7 @@ class WarehouseLayout(Value, frozen=True):
 
     def check_columns(self, count: int) -> None:
         """Refuse more columns than the memory has room for: each needs a page."""
-        wanted = LEAST_MEMORY + max(count - ROOM_FOR_COLUMNS, 0) * COLUMN_MEMORY
+        wanted = MIN_MEMORY + max(count - ROOM_FOR_COLUMNS, 0) * COLUMN_MEMORY
         if self.memory_bytes < wanted:
             raise SpecError(
                 f"layout: memory of {self.memory_bytes / 1e6:.0f}MB for {count:,} columns",

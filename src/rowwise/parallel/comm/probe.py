@@ -26,11 +26,11 @@ from rowwise.base.errors import PeerError, SpecError
 from rowwise.parallel.comm.torch import Rendezvous, connect_backend
 
 Pair = tuple[int, int]
-PING_bytes, LEAST_bytes, MOST_bytes = 4, 1 << 19, 1 << 26
-LEAST_MESSAGE_s = 0.012  # of the larger size, on the fastest link
+PING_bytes, MIN_bytes, MAX_bytes = 4, 1 << 19, 1 << 26
+MIN_MESSAGE_s = 0.012  # of the larger size, on the fastest link
 PINGS = 9
 ALONE_PASSES, LOADED_PASSES = 4, 10
-MOST_ROUNDS = 31  # of an alone pass; of more than 32 hosts it has some pairs only
+MAX_ROUNDS = 31  # of an alone pass; of more than 32 hosts it has some pairs only
 REACH_s, LATE_s = 5.0, 2.0  # until a host counts as out of reach, a rank as dead
 SIOCGIFADDR = 0x8915
 
@@ -114,7 +114,7 @@ class _Prober:
             self._tell(number / LOADED_PASSES)
             if number < ALONE_PASSES:
                 rng.shuffle(hosts)
-                rounds = [pairs for pairs, _ in zip(tournament(hosts), range(MOST_ROUNDS), strict=False)]
+                rounds = [pairs for pairs, _ in zip(tournament(hosts), range(MAX_ROUNDS), strict=False)]
                 for pair in (pair for pairs in rounds for pair in pairs):
                     if not self._go_on():
                         return
@@ -145,11 +145,11 @@ class _Prober:
 
     def _choose_size(self, pairs: Sequence[Pair]) -> int:
         """Bytes of a message that takes long enough to be timed on the fastest link."""
-        size_bytes = LEAST_bytes
-        while size_bytes < MOST_bytes:
+        size_bytes = MIN_bytes
+        while size_bytes < MAX_bytes:
             self._most(0)
             seconds = self._time_message(pairs, size_bytes)
-            if -self._most(-float("inf") if seconds is None else -seconds) >= LEAST_MESSAGE_s:
+            if -self._most(-float("inf") if seconds is None else -seconds) >= MIN_MESSAGE_s:
                 break
             size_bytes *= 2
         return size_bytes

@@ -44,7 +44,7 @@ CALLS = 64  # most calls of a rank that another rank has not read yet
 # the calls that it has read. Descriptors follow. MAPPED and READ are in different cache lines, as READ changes often.
 LEFT, MAPPED, READ = 0, 1, 8
 TEXT_BYTES = 128  # of a descriptor, for collective, dtype and purpose
-LEAST_BYTES = 1 << 16  # smallest data block
+MIN_BYTES = 1 << 16  # smallest data block
 SPINS = 2000  # polls before a wait sleeps; about 20 microseconds
 SLICE_S = 0.1  # longest sleep before looking whether the other rank is alive
 
@@ -266,7 +266,7 @@ class SharedMemoryTransport:
         # Replaces the largest free block, so that a rank whose calls grow does not collect blocks of every size.
         index = max(free, key=lambda i: sizes[i], default=len(self._blocks))
         # 1/8 more, as the next batch may be a little larger.
-        size_bytes = -(-wanted_bytes * 9 // 8 // LEAST_BYTES) * LEAST_BYTES
+        size_bytes = -(-wanted_bytes * 9 // 8 // MIN_BYTES) * MIN_BYTES
         try:
             fd, memory = _create(size_bytes)
         except OSError as error:

@@ -14,7 +14,7 @@ from rowwise.parallel.comm.chain import CollectiveChain
 from rowwise.parallel.shard.exchange import ReceiveVectors
 from rowwise.parallel.shard.pack import RoutedBatch
 
-MOST_READS = 3  # batches whose rows are read from disk ahead; a table on disk keeps those of four
+MAX_READS = 3  # batches whose rows are read from disk ahead; a table on disk keeps those of four
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class BatchesAhead:
 
     def rows_to_read(self) -> Iterator[RoutedBatch]:
         """The next batches that are routed, each once: so that their rows are read."""
-        for batch in islice(self._batches, MOST_READS):
+        for batch in islice(self._batches, MAX_READS):
             if batch.vectors is None and not batch.reads_rows and batch.routes.is_done:
                 batch.reads_rows = True
                 if batch.routes.wait() is None:  # an error is raised by the lookup

@@ -20,7 +20,7 @@ from rowwise.tables.ops.merged import merge_ids
 from rowwise.tables.ops.reference.sums import BLOCK
 from rowwise.tables.spec import Pooling, Table
 
-MOST_DISTINCT = 0.8  # share of distinct ids; above it the batch is sent as it is, as expanding costs more than it saves
+MAX_DISTINCT = 0.8  # share of distinct ids; above it the batch is sent as it is, as expanding costs more than it saves
 
 
 @final
@@ -51,7 +51,7 @@ def repeatable_features(tables: Sequence[Table]) -> list[str]:
 
 
 def deduplicate_sequences(jagged: Jagged, features: Sequence[str]) -> tuple[Jagged, dict[str, DistinctIds]]:
-    """The batch with each id of a feature once per block, if its distinct ids are at most `MOST_DISTINCT` of all."""
+    """The batch with each id of a feature once per block, if its distinct ids are at most `MAX_DISTINCT` of all."""
     repeats: dict[str, DistinctIds] = {}
     batch = jagged.batch_size
     if not features or not batch or batch % BLOCK:
@@ -64,7 +64,7 @@ def deduplicate_sequences(jagged: Jagged, features: Sequence[str]) -> tuple[Jagg
         if name in features and len(ids):
             offsets_B1 = torch.ops.rowwise.offsets(bags)
             unique = deduplicate(ids, torch.cat([offsets_B1[:-1:BLOCK], offsets_B1[-1:]]))
-            if len(unique.values_U) <= MOST_DISTINCT * len(ids):
+            if len(unique.values_U) <= MAX_DISTINCT * len(ids):
                 distinct = len(unique.values_U)
                 repeats[name] = DistinctIds(inverse_N=unique.inverse_N, offsets_B1=offsets_B1, distinct=distinct)
                 ids, bags = unique.values_U, torch.zeros_like(bags)

@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 DIMS = (4, 8, 16, 32, 64, 128)  # of NeuroShard's benchmark
 WIDE = 256
 NARROW = (4, 8, 12, 24, 48)  # columns of pieces of cut tables
-MOST_TABLES = 15
+MAX_TABLES = 15
 SYNTHETIC_FRACTION = 0.25  # of the sets, with tables from a file
 BATCHES = (256, 16384)
 TRIES, SAME_COUNT_TRIES = 300, 60  # draws of a set; after the first 60 it may have fewer tables, as small sets must
@@ -47,8 +47,8 @@ class SetLimits(Value, frozen=True, kw_only=True):
 
     pool_bytes: int  # of rows and optimizer state
     vector_floats: int = 16 << 20  # of all pooled vectors of a batch
-    least_s: float = 400e-6  # rough seconds of a lookup and its update
-    most_s: float = 80e-3
+    min_s: float = 400e-6  # rough seconds of a lookup and its update
+    max_s: float = 80e-3
     speed: float = 1.0  # of the device, as a multiple of one core
 
 
@@ -131,9 +131,9 @@ class Population:
 def draw_set(population: Population, limits: SetLimits, seed: int, number: int, rank: int) -> DrawnSet:
     """The n-th set of a rank; always the same."""
     rng = np.random.default_rng((seed, number, rank))
-    target_s = math.exp(rng.uniform(math.log(limits.least_s), math.log(limits.most_s)))
+    target_s = math.exp(rng.uniform(math.log(limits.min_s), math.log(limits.max_s)))
     nearest: tuple[float, int, DrawnTables] | None = None
-    count, stored = int(rng.integers(1, MOST_TABLES + 1)), StorageFormat.draw(rng)
+    count, stored = int(rng.integers(1, MAX_TABLES + 1)), StorageFormat.draw(rng)
     for attempt in range(TRIES):
         if attempt >= SAME_COUNT_TRIES:
             count = int(rng.integers(1, count + 1))

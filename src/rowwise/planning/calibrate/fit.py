@@ -30,7 +30,7 @@ from rowwise.planning.calibrate.train_network import (
     predict_s,
     train_network,
 )
-from rowwise.planning.calibrate.trust import MOST_WAITED, find_doubts, select_undisturbed
+from rowwise.planning.calibrate.trust import MAX_WAITED, find_doubts, select_undisturbed
 from rowwise.planning.calibrate.wire_costs import WireShares, fit_wire_costs
 from rowwise.planning.perf.access import Floats
 from rowwise.planning.perf.exchange import Exchanges
@@ -170,7 +170,7 @@ def _assess_quality(
     truth_S, raw_S = steady.sets.seconds_S[held_out], raw.sets.seconds_S[held_out]
     errors = tuple(_model_error(name, p, truth_S, raw_S) for name, p in predicted.items())
     noise, drift = estimate_noise(sets, corrected.drift_S), float(corrected.drift_S.std())
-    disturbed = sum(one.waited > MOST_WAITED for one in sets) / len(sets)
+    disturbed = sum(one.waited > MAX_WAITED for one in sets) / len(sets)
     return ProfileQuality(
         sets=len(sets),
         held_out=len(held_out),

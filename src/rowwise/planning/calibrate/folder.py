@@ -39,7 +39,7 @@ class MeasurementSpec(Value, frozen=True, kw_only=True):
     limits: SetLimits
 
 
-POOL_FRACTION, MOST_POOL_bytes = 0.15, 3 << 30  # of the memory of a host or GPU, for rows and optimizer state
+POOL_FRACTION, MAX_POOL_bytes = 0.15, 3 << 30  # of the memory of a host or GPU, for rows and optimizer state
 
 
 def limits_of_machine(world: int, device: str = "cpu") -> SetLimits:
@@ -48,9 +48,9 @@ def limits_of_machine(world: int, device: str = "cpu") -> SetLimits:
         import torch
 
         memory_bytes = torch.cuda.get_device_properties(0).total_memory
-        return SetLimits(pool_bytes=min(int(memory_bytes * POOL_FRACTION), MOST_POOL_bytes))
+        return SetLimits(pool_bytes=min(int(memory_bytes * POOL_FRACTION), MAX_POOL_bytes))
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return SetLimits(pool_bytes=min(int(memory_bytes * POOL_FRACTION / world), MOST_POOL_bytes))
+    return SetLimits(pool_bytes=min(int(memory_bytes * POOL_FRACTION / world), MAX_POOL_bytes))
 
 
 OPTIONS = {

@@ -17,7 +17,7 @@ from rowwise.planning.calibrate.train_network import NetworkShape, Sets, train_n
 from rowwise.planning.perf.learned import STAGES
 
 SETS_A_SECOND = 5.0  # of each rank of a fast machine
-PROBED_STEPS, MOST_PROBED = 20, 1200  # steps and sets of a measured training; more are drawn as batches, too
+PROBED_STEPS, MAX_PROBED = 20, 1200  # steps and sets of a measured training; more are drawn as batches, too
 TABLES, FEATURES, WORK = 8, 27, 5  # tables of a made-up set, and the columns that describe one
 # To start the command and ranks; to measure narrow wires, and steps, with their start.
 START_s, WIRES_s, STEPS_s = 12.0, 15.0, 20.0
@@ -40,7 +40,7 @@ def forecast_calibration(spec: MeasurementSpec, folder: MeasurementFolder, minut
 def forecast_fit_s(sets: int) -> float:
     """Seconds of all trainings on so many sets."""
     training = sets - sets // HELD_OUT
-    probed = _draw_sets(min(max(training, 1), MOST_PROBED))
+    probed = _draw_sets(min(max(training, 1), MAX_PROBED))
     seconds = DRIFT_SHAPE.steps * _step_s(DRIFT_SHAPE, probed)
     return seconds + sum(
         len(STAGES) * count_steps(shape, training) * _step_s(shape, probed) for shape in SHAPES.values()

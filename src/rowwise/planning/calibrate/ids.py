@@ -17,7 +17,7 @@ from rowwise.tables.batch import Jagged
 
 Ints = NDArray[np.int64]
 GOLDEN = (math.sqrt(5) - 1) / 2
-MOST_ROWS = 3_000_000_000  # products of two such numbers still fit into 64 bits
+MAX_ROWS = 3_000_000_000  # products of two such numbers still fit into 64 bits
 NEAR_ONE = 1e-6  # `a` this near to 1 counts as 1, as in `perf.access`
 
 
@@ -67,7 +67,7 @@ def draw_ranks(a: float, q: float, active: int, fraction_N: Floats) -> Ints:
 
 def scatter_ranks(ranks_N: Ints, rows: int) -> Ints:
     """The row of each popularity rank, with neighbouring ranks far apart. Changes `ranks_N` in place."""
-    assert rows < MOST_ROWS, f"{rows} rows"
+    assert rows < MAX_ROWS, f"{rows} rows"
     ranks_N *= _choose_stride(rows)
     ranks_N %= rows
     return ranks_N

@@ -30,9 +30,9 @@ from rowwise.tables.spec import state_width
 
 BATCHES = 2  # that repeats alternate between
 REPEATS = 3  # after a warm-up
-MOST_TURNS = 8  # sets that take turns
+MAX_TURNS = 8  # sets that take turns
 LOW_QUANTILE = 0.2  # of the repeats, which is the result
-MOST_FLUSH_bytes = 64 << 20
+MAX_FLUSH_bytes = 64 << 20
 GPU_L2_bytes = 64 << 20  # if the device does not say
 GRADIENT = 0.01  # standard deviation of gradients: no overflow, and no denormals, which are slow
 
@@ -59,7 +59,7 @@ class KernelBench:
         self._other = torch.ones(flush_bytes(self.device) // FLOAT_bytes, device=self.device)
 
     def take(self, sets: Iterable[DrawnSet]) -> list[DrawnSet]:
-        """The first sets that fit the pool together, at least one and at most `MOST_TURNS`."""
+        """The first sets that fit the pool together, at least one and at most `MAX_TURNS`."""
         taken: list[DrawnSet] = []
         left_bytes = len(self._pool)
         for drawn in sets:
@@ -67,7 +67,7 @@ class KernelBench:
             if taken and left_bytes < 0:
                 break
             taken.append(drawn)
-            if len(taken) == MOST_TURNS:
+            if len(taken) == MAX_TURNS:
                 break
         return taken
 
@@ -157,7 +157,7 @@ def flush_bytes(device: torch.device) -> int:
     """Twice the last-level cache, within limits."""
     if device.type == "cuda":
         return 2 * int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", GPU_L2_bytes))
-    return min(2 * last_cache_bytes(), MOST_FLUSH_bytes)
+    return min(2 * last_cache_bytes(), MAX_FLUSH_bytes)
 
 
 def last_cache_bytes() -> int:
@@ -165,7 +165,7 @@ def last_cache_bytes() -> int:
     sizes = [
         _parse_cache_size(path.read_text()) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     ]
-    return max(sizes, default=MOST_FLUSH_bytes // 2)
+    return max(sizes, default=MAX_FLUSH_bytes // 2)
 
 
 def _parse_cache_size(text: str) -> int:

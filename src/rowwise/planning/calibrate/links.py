@@ -51,12 +51,12 @@ LAYOUT_CUTS: dict[str, tuple[float, CutTable]] = {  # by layout: probability, ti
     REPLICATED.name: (0.15, replicated),
 }
 LINK_SEED = 1 << 20  # so that exchanges and sets of the same number differ
-MOST_TABLES = 60
+MAX_TABLES = 60
 BATCHES = (256, 16384)  # samples of all ranks
 ROWS = (16, 1024)
 POOLING = (1.0, 20.0)  # ids of a sample and table
-MOST_FLOATS, MOST_IDS = 8 << 20, 1 << 20  # of all ranks
-MOST_SKEW_s = 5e-3
+MAX_FLOATS, MAX_IDS = 8 << 20, 1 << 20  # of all ranks
+MAX_SKEW_s = 5e-3
 REPEATS = 5
 PHASES = ("route", "exchange", "return")
 
@@ -78,18 +78,18 @@ def draw_exchange(seed: int, number: int, world: int) -> ExchangeSetup:
     shares = np.cumsum([share for share, _ in LAYOUT_CUTS.values()])
     layout = layout_named(list(LAYOUT_CUTS)[min(int(np.searchsorted(shares, rng.random())), len(LAYOUT_CUTS) - 1)])
     while True:
-        count = round(_draw_log_uniform(rng, (1, MOST_TABLES)))
+        count = round(_draw_log_uniform(rng, (1, MAX_TABLES)))
         batch = -(-round(_draw_log_uniform(rng, BATCHES)) // world) * world
         # Copies send gradients whatever the ids are, so there should be few ids.
         pooling = 1.0 if layout.is_replicated else _draw_log_uniform(rng, POOLING)
         dim_T = np.array(DIMS)[rng.integers(len(DIMS), size=count)]
-        if batch * dim_T.sum() <= MOST_FLOATS and batch * pooling * count <= MOST_IDS:
+        if batch * dim_T.sum() <= MAX_FLOATS and batch * pooling * count <= MAX_IDS:
             break
     tables = [
         Table(name=f"t{k}", rows=round(_draw_log_uniform(rng, ROWS)), dim=int(dim), optimizer=Sgd())
         for k, dim in enumerate(dim_T)
     ]
-    skew_W = rng.uniform(0, MOST_SKEW_s, world) if rng.random() < 0.5 else np.zeros(world)
+    skew_W = rng.uniform(0, MAX_SKEW_s, world) if rng.random() < 0.5 else np.zeros(world)
     return ExchangeSetup(
         number=number,
         layout=layout,

@@ -23,7 +23,7 @@ from rowwise.planning.calibrate.folder import MeasurementFolder, MeasurementSpec
 from rowwise.planning.calibrate.kernels import KernelBench
 from rowwise.planning.calibrate.links import measure_exchange
 from rowwise.planning.calibrate.samples import SetSample, read_samples, write_sample
-from rowwise.planning.calibrate.trust import MOST_WAITED, waited_s
+from rowwise.planning.calibrate.trust import MAX_WAITED, waited_s
 from rowwise.tables.spec import Topology
 
 ReportProgress = Callable[[str, float], None]  # measurements in words, and the fraction done
@@ -144,7 +144,7 @@ class MeasuringRank:
             measured = self._bench.measure(sets, self._spec.seed)
             ended = time.perf_counter()
             waited = min((waited_s() - waited_before_s) / (ended - lap), 1.0)
-            if waited <= MOST_WAITED:
+            if waited <= MAX_WAITED:
                 break
         for drawn, taken in zip(sets, measured, strict=True):
             sample = SetSample(

@@ -1,6 +1,6 @@
 """Measures the best few plans on this machine and keeps the fastest.
 
-Only plans for one host of at most `MOST_RANKS` ranks can be measured.
+Only plans for one host of at most `MAX_RANKS` ranks can be measured.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from rowwise.base.errors import SpecError
 from rowwise.planning.calibrate.steps import StepMeasurement, StepTimes, measure_plans
 from rowwise.planning.planner.pipeline import PlanResult
 
-MOST_RANKS = 16  # processes on one machine
+MAX_RANKS = 16  # processes on one machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class MeasuredPlans:
 
     def lines(self) -> tuple[str, ...]:
         """Times of each plan, one printed line each."""
-        least_s = min(step.seconds for step in self.steps)
+        min_s = min(step.seconds for step in self.steps)
         lines = []
         for number, (planned, step) in enumerate(zip(self.planned, self.steps, strict=True), start=1):
             forecast = planned.plan.forecast
             assert forecast is not None
-            mark = ", kept" if step.seconds == least_s else ""
+            mark = ", kept" if step.seconds == min_s else ""
             times = f"predicted {forecast.expected_s * 1e3:.2f} ms, measured {step.seconds * 1e3:.2f} ms"
             lines.append(f"plan {number} of {len(self.steps)}: {times} (rounds differ by {step.noise:.0%}){mark}")
         return tuple(lines)
@@ -48,10 +48,10 @@ def measure_plan_results(planned: Sequence[PlanResult]) -> MeasuredPlans:
     """Measures all plans in turns, with a process of this machine for each rank."""
     request = planned[0].problem.request
     topology = request.machine.topology
-    if topology.hosts > 1 or topology.world > MOST_RANKS:
+    if topology.hosts > 1 or topology.world > MAX_RANKS:
         raise SpecError(
             f"a plan for {topology.hosts} hosts of {topology.devices} devices cannot be measured here",
-            f"one host of at most {MOST_RANKS}",
+            f"one host of at most {MAX_RANKS}",
         )
     if topology.world > request.batch:
         raise SpecError(f"a batch of {request.batch} for {topology.world} ranks", "a sample for each rank")

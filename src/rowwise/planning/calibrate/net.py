@@ -22,7 +22,7 @@ from rowwise.planning.perf.access import Floats
 from rowwise.planning.perf.links import Network, NetworkHost, NetworkProbe
 
 LOW_QUANTILE, HIGH_QUANTILE = 0.1, 0.75  # of pings: above are queues and other processes; of uplinks
-LEAST_STEP = 1.25  # between the slowdowns inside groups and across them
+MIN_STEP = 1.25  # between the slowdowns inside groups and across them
 
 
 def make_network(probed: ProbeSamples, hosts: Sequence[NetworkHost], groups: tuple[int, ...] | None = None) -> Network:
@@ -76,7 +76,7 @@ def find_groups(slowdown_HH: Floats) -> tuple[int, ...]:
         history.append(clusters)
         heights.append(max(height, heights[-1]))
     steps = [after / before for before, after in pairwise(heights[1:])]
-    cut = int(np.argmax(steps)) + 1 if steps and max(steps) > LEAST_STEP else len(history) - 1
+    cut = int(np.argmax(steps)) + 1 if steps and max(steps) > MIN_STEP else len(history) - 1
     group_of = {host: group for group, members in enumerate(sorted(map(sorted, history[cut]))) for host in members}
     return tuple(group_of[host] for host in range(len(slowdown_HH)))
 

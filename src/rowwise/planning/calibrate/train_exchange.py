@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.planning.calibrate.samples import LinkSample
-from rowwise.planning.calibrate.train_network import LEAST_DEVIATION, to_decimals, to_matrix, to_tensor
+from rowwise.planning.calibrate.train_network import MIN_DEVIATION, to_decimals, to_matrix, to_tensor
 from rowwise.planning.perf.access import Floats
 from rowwise.planning.perf.exchange import (
     REACH,
@@ -22,12 +22,12 @@ from rowwise.planning.perf.exchange import (
     nominal_s,
     waits_s,
 )
-from rowwise.planning.perf.network import MOST_DEVIATIONS
+from rowwise.planning.perf.network import MAX_DEVIATIONS
 
 HELD_OUT = 7  # every seventh exchange is held out
 FEWEST = 40
 HIDDEN, STEPS, RATE, DECAY, SEED = 24, 500, 1e-2, 1e-3, 0
-LEAST_s = 1e-6
+MIN_s = 1e-6
 
 
 def train_exchanges(samples: Sequence[LinkSample], report: Callable[[float], None]) -> Exchanges | None:
@@ -70,9 +70,9 @@ def _train_network(pairs: Sequence[tuple[Amounts, Floats]]) -> ExchangeNetwork:
     nominal_N = np.concatenate([nominal_s(amounts, prices) for amounts, _ in pairs])
     features_NF = np.concatenate([exchange_features(amounts) for amounts, _ in pairs])
     mean_F, deviation_F = features_NF.mean(0), features_NF.std(0)
-    scale_F = np.where(deviation_F > LEAST_DEVIATION, deviation_F, 1.0)
+    scale_F = np.where(deviation_F > MIN_DEVIATION, deviation_F, 1.0)
     inner, outer = _train_factor(
-        to_tensor(np.clip((features_NF - mean_F) / scale_F, -MOST_DEVIATIONS, MOST_DEVIATIONS)),
+        to_tensor(np.clip((features_NF - mean_F) / scale_F, -MAX_DEVIATIONS, MAX_DEVIATIONS)),
         nominal_N,
         waits_N,
         measured_N,
@@ -84,7 +84,7 @@ def _train_network(pairs: Sequence[tuple[Amounts, Floats]]) -> ExchangeNetwork:
         id_s=id_s,
         mean=to_decimals(to_tensor(mean_F)),
         scale=to_decimals(to_tensor(scale_F)),
-        inner=to_matrix(inner.weight.T * to_tensor(deviation_F > LEAST_DEVIATION)[:, None]),  # as in `train_network`
+        inner=to_matrix(inner.weight.T * to_tensor(deviation_F > MIN_DEVIATION)[:, None]),  # as in `train_network`
         inner_offset=to_decimals(inner.bias),
         outer=to_decimals(outer.weight[0]),
         outer_offset=to_decimals(outer.bias)[0],
@@ -97,9 +97,9 @@ def _fit_prices(pairs: Sequence[tuple[Amounts, Floats]], own_N: Floats) -> tuple
     unit = np.eye(3)
     parts = [np.concatenate([nominal_s(a, tuple(unit[k])) for a, _ in pairs]) for k in range(3)]
     amount_NK = np.stack(parts, axis=1) / own_N[:, None]
-    most_K = np.maximum(amount_NK.max(0), 1e-300)
-    start, byte, id_ = (nnls(amount_NK / most_K, np.ones(len(own_N)))[0] / most_K).tolist()
-    return max(start, LEAST_s), byte, id_
+    max_K = np.maximum(amount_NK.max(0), 1e-300)
+    start, byte, id_ = (nnls(amount_NK / max_K, np.ones(len(own_N)))[0] / max_K).tolist()
+    return max(start, MIN_s), byte, id_
 
 
 def _train_factor(

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.planning.perf.access import Floats
-from rowwise.planning.perf.network import MOST_DEVIATIONS, REACH, Form, SetNetwork
+from rowwise.planning.perf.network import MAX_DEVIATIONS, REACH, Form, SetNetwork
 
 MS = 1e-3
 LEAST = 1e-6  # milliseconds; the norm has no gradient at 0
-LEAST_DEVIATION = 1e-3  # features that vary less are ignored
+MIN_DEVIATION = 1e-3  # features that vary less are ignored
 VALIDATION_FRACTION = 0.1  # of the sets
 
 
@@ -67,8 +67,8 @@ class _Net(nn.Module):
         loads = sets.work_NK.shape[1] if shape.form == "scaled" else shape.loads
         self.register_buffer("mean", to_tensor(sets.features_NF.mean(0)))
         deviation_F = sets.features_NF.std(0)
-        self.register_buffer("scale", to_tensor(np.where(deviation_F > LEAST_DEVIATION, deviation_F, 1.0)))
-        self.register_buffer("varies", to_tensor(deviation_F > LEAST_DEVIATION)[:, None])
+        self.register_buffer("scale", to_tensor(np.where(deviation_F > MIN_DEVIATION, deviation_F, 1.0)))
+        self.register_buffer("varies", to_tensor(deviation_F > MIN_DEVIATION)[:, None])
         self.inner, self.outer = nn.Linear(features, shape.hidden), nn.Linear(shape.hidden, loads)
         self.hinge, self.out = nn.Linear(loads, shape.hinges), nn.Parameter(torch.full((shape.hinges,), 0.1))
         self.constant = nn.Parameter(torch.tensor(-3.0))  # log of milliseconds
@@ -85,7 +85,7 @@ class _Net(nn.Module):
 
     def psi(self, features_NF: Tensor, work_NK: Tensor) -> Tensor:
         """Loads; of the scaled form in milliseconds."""
-        scaled_NF = ((features_NF - self.mean) / self.scale).clamp(-MOST_DEVIATIONS, MOST_DEVIATIONS)
+        scaled_NF = ((features_NF - self.mean) / self.scale).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)
         out_NK = self.outer(torch.relu(self.inner(scaled_NF)))
         if self.shape.form == "published":
             return torch.relu(out_NK)

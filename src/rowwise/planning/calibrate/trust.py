@@ -11,9 +11,9 @@ from pathlib import Path
 from rowwise.planning.calibrate.samples import SetSample
 
 SCHEDULED = Path("/proc/thread-self/schedstat")  # nanoseconds on a processor, nanoseconds waiting for one, turns
-MOST_WAITED = 0.05  # fraction of its time that an undisturbed measurement may wait
-MOST_DISTURBED = 0.5  # fraction of the sets
-LEAST_TAU, MOST_ERROR, MOST_NOISE, MOST_DRIFT = 0.8, 0.25, 0.25, 0.25
+MAX_WAITED = 0.05  # fraction of its time that an undisturbed measurement may wait
+MAX_DISTURBED = 0.5  # fraction of the sets
+MIN_TAU, MAX_ERROR, MAX_NOISE, MAX_DRIFT = 0.8, 0.25, 0.25, 0.25
 
 
 def waited_s(counters: Path = SCHEDULED) -> float:
@@ -26,8 +26,8 @@ def waited_s(counters: Path = SCHEDULED) -> float:
 
 def select_undisturbed(sets: Sequence[SetSample], fewest: int) -> list[SetSample]:
     """The sets that hardly waited for a processor, if they are enough to learn from; else all."""
-    undisturbed = [sample for sample in sets if sample.waited <= MOST_WAITED]
-    return undisturbed if len(undisturbed) >= max(fewest, (1 - MOST_DISTURBED) * len(sets)) else list(sets)
+    undisturbed = [sample for sample in sets if sample.waited <= MAX_WAITED]
+    return undisturbed if len(undisturbed) >= max(fewest, (1 - MAX_DISTURBED) * len(sets)) else list(sets)
 
 
 def find_doubts(*, disturbed: float, tau: float, error: float, noise: float, drift: float) -> tuple[str, ...]:
@@ -36,10 +36,10 @@ def find_doubts(*, disturbed: float, tau: float, error: float, noise: float, dri
     `disturbed` is the fraction of training sets that waited for a processor; for the others see `ProfileQuality`.
     """
     conditions = (
-        (disturbed > MOST_DISTURBED, f"other processes had the processors during {disturbed:.0%} of the measurements"),
-        (noise > MOST_NOISE, f"a set that is measured twice differs by {noise:.0%}"),
-        (drift > MOST_DRIFT, f"the machine's speed varied by {drift:.0%}"),
-        (tau < LEAST_TAU, f"rank correlation with sets held out is {tau:.2f}, less than {LEAST_TAU}"),
-        (error > MOST_ERROR, f"the error on sets held out is {error:.0%}, more than {MOST_ERROR:.0%}"),
+        (disturbed > MAX_DISTURBED, f"other processes had the processors during {disturbed:.0%} of the measurements"),
+        (noise > MAX_NOISE, f"a set that is measured twice differs by {noise:.0%}"),
+        (drift > MAX_DRIFT, f"the machine's speed varied by {drift:.0%}"),
+        (tau < MIN_TAU, f"rank correlation with sets held out is {tau:.2f}, less than {MIN_TAU}"),
+        (error > MAX_ERROR, f"the error on sets held out is {error:.0%}, more than {MAX_ERROR:.0%}"),
     )
     return tuple(line for applies, line in conditions if applies)

@@ -84,10 +84,10 @@ def fit_wire_costs(exchanges: Exchanges, shares: Sequence[WireShares], world: in
         vectors = tables * batch * (world - 1) / world
         amount_SK[index] = 2 * (world - 1), 2 * vectors, 2 * vectors * dim  # there and back
     scaled_SK = amount_SK / nominal_S[:, None]
-    unit_K, least_K = np.abs(scaled_SK).max(0), [0.0, 0.0, -np.inf]  # saved bytes may be worth more than coding
+    unit_K, min_K = np.abs(scaled_SK).max(0), [0.0, 0.0, -np.inf]  # saved bytes may be worth more than coding
     costs: dict[str, WireCost] = {}
     for kind in KINDS:
         share_S = np.array([shape.added[kind] for shape in shares])
-        price_K = lsq_linear(scaled_SK / unit_K, share_S, (least_K, np.inf)).x / unit_K
+        price_K = lsq_linear(scaled_SK / unit_K, share_S, (min_K, np.inf)).x / unit_K
         costs[kind] = WireCost(**dict(zip(WireCost.__struct_fields__, map(round_digits, price_K), strict=True)))
     return structs.replace(exchanges, narrow=NarrowWires(**costs))

@@ -19,7 +19,7 @@ from rowwise.tables.store.policy import DEFAULT_POLICY, Policy
 
 Floats = NDArray[np.float64]
 CELLS = 128  # groups of ranks, even on a logarithmic scale, for counting distinct rows
-MOST_ZIPF_A = 6.0  # largest `a` that is fitted
+MAX_ZIPF_A = 6.0  # largest `a` that is fitted
 
 
 class Access(Value, frozen=True):
@@ -95,10 +95,10 @@ class Curves:
         )
 
     def _fit_unique_ratio(self, known_T: NDArray[np.bool_], ratio_T: Floats) -> "Curves":
-        """Chooses `a` so that distinct rows are as measured, up to `MOST_ZIPF_A`."""
+        """Chooses `a` so that distinct rows are as measured, up to `MAX_ZIPF_A`."""
         index = np.flatnonzero(known_T)
         ids = self.pooling_T[index] * self.batch
-        low, high = np.zeros(len(index)), np.full(len(index), MOST_ZIPF_A)
+        low, high = np.zeros(len(index)), np.full(len(index), MAX_ZIPF_A)
         for _ in range(24):
             a = (low + high) / 2
             unique = expected_distinct(a, self.q_T[index], self.active_T[index], ids)

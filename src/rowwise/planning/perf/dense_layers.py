@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 from rowwise.base.errors import SpecError
-from rowwise.base.value import MOST_DIM, MOST_LAYERS
+from rowwise.base.value import MAX_DIM, MAX_LAYERS
 from rowwise.planning.perf.dense_parallel import ActivationBytes, DenseSide, DenseUnits, FLOAT_bytes
 from rowwise.planning.perf.hardware import Hardware
 from rowwise.planning.perf.linear_times import LinearSeconds
@@ -78,11 +78,11 @@ def _parse_widths(part: str, text: str) -> list[int]:
     for word in part.split(",") if part.strip() else ():
         found = WIDTHS.fullmatch(word.strip())
         width, times = (int(found["width"]), int(found["times"] or 1)) if found else (0, 0)
-        if not 1 <= width <= MOST_DIM or not 1 <= times <= MOST_LAYERS:
+        if not 1 <= width <= MAX_DIM or not 1 <= times <= MAX_LAYERS:
             raise SpecError(f"--dense {text!r}: {word.strip()!r}", SYNTAX)
         widths += [width] * times
-    if len(widths) > MOST_LAYERS:
-        raise SpecError(f"--dense {text!r}: {len(widths)} widths", f"at most {MOST_LAYERS:,}")
+    if len(widths) > MAX_LAYERS:
+        raise SpecError(f"--dense {text!r}: {len(widths)} widths", f"at most {MAX_LAYERS:,}")
     return widths
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rowwise.planning.perf.access import Floats
-from rowwise.planning.perf.network import MOST_DEVIATIONS, check_shapes
+from rowwise.planning.perf.network import MAX_DEVIATIONS, check_shapes
 from rowwise.tables.spec import Value
 
 REACH = 2.0  # largest logarithm of the factor
@@ -52,7 +52,7 @@ class ExchangeNetwork(Value, frozen=True, kw_only=True):
     def transfer_s(self, amounts: Amounts) -> Floats:
         """Seconds of each rank without the wait for the rank that begins last."""
         given_WF = np.clip(
-            (exchange_features(amounts) - np.array(self.mean)) / np.array(self.scale), -MOST_DEVIATIONS, MOST_DEVIATIONS
+            (exchange_features(amounts) - np.array(self.mean)) / np.array(self.scale), -MAX_DEVIATIONS, MAX_DEVIATIONS
         )
         hidden_WH = np.maximum(given_WF @ np.array(self.inner) + np.array(self.inner_offset), 0.0)
         factor_W = np.exp(REACH * np.tanh(hidden_WH @ np.array(self.outer) + self.outer_offset))
@@ -96,9 +96,9 @@ def exchange_features(amounts: Amounts) -> Floats:
     dim_W, ids_W = amounts.dim_W, amounts.ids_W
     world = len(dim_W)
     same = (dim_W.mean(), dim_W.max(), ids_W.mean(), ids_W.max(), amounts.batch, world)
-    mean_dim, most_dim, mean_ids, most_ids, batch, ranks = (np.full(world, np.log1p(value)) for value in same)
+    mean_dim, max_dim, mean_ids, max_ids, batch, ranks = (np.full(world, np.log1p(value)) for value in same)
     late_W, wait_W = np.log1p(amounts.skew_W / MILLI), np.log1p(waits_s(amounts.skew_W) / MILLI)
-    columns = (np.log1p(dim_W), mean_dim, most_dim, np.log1p(ids_W), mean_ids, most_ids, batch, ranks, late_W, wait_W)
+    columns = (np.log1p(dim_W), mean_dim, max_dim, np.log1p(ids_W), mean_ids, max_ids, batch, ranks, late_W, wait_W)
     return np.stack(columns, axis=1)
 
 

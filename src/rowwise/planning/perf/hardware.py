@@ -13,13 +13,13 @@ import msgspec
 from msgspec import structs
 
 from rowwise.base.errors import SpecError
-from rowwise.base.value import check_most, parse_json
+from rowwise.base.value import check_max, parse_json
 from rowwise.planning.perf.exchange import Exchanges
 from rowwise.planning.perf.linear_times import LinearTimes, SumTimes
 from rowwise.planning.perf.network import SetNetwork
 from rowwise.tables.spec import LINKS, Link, Topology, Value, WireType
 
-MOST_BYTES = 1 << 60
+MAX_BYTES = 1 << 60
 LONGEST_s = 1e6
 FLOAT_bytes = 4
 SECONDS = ("launch_s", "forward_issue_s", "backward_issue_s")
@@ -151,8 +151,8 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
                     f"hardware {self.name!r}: overheads of {one.stage!r} are {one.seconds} s",
                     f"0 or more, and less than {LONGEST_s:g}",
                 )
-        most = dict.fromkeys(("device_bytes", "host_bytes", "disk_bytes", "cache_bytes"), MOST_BYTES)
-        check_most(f"hardware {self.name!r}: ", self, **most, id_bytes=1 << 20)
+        most = dict.fromkeys(("device_bytes", "host_bytes", "disk_bytes", "cache_bytes"), MAX_BYTES)
+        check_max(f"hardware {self.name!r}: ", self, **most, id_bytes=1 << 20)
 
     def link(self, name: Link) -> LinkRates:
         """Rates between devices of one host, of two hosts, or of two groups."""

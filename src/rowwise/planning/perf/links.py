@@ -24,7 +24,7 @@ from msgspec import structs
 
 from rowwise.base.errors import SpecError
 from rowwise.base.textfile import decode_json, read_bytes
-from rowwise.base.value import MOST_RANKS, Value
+from rowwise.base.value import MAX_RANKS, Value
 from rowwise.planning.perf.access import Floats
 from rowwise.planning.perf.cost import Ints
 from rowwise.planning.perf.hardware import Hardware
@@ -111,8 +111,8 @@ class Network(Value, frozen=True, omit_defaults=True):
         names = [host.name for host in self.hosts]
         if not names:
             raise SpecError("network: no hosts", "at least one host")
-        if len(names) > MOST_RANKS:
-            raise SpecError(f"network: {len(names):,} hosts", f"at most {MOST_RANKS:,}")
+        if len(names) > MAX_RANKS:
+            raise SpecError(f"network: {len(names):,} hosts", f"at most {MAX_RANKS:,}")
         name, count = Counter(names).most_common(1)[0]
         if count > 1:
             raise SpecError(f"network: host {name!r} is there twice", "each host once")

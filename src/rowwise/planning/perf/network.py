@@ -26,10 +26,10 @@ from rowwise.tables.spec import Value
 
 Form = Literal["published", "scaled"]
 REACH = math.log(20.0)  # largest logarithm of a factor
-MOST_DEVIATIONS = 3.0  # features are clipped to so many deviations from the mean, as nothing was learned beyond
+MAX_DEVIATIONS = 3.0  # features are clipped to so many deviations from the mean, as nothing was learned beyond
 Matrix = tuple[tuple[float, ...], ...]
 Vector = tuple[float, ...]
-MOST_LOADS, MOST_HINGES = 63, 128  # of two of them, and two sums, the planner has room for 128 loads and 256 hinges
+MAX_LOADS, MAX_HINGES = 63, 128  # of two of them, and two sums, the planner has room for 128 loads and 256 hinges
 
 
 def check_shapes(network: Value, **shapes: tuple[int, ...]) -> None:
@@ -70,8 +70,8 @@ class SetNetwork(Value, frozen=True, kw_only=True):
         )
         check_shapes(self, scale=(features,), inner=(features, hidden), outer=(hidden, loads), gain=(loads,),
                      hinge=(hinges, loads), hinge_offset=(hinges,), hinge_out=(hinges,))  # fmt: skip
-        if loads > MOST_LOADS or hinges > MOST_HINGES:
-            raise SpecError(f"network: {loads} loads and {hinges} hinges", f"at most {MOST_LOADS} and {MOST_HINGES}")
+        if loads > MAX_LOADS or hinges > MAX_HINGES:
+            raise SpecError(f"network: {loads} loads and {hinges} hinges", f"at most {MAX_LOADS} and {MAX_HINGES}")
         if not 1 <= self.power < 100:
             raise SpecError(f"network: power={self.power}", "at least 1, or phi would not be convex")
 
@@ -86,9 +86,7 @@ class SetNetwork(Value, frozen=True, kw_only=True):
 
     def psi(self, features_NF: Floats, work_NK: Floats) -> Floats:
         """Loads (N, K) of tables."""
-        given_NF = np.clip(
-            (features_NF - np.array(self.mean)) / np.array(self.scale), -MOST_DEVIATIONS, MOST_DEVIATIONS
-        )
+        given_NF = np.clip((features_NF - np.array(self.mean)) / np.array(self.scale), -MAX_DEVIATIONS, MAX_DEVIATIONS)
         hidden_NH = np.maximum(given_NF @ np.array(self.inner) + np.array(self.inner_offset), 0.0)
         out_NK = hidden_NH @ np.array(self.outer) + np.array(self.outer_offset)
         if self.form == "published":

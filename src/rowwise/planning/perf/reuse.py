@@ -41,8 +41,8 @@ def _bins_of(curves: Curves, share: float) -> Floats:
 def _bin_chances() -> Floats:
     """For rows with a mean number of lookups (R), the probability (R, B) of each bin; the rest is no lookup at all."""
     rates_R = np.exp(np.linspace(math.log(LEAST), math.log(MOST), RATES))
-    most_B = np.concatenate([2.0 ** np.arange(BINS - 1), [np.inf]])
-    below_RB = np.array([[_poisson_cdf(most, rate) for most in most_B] for rate in rates_R])
+    max_B = np.concatenate([2.0 ** np.arange(BINS - 1), [np.inf]])
+    below_RB = np.array([[_poisson_cdf(most, rate) for most in max_B] for rate in rates_R])
     none_R1 = np.exp(-rates_R)[:, None]
     return np.maximum(np.diff(np.concatenate([none_R1, below_RB], axis=1), axis=1), 0.0)
 

@@ -30,7 +30,7 @@ DEVICE_Bps = 897 * GiB
 HOST_LINK_Bps = 600 * GiB
 NETWORK_Bps = 12.5 * GiB
 ID_bytes = 8
-LEAST_DIM = 32
+MIN_DIM = 32
 COPIED = 2.455  # passes over the gradients that are gathered for cut rows
 ELEMENTWISE = 9.22  # passes over a replica's gradient
 DENSE = 0.5  # share of the rate of device memory that replicas reach, as their operators are not fused
@@ -80,7 +80,7 @@ class TorchRecModel:
         given = vectors * world * d * e
         read = np.ceil(ids * world * ID_bytes / shards.row_parts)
         if shards.exchange == "all_to_all":
-            look = ids * world * np.maximum(d, LEAST_DIM) * e
+            look = ids * world * np.maximum(d, MIN_DIM) * e
             forward = (read + look + given) * _narrow_row_penalty(d) / DEVICE_Bps
             return (PASSES * forward + 2 * given / self._link_Bps)[:, None]
         look = ids * world * d * e / shards.row_parts

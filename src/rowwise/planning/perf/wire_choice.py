@@ -14,7 +14,7 @@ from msgspec import structs
 from rowwise.base.quantity import format_duration
 from rowwise.tables.spec import Codecs, Topology, Wire, WireType
 
-LEAST_GAIN = 1.005
+MIN_GAIN = 1.005
 SLACK = 1.02  # of the seconds of a step
 VECTORS = (WireType.FP32, WireType.FP16, WireType.INT8)
 SUMS = ("fp32", "bf16", "int8", "int4")  # bf16, as sums have no loss scale that keeps fp16 in its range
@@ -39,7 +39,7 @@ class WireChoice(NamedTuple):
                 f"vectors {self.wire.in_words(self.topology)}",
                 f"dense sums {far or self.wire.dense}",
                 f"predicted {format_duration(self.step_s)} a step",
-                f"{gain:.2f}x as fast as floats" if gain >= LEAST_GAIN else "narrower types gain nothing",
+                f"{gain:.2f}x as fast as floats" if gain >= MIN_GAIN else "narrower types gain nothing",
             )
         )
 

@@ -73,14 +73,14 @@ def threshold_bound(problem: PlacementProblem) -> Bound:
         return Bound(np.inf, np.inf, np.inf, "threshold")
     candidates = np.unique(np.concatenate([[least_link], totals.link_O[totals.link_O > least_link]]))
     best = Bound(np.inf, np.inf, np.inf, "threshold")
-    low_z = _least_phi(problem, totals, begin, np.inf)  # the least z for any m
+    low_z = _min_phi(problem, totals, begin, np.inf)  # the least z for any m
     for group in _group_candidates(candidates, least_link):
         # For m between the group's first candidate and the next group's, every piece with link seconds up to the
         # group's last is allowed (more than m allows, so z is not too large), and m is at least the first candidate
         # and at least the mean that these pieces need. No z is below low_z.
         if group[0] + low_z >= best.cost:
             break
-        z = _least_phi(problem, totals, begin, group[-1])
+        z = _min_phi(problem, totals, begin, group[-1])
         m = _round_up_to_quantum(
             _least_totals(totals, begin, totals.fits_O & (totals.link_O <= group[-1]))[1], problem.pieces.link_N
         )
@@ -118,7 +118,7 @@ def _least_totals(
     return load, link, size
 
 
-def _least_phi(problem: PlacementProblem, totals: OptionTotals, begin: NDArray[np.int32], m: float) -> float:
+def _min_phi(problem: PlacementProblem, totals: OptionTotals, begin: NDArray[np.int32], m: float) -> float:
     """The least z that meets the conditions if link seconds are at most m; infinite if none does."""
     ok_O = totals.fits_O & (totals.link_O <= m)
 

@@ -12,14 +12,14 @@ from typing import Any
 from msgspec import structs
 
 from rowwise.base import quantity
-from rowwise.base.value import MOST_RANKS
+from rowwise.base.value import MAX_RANKS
 from rowwise.parallel.plan import TIERS
 from rowwise.planning.planner.constraints import ALL
 from rowwise.planning.planner.layouts import LAYOUTS, NAMES
 from rowwise.planning.planner.problem import PlanRequest
 from rowwise.tables.spec import RowType, Table, Topology
 
-MOST_NAMED = 12  # tables whose constraints are lifted one by one
+MAX_NAMED = 12  # tables whose constraints are lifted one by one
 GROWTH = 1.15  # factor on devices, each time that they were not enough
 TRIES = 5
 MORE_DEVICES, OTHER_MEMORY = 6, 7  # values of `Fix.rank`: machines to be bought, tiers that may not be used
@@ -68,7 +68,7 @@ def _relaxed_constraints(request: PlanRequest, has_plan: HasPlan) -> Iterator[Fi
         without = _with_constraints(request, **{field: {}})
         if not names or not has_plan(without):
             continue
-        for name in _largest_first(request, names)[:MOST_NAMED]:
+        for name in _largest_first(request, names)[:MAX_NAMED]:
             left = {key: value for key, value in names.items() if key != name}
             single = _with_constraints(request, **{field: left})
             if has_plan(single):
@@ -91,7 +91,7 @@ def _more_layouts(request: PlanRequest, has_plan: HasPlan) -> Iterator[Fix]:
     given = request.constraints.layouts
     if not given or not has_plan(_with_constraints(request, layouts={})):
         return
-    names = _largest_first(request, [w.table.name for w in request.workloads])[:MOST_NAMED]
+    names = _largest_first(request, [w.table.name for w in request.workloads])[:MAX_NAMED]
     for layout, words in [(cut.name, cut.words) for cut in LAYOUTS if cut.cuts_columns or cut.cuts_rows]:
         for name in [n for n in names if layout not in request.constraints.layouts_of(n)][:2]:
             allowed = dict(given) | {name: (*request.constraints.layouts_of(name), layout)}
@@ -168,7 +168,7 @@ def _more_devices(request: PlanRequest, needed_bytes: float, has_plan: HasPlan) 
     each = max(sum(request.limits_bytes) * (topology.devices if many else 1), 1)
     count = max(now + 1, math.ceil(needed_bytes / each))
     for _ in range(TRIES):
-        if count * (topology.devices if many else 1) > MOST_RANKS:
+        if count * (topology.devices if many else 1) > MAX_RANKS:
             return
         larger = Topology(hosts=count, devices=topology.devices) if many else Topology(hosts=1, devices=count)
         tried = request.on(larger)

@@ -19,8 +19,8 @@ from rowwise.planning.planner.options import make_problem
 from rowwise.planning.planner.problem import PlacementProblem, PlanRequest
 from rowwise.planning.planner.search import TINY, SearchResult, best_starts
 
-MOST_FIXES = 4
-MOST_NAMES = 4
+MAX_FIXES = 4
+MAX_NAMES = 4
 MOVES, MOVES_AN_ITEM = 50_000, 50  # of a search that only decides whether any plan fits
 
 
@@ -33,7 +33,7 @@ def check_feasible(problem: PlacementProblem, searched: SearchResult) -> None:
     if not searched.over:
         return
     fixes = useful_fixes(problem)
-    named = fixes[:MOST_FIXES] + [fix for fix in fixes[MOST_FIXES:] if fix.rank >= MORE_DEVICES]
+    named = fixes[:MAX_FIXES] + [fix for fix in fixes[MAX_FIXES:] if fix.rank >= MORE_DEVICES]
     ways = [fix.words() for fix in named] or ["take fewer or smaller tables, or more memory"]
     unused = problem.request.unused
     without = f" without rows on the {' or the '.join(unused)}" if unused else ""
@@ -43,7 +43,7 @@ def check_feasible(problem: PlacementProblem, searched: SearchResult) -> None:
 
 def useful_fixes(problem: PlacementProblem) -> list[Fix]:
     """Changes that help: those that suffice in order of what they lose, then others in order of bytes saved."""
-    needed = least_bytes(problem)
+    needed = min_bytes(problem)
     checked = [_check_fix(problem, fix, needed) for fix in all_fixes(problem.request, needed, has_plan)]
     useful = [fix for fix in checked if fix.enough or fix.saved_bytes >= 1]
     return sorted(useful, key=lambda fix: (not fix.enough, fix.rank if fix.enough else 0, -fix.saved_bytes))
@@ -63,14 +63,14 @@ def _check_fix(problem: PlacementProblem, fix: Fix, needed: float) -> Fix:
             else ""
         )
         return replace(fix, change=fix.change + less)
-    return replace(fix, saved_bytes=needed - least_bytes(changed), enough=fix.enough or _search_fits(changed))
+    return replace(fix, saved_bytes=needed - min_bytes(changed), enough=fix.enough or _search_fits(changed))
 
 
 def _table_bytes(problem: PlacementProblem, table: str) -> float:
     """The least bytes of a table's largest piece."""
     names = [w.table.name for w in problem.request.workloads]
     item = next(item for item, group in enumerate(problem.members) if names.index(table) in group)
-    return _least_piece_bytes(problem, item)[0]
+    return _min_piece_bytes(problem, item)[0]
 
 
 def has_plan(request: PlanRequest) -> bool:
@@ -90,11 +90,11 @@ def _search_fits(problem: PlacementProblem) -> bool:
     return start.over <= TINY or native.anneal(start.placement, AnnealingEffort(moves=moves)).over <= TINY
 
 
-def least_bytes(problem: PlacementProblem) -> float:
+def min_bytes(problem: PlacementProblem) -> float:
     """Bytes over all ranks and tiers if each item took as little as it can."""
     totals = OptionTotals.of(problem)
-    least_I = np.minimum.reduceat(totals.bytes_OM.sum(1), problem.item_begin[:-1])
-    return float(least_I.sum()) * problem.topology.world
+    min_I = np.minimum.reduceat(totals.bytes_OM.sum(1), problem.item_begin[:-1])
+    return float(min_I.sum()) * problem.topology.world
 
 
 def _cause(problem: PlacementProblem, searched: SearchResult) -> str:
@@ -107,8 +107,8 @@ def _too_large_alone(problem: PlacementProblem) -> str:
     none_I = ~np.logical_or.reduceat(totals.fits_O, problem.item_begin[:-1])
     if not none_I.any():
         return ""
-    items = sorted(np.flatnonzero(none_I).tolist(), key=lambda item: -_least_piece_bytes(problem, item)[0])
-    size, tier = _least_piece_bytes(problem, items[0])
+    items = sorted(np.flatnonzero(none_I).tolist(), key=lambda item: -_min_piece_bytes(problem, item)[0])
+    size, tier = _min_piece_bytes(problem, items[0])
     more = f" ({len(items) - 1} more tables do not fit either)" if len(items) > 1 else ""
     limit = quantity.format_bytes(float(problem.limit_M[tier]))
     where = {"device": "a device", "host": "a device's part of host memory", "disk": "a device's part of the disks"}
@@ -118,7 +118,7 @@ def _too_large_alone(problem: PlacementProblem) -> str:
     )
 
 
-def _least_piece_bytes(problem: PlacementProblem, item: int) -> tuple[float, int]:
+def _min_piece_bytes(problem: PlacementProblem, item: int) -> tuple[float, int]:
     """The least bytes that an item's largest piece can have, and the tier."""
     sizes: list[tuple[float, float, int]] = []
     for option in problem.options_of(item):
@@ -160,30 +160,30 @@ def _too_large_for_pins(problem: PlacementProblem) -> str:
     """Tables that exceed the memory of the only ranks allowed."""
     totals, world = OptionTotals.of(problem), problem.topology.world
     each_O = np.where(totals.fits_O, totals.bytes_OM.sum(1), np.inf) * world
-    least_I = np.minimum.reduceat(each_O, problem.item_begin[:-1])
+    min_I = np.minimum.reduceat(each_O, problem.item_begin[:-1])
     allowed_RW = problem.allowed_RU[:, :world] > 0
     for allowed_W in allowed_RW:
         inside_R = ~(allowed_RW & ~allowed_W).any(1)
         inside = [item for item, rule in enumerate(problem.rule_I) if rule >= 0 and inside_R[rule]]
         ranks = np.flatnonzero(allowed_W).tolist()
         room = float(problem.limit_M.sum()) * len(ranks)
-        if least_I[inside].sum() > room:
-            names = [problem.name_of(item) for item in sorted(inside, key=lambda item: -least_I[item])]
+        if min_I[inside].sum() > room:
+            names = [problem.name_of(item) for item in sorted(inside, key=lambda item: -min_I[item])]
             where = f"rank{'s' * (len(ranks) > 1)} {quantity.format_ranks(ranks)}"
             what = f"tables that may only be on {where} ({_listed(names)})"
-            return _shortfall(what, float(least_I[inside].sum()), _devices(len(ranks)), room)
+            return _shortfall(what, float(min_I[inside].sum()), _devices(len(ranks)), room)
     return ""
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(repr(name) for name in names[:MOST_NAMES]) + more
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(repr(name) for name in names[:MAX_NAMES]) + more
 
 
 def _no_packing(problem: PlacementProblem, searched: SearchResult) -> str:
     """The search failed although no bound forbids a plan."""
     room = float(problem.limit_M.sum()) * problem.topology.world
-    fill = least_bytes(problem) / room if room else np.inf
+    fill = min_bytes(problem) / room if room else np.inf
     over_WM = problem.over_bytes(searched.placement)
     rank, tier = (int(at) for at in np.unravel_index(over_WM.argmax(), over_WM.shape))
     size = quantity.format_bytes(float(over_WM[rank, tier]))

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from rowwise.base.errors import SpecError
 from rowwise.base.storage.folder import parse_folder, read_file
-from rowwise.base.textfile import MOST_BYTES, decode_json, read_bytes
+from rowwise.base.textfile import MAX_BYTES, decode_json, read_bytes
 from rowwise.planning.perf.hardware import PRESETS, Hardware, Machine, hardware_named, read_hardware
 from rowwise.tables.spec import Topology
 
@@ -121,7 +121,7 @@ def _read(path: str) -> bytes:
     if "://" not in path:
         return read_bytes(path)
     folder, _, name = path.rpartition("/")
-    return read_file(parse_folder(folder), name, MOST_BYTES)
+    return read_file(parse_folder(folder), name, MAX_BYTES)
 
 
 def _read_profile(path: str) -> Hardware:

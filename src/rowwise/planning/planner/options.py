@@ -19,7 +19,7 @@ from rowwise.planning.perf.memory import FLOAT_bytes, memory_bytes
 from rowwise.planning.planner.kinds import PlacementKind, candidate_kinds
 from rowwise.planning.planner.problem import Index, Pieces, PlacementProblem, PlanRequest
 from rowwise.tables.spec import Table, check_names, state_bytes, state_slots
-from rowwise.tables.store.sizes import LEAST_OVERFLOW
+from rowwise.tables.store.sizes import MIN_OVERFLOW
 
 SMALL_SHARE = 0.05  # of a rank's even share of all work; smaller pieces are not cut further
 FULL_SHARE = 0.9  # of memory; lower tiers are options where tables would fill more
@@ -194,7 +194,7 @@ def _can_cache(columns: TableArrays, kind: PlacementKind, curves: Curves) -> NDA
     """Whether the cache of a table on disk holds the rows of a step, which stay in it until they are updated."""
     if kind.tier != "disk":
         return np.ones(len(columns.rows_T), dtype=bool)
-    return curves.unique_T <= np.maximum(kind.cached * columns.rows_T, LEAST_OVERFLOW)
+    return curves.unique_T <= np.maximum(kind.cached * columns.rows_T, MIN_OVERFLOW)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ COLLECTIVES: dict[str, Callable[[LinkArrays, Order, float], float]] = {  # in th
     "halving_doubling": halving_doubling_s,
     "tree": tree_s,
 }
-MOST_EXACT = 8  # hosts of which every order is tried
+MAX_EXACT = 8  # hosts of which every order is tried
 RANDOM_ORDERS, MOVES_A_HOST = 100, 20_000
 HOT, COLD = 0.05, 1e-4  # temperatures of annealing, as shares of the start's seconds
-LEAST_GAIN = 1.1  # probes of one network differ by several percent
+MIN_GAIN = 1.1  # probes of one network differ by several percent
 
 
 class Sum(NamedTuple):
@@ -47,7 +47,7 @@ class HostOrdering(NamedTuple):
     given_s: float  # in the order of the network
     random_s: float  # mean of random orders
     bound_s: float  # less than in any order
-    least_gain: float = LEAST_GAIN  # that another order than the given one is worth
+    min_gain: float = MIN_GAIN  # that another order than the given one is worth
 
     @property
     def gain(self) -> float:
@@ -61,7 +61,7 @@ class HostOrdering(NamedTuple):
     @property
     def is_worthwhile(self) -> bool:
         """Whether the gain is more than what probes differ by."""
-        return self.gain >= self.least_gain
+        return self.gain >= self.min_gain
 
 
 def parse_sum(text: str) -> Sum:
@@ -89,8 +89,8 @@ def find_order(net: LinkArrays, what: Sum, *, noise: float = 0.0, limit_s: float
     found = search_order(net, what, keep_first=what.collective == "all_reduce", limit_s=limit_s, seed=seed)
     given_s = what.seconds(net, given)
     order, seconds = min(((given, given_s), (found, what.seconds(net, found))), key=lambda one: one[1])
-    least_gain = max(LEAST_GAIN, 1 + noise) if len(net.uplink_G) == 1 else LEAST_GAIN
-    return HostOrdering(tuple(map(int, order)), seconds, given_s, random_s, bound_s(net, what), least_gain)
+    min_gain = max(MIN_GAIN, 1 + noise) if len(net.uplink_G) == 1 else MIN_GAIN
+    return HostOrdering(tuple(map(int, order)), seconds, given_s, random_s, bound_s(net, what), min_gain)
 
 
 def search_order(net: LinkArrays, what: Sum, *, keep_first: bool = False, limit_s: float = 3.0, seed: int = 0) -> Ints:
@@ -102,7 +102,7 @@ def search_order(net: LinkArrays, what: Sum, *, keep_first: bool = False, limit_
     starts = _starts(net, what, seed)
     if keep_first:
         starts = [begin_with_first(start, net.group_H) for start in starts]
-    if net.hosts <= MOST_EXACT:
+    if net.hosts <= MAX_EXACT:
         return problem.exact(starts[0])
     effort = AnnealingEffort(MOVES_A_HOST * net.hosts, seed, hot=HOT, cold=COLD, limit_s=limit_s / len(starts))
     found = [problem.anneal(start, effort._replace(seed=seed + k)) for k, start in enumerate(starts)]

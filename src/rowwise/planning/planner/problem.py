@@ -220,6 +220,6 @@ class PlacementProblem:
 def argmin_options(problem: PlacementProblem, value_O: Floats) -> Index:
     """The option of each item with the least value; of equal ones the first."""
     begin = problem.item_begin[:-1]
-    least_I = np.minimum.reduceat(value_O, begin)
-    taken_O = np.where(value_O <= least_I[problem.item_of_O], np.arange(len(value_O)), len(value_O))
+    min_I = np.minimum.reduceat(value_O, begin)
+    taken_O = np.where(value_O <= min_I[problem.item_of_O], np.arange(len(value_O)), len(value_O))
     return np.minimum.reduceat(taken_O, begin).astype(np.int32)

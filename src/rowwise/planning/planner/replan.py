@@ -24,16 +24,16 @@ from rowwise.planning.planner.options import make_problem
 from rowwise.planning.planner.pipeline import SECONDS as MAKE_SECONDS
 from rowwise.planning.planner.pipeline import PlanResult, forecast
 from rowwise.planning.planner.problem import PlanRequest
-from rowwise.planning.planner.search import TIME_LIMIT_FACTOR, TINY, LEAST_TIME_LIMIT_s, SearchResult, search
+from rowwise.planning.planner.search import TIME_LIMIT_FACTOR, TINY, MIN_TIME_LIMIT_s, SearchResult, search
 
 SECONDS = 0.05
 STEPS = 5_000.0
-MOST_MOVED = 0.15
+MAX_MOVED = 0.15
 MOVES_A_SECOND = 600_000
 PASSES = 3
 START_HEAT = 1e-4  # the plan in force is near a good one; more heat moves tables for nothing
 PRICE_FACTOR = 4.0  # on the price of bytes, each time that too many would move
-LEAST_GAIN = 0.002  # of a step's seconds; below it, the plan in force is kept
+MIN_GAIN = 0.002  # of a step's seconds; below it, the plan in force is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def replan(
     seconds: float = SECONDS,
     seed: int = 0,
     steps: float = STEPS,
-    most_moved: float = MOST_MOVED,
+    most_moved: float = MAX_MOVED,
 ) -> ReplanResult:
     """The plan in force, changed where that repays its migration within `steps`; the same for the same arguments.
 
@@ -103,7 +103,7 @@ class _ReplanSearch:
         link = hardware.slowest_link(current.problem.topology)
         self._byte_s = link.seconds_a_byte("all_to_all")
         self._price = self._byte_s / steps
-        self._most_bytes = most_moved * current.stored_bytes
+        self._max_bytes = most_moved * current.stored_bytes
         self._current = current
         self._native = NativeProblem(current.problem, current.homes)
         self.start = self._native.candidate(current.start)
@@ -111,7 +111,7 @@ class _ReplanSearch:
         self.moves, self.out_of_time = 0, False
 
     def run(self, seconds: float, seed: int) -> None:
-        end_s = time.monotonic() + max(TIME_LIMIT_FACTOR * seconds, LEAST_TIME_LIMIT_s)
+        end_s = time.monotonic() + max(TIME_LIMIT_FACTOR * seconds, MIN_TIME_LIMIT_s)
         price, start, hot = self._price, self.start, START_HEAT
         for number in range(PASSES):
             effort = AnnealingEffort(
@@ -122,7 +122,7 @@ class _ReplanSearch:
             self._candidates.append(candidate)
             self.moves, self.out_of_time = self.moves + candidate.moves, self.out_of_time or candidate.out_of_time
             # A result that moves too much is no start for the next pass: bytes get dearer and the start stays.
-            if self._moved(candidate) > self._most_bytes:
+            if self._moved(candidate) > self._max_bytes:
                 # With many `steps` the price is next to 0, and a multiple of it would be, too.
                 price = max(PRICE_FACTOR * price, self._byte_s / STEPS)
             else:
@@ -134,12 +134,12 @@ class _ReplanSearch:
         if not fits:
             return min(self._candidates, key=lambda candidate: candidate.over)
         # Keeping the plan is always allowed, though tables that have to be recut may count as moved.
-        few = [candidate for candidate in fits if self._moved(candidate) <= self._most_bytes or candidate is self.start]
+        few = [candidate for candidate in fits if self._moved(candidate) <= self._max_bytes or candidate is self.start]
         if not few:
             return min(fits, key=self._moved)
         best = min(few, key=self._value)
         gains = self._value(self.start) - self._value(best)
-        return self.start if self.start in few and gains < LEAST_GAIN * self.start.cost else best
+        return self.start if self.start in few and gains < MIN_GAIN * self.start.cost else best
 
     def _moved(self, candidate: Candidate) -> float:
         return self._current.moved_bytes(candidate.placement)

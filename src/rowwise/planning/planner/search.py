@@ -32,7 +32,7 @@ LINK_SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0)  # limits on a rank's link seconds in s
 FILL, SMALL_PIECE, NEAR = 0.95, 0.05, 1.3  # shares of a rank's memory; a total that counts as the least
 SPLIT_SCALES = (1.0, 0.7, 1.4)  # limits on a piece in starts, as multiples of the bound
 FINALISTS = 8  # starts that are annealed
-TIME_LIMIT_FACTOR, LEAST_TIME_LIMIT_s = 4.0, 2.0  # the time limit is a multiple of `seconds`, and at least this
+TIME_LIMIT_FACTOR, MIN_TIME_LIMIT_s = 4.0, 2.0  # the time limit is a multiple of `seconds`, and at least this
 FINALISTS_SHARE = 0.8  # of the effort, for all finalists; the best of them has the rest
 TINY = 1e-12
 SAME_COST = 1e-6  # relative difference of costs below which placements count as the same
@@ -72,7 +72,7 @@ def search_best(
     elif prove and _trades_resources(problem) and np.isfinite(bound.cost):
         bound = linear_bound(problem, bound)
     candidates = best_starts(native, bound)
-    end_s = begin_s + max(TIME_LIMIT_FACTOR * seconds, LEAST_TIME_LIMIT_s)
+    end_s = begin_s + max(TIME_LIMIT_FACTOR * seconds, MIN_TIME_LIMIT_s)
     moves, out_of_time = 0, False
     for stage, (finalists, effort) in enumerate(
         _annealing_stages(candidates[0].placement, max(1, int(seconds * MOVES_A_SECOND)))
@@ -140,9 +140,9 @@ def _start_placements(native: NativeProblem, bound: Bound) -> Iterator[Placement
         yield from _greedy_placements(native, bound.choice_I, z, max(bound.link, TINY))
     m = bound.link if np.isfinite(bound.link) and bound.link > 0 else max(float(totals.link_O.max()), TINY)
     for scale in SPLIT_SCALES:
-        choice_I = least_split_options(problem, totals, z * scale, m * scale)
+        choice_I = min_split_options(problem, totals, z * scale, m * scale)
         yield from _greedy_placements(native, choice_I, z, m)
-    yield from _greedy_placements(native, _least_memory_options(problem, totals), z, m)
+    yield from _greedy_placements(native, _min_memory_options(problem, totals), z, m)
     learned = learned_start(problem)
     if learned is not None:
         yield learned
@@ -186,8 +186,8 @@ def _filling_options(problem: PlacementProblem, totals: OptionTotals) -> Index:
     largest_O = np.maximum.reduceat((problem.pieces.bytes_NM / limit_M).max(1), starts_O)
     left_M = np.where(problem.limit_M > 0, FILL, 0.0)
     choice_I = np.zeros(len(problem.members), dtype=np.int32)
-    least_I = np.minimum.reduceat(share_OM.sum(1), problem.item_begin[:-1])
-    for item in np.argsort(-least_I, kind="stable").tolist():
+    min_I = np.minimum.reduceat(share_OM.sum(1), problem.item_begin[:-1])
+    for item in np.argsort(-min_I, kind="stable").tolist():
         options = np.array(problem.options_of(item))
         # Of options that fit, those in small pieces; of these, those that there is room for; of these, small ones.
         options = _those(options, totals.fits_O[options])
@@ -209,7 +209,7 @@ def _pieces_of(problem: PlacementProblem, choice_I: Index) -> np.ndarray:
     return np.concatenate([np.array(problem.pieces_of(int(option))) for option in choice_I])
 
 
-def least_split_options(problem: PlacementProblem, totals: OptionTotals, z: float, m: float) -> Index:
+def min_split_options(problem: PlacementProblem, totals: OptionTotals, z: float, m: float) -> Index:
     """For each item the option with least work whose pieces are under z, m and memory; if none, the smallest."""
     ok_O = totals.fits_O & (totals.phi_O <= z * (1 + 1e-9)) & (totals.link_O <= m * (1 + 1e-9))
     work_O = problem.phi(totals.load_OK) + totals.links_O + _memory_price_O(problem, totals, z)
@@ -222,12 +222,12 @@ def _memory_price_O(problem: PlacementProblem, totals: OptionTotals, z: float) -
     """Seconds that an option's memory is worth: none while memory is plenty, up to z where it is full."""
     begin = problem.item_begin[:-1]
     fits_O1 = np.where(totals.fits_O[:, None], totals.bytes_OM[:, :1], np.inf)
-    least_bytes = float(np.minimum.reduceat(fits_O1, begin, axis=0).sum(0)[0])
-    fill = least_bytes / max(problem.limit_M[0], 1.0)
+    min_bytes = float(np.minimum.reduceat(fits_O1, begin, axis=0).sum(0)[0])
+    fill = min_bytes / max(problem.limit_M[0], 1.0)
     return totals.bytes_OM[:, 0] / max(problem.limit_M[0], 1.0) * z * min(fill, 1.0) ** 4
 
 
-def _least_memory_options(problem: PlacementProblem, totals: OptionTotals) -> Index:
+def _min_memory_options(problem: PlacementProblem, totals: OptionTotals) -> Index:
     """For each item the option with least memory; of equal ones, with the smallest largest piece."""
     share_O = (totals.bytes_OM / np.maximum(problem.limit_M, 1)).sum(1)
     largest_O = totals.phi_O / max(float(totals.phi_O.max()), TINY)

@@ -33,7 +33,7 @@ from rowwise.planning.simulate.simulation import (
 )
 from rowwise.tables.spec import Codecs, Topology, Wire, WireType
 
-MOST_COMBINATIONS = 10_000
+MAX_COMBINATIONS = 10_000
 BASELINE = "full"  # how dense layers are stored where everything is sharded
 
 
@@ -69,8 +69,8 @@ def parse_vary(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     count = 1
     for values in varied.values():
         count *= len(values)
-    if count > MOST_COMBINATIONS:
-        raise SpecError(f"--vary: {count:,} combinations", f"at most {MOST_COMBINATIONS:,}")
+    if count > MAX_COMBINATIONS:
+        raise SpecError(f"--vary: {count:,} combinations", f"at most {MAX_COMBINATIONS:,}")
     return varied
 
 

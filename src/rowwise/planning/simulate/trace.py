@@ -7,7 +7,7 @@ from typing import Any
 from rowwise.planning.perf.step_program import TimelineStage
 from rowwise.planning.perf.timeline import stage_times
 
-MOST_RANKS = 8  # that are written
+MAX_RANKS = 8  # that are written
 STEPS = 4
 MICRO = 1e6
 
@@ -18,7 +18,7 @@ def chrome_trace(stages: Sequence[TimelineStage], step_s: float) -> str:
     events: list[dict[str, Any]] = []
     ranks = 0
     for stage, step, begin_W, end_W, *_ in stage_times(stages, STEPS):
-        ranks = min(len(begin_W), MOST_RANKS)
+        ranks = min(len(begin_W), MAX_RANKS)
         for rank in range(ranks):
             taken_s = float(end_W[rank] - begin_W[rank])
             if taken_s > 0:

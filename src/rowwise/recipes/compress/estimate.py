@@ -58,7 +58,7 @@ class CompressionWork(Value, frozen=True, kw_only=True):
         evaluations = 1 + (trained // self.step_rows // self.every if self.every else 0)
         return self.trainings * (trained + evaluations * self.later) + self.passes * self.history
 
-    def most_rows(self, row_s: float, budget_s: float) -> int:
+    def max_rows(self, row_s: float, budget_s: float) -> int:
         """The most rows of a training for which all work takes at most so long; 0: one step is too much."""
         steps = bisect.bisect_right(
             range(1, self.steps + 1), budget_s, key=lambda count: self.rows(count * self.step_rows) * row_s
@@ -103,7 +103,7 @@ def forecast_work(
     done = probe.REFIT_PASSES + 1 if (path / PROBE).exists() else 0
     work, row_s = measure_work(window, trainings, done, spec.rows)
     if minutes is not None and not known:
-        most = work.most_rows(row_s, 60 * minutes)
+        most = work.max_rows(row_s, 60 * minutes)
         if not most:
             least = f"one step in each of {trainings} trainings takes {format_duration(work.rows(1) * row_s)}"
             raise SpecError(f"--minutes {minutes:g}: {least}", "more minutes, or fewer tries by --methods")

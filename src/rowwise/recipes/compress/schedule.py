@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from rowwise.tables.spec import Value
 
 STEPS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # ratios to try over the wanted one
-LEAST_RATIO = 1.5
+MIN_RATIO = 1.5
 BEST = 3  # methods that are tried at other sizes
 SEEDS = 3  # trainings of the full model, to measure its noise
 LEARNED = "learned"  # prefix of learned methods
@@ -30,9 +30,9 @@ def ratios_around(wanted: float) -> tuple[float, ...]:
 
     Rounded to two digits, so that similar commands share trials, and up, so that a single table fits the budget.
     """
-    centre = _round_up(max(wanted, LEAST_RATIO))
+    centre = _round_up(max(wanted, MIN_RATIO))
     others = (_round_up(centre * step) for step in STEPS)
-    return (centre, *(ratio for ratio in dict.fromkeys(others) if ratio >= LEAST_RATIO and ratio != centre))
+    return (centre, *(ratio for ratio in dict.fromkeys(others) if ratio >= MIN_RATIO and ratio != centre))
 
 
 def full_model_trials(seed: int) -> list[TrialSpec]:

@@ -12,7 +12,7 @@ from rowwise.tables.ids.methods import table_bytes
 from rowwise.tables.ids.open import open_map
 from rowwise.tables.spec import Table, Value
 
-LEAST_IDS, LEAST_FRACTION = 1000, 0.01  # smaller tables are not compressed; fraction of all bytes
+MIN_IDS, MIN_FRACTION = 1000, 0.01  # smaller tables are not compressed; fraction of all bytes
 
 
 class CompressionGoal(Value, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ def select_tables(tables: Sequence[Table], goal: CompressionGoal) -> TableSelect
     if not chosen:
         raise SpecError(
             "no table to compress",
-            f"a table with at least {LEAST_IDS:,} ids and {LEAST_FRACTION:.0%} of the bytes of all tables, without an "
+            f"a table with at least {MIN_IDS:,} ids and {MIN_FRACTION:.0%} of the bytes of all tables, without an "
             "id_map",
         )
     budget = int(total / goal.ratio) if goal.ratio is not None else goal.budget_bytes
@@ -86,6 +86,6 @@ def _reason_to_keep(table: Table, fraction: float) -> str | None:
         return "has an id_map already"
     if table.managed is not None:
         return "is managed"
-    if table.rows < LEAST_IDS:
-        return f"has fewer than {LEAST_IDS:,} ids"
-    return f"is less than {LEAST_FRACTION:.0%} of all bytes" if fraction < LEAST_FRACTION else None
+    if table.rows < MIN_IDS:
+        return f"has fewer than {MIN_IDS:,} ids"
+    return f"is less than {MIN_FRACTION:.0%} of all bytes" if fraction < MIN_FRACTION else None

@@ -30,7 +30,7 @@ from rowwise.tables.spec import TRAINED_TYPES, Pooling, RowType, Table
 
 DIMS = (4, 12, 64, 100)  # one vector, vectors and a rest, a whole strip, a strip and a rest
 CHECKS_FRACTION = 0.5  # of the time; the rest is for measuring
-LEAST_REPEATS = 8  # measurements of each kernel
+MIN_REPEATS = 8  # measurements of each kernel
 STEPS = 2  # consecutive updates, so that the second uses optimizer state
 
 
@@ -197,7 +197,7 @@ def measure_speed(has_time: Callable[[], bool], tell: Callable[[], None]) -> Mea
     # The best, not the mean: other processes can only slow a kernel down.
     best = [_seconds(kernel) for kernel in work]
     repeats = 1  # the first one faults in fresh memory, so a few more are always needed
-    while repeats < LEAST_REPEATS or has_time():
+    while repeats < MIN_REPEATS or has_time():
         repeats += 1
         best = [min(old, _seconds(kernel)) for old, kernel in zip(best, work, strict=True)]
         tell()

@@ -56,14 +56,14 @@ class ServingCase(Value, frozen=True):
     failed: int  # requests without an answer
     may_fail: bool  # whether requests were under way in a process that was killed
     back_s: float  # from the fault until a new connection had a right answer
-    most_s: float  # that this may take
+    max_s: float  # that this may take
     versions: tuple[int, ...]  # that answered
     trouble: str = ""  # what the drill waited for in vain
 
     @property
     def survived(self) -> bool:
         answered = self.answers > 0 and not self.wrong and (self.may_fail or not self.failed)
-        return answered and self.back_s < self.most_s and not self.trouble
+        return answered and self.back_s < self.max_s and not self.trouble
 
 
 class ServingReport(Value, frozen=True):
@@ -198,10 +198,10 @@ class _ServingDrill:
         yield self._case("a version with a flipped byte", self._damaged)
         yield self._case("current.json cut short", self._cut_short)
         yield self._case("SIGKILL of an export, and another one", self._kill_export)
-        yield self._case("SIGKILL of the host, and another start", self._kill_host, may_fail=True, most_s=RESTART_S)
+        yield self._case("SIGKILL of the host, and another start", self._kill_host, may_fail=True, max_s=RESTART_S)
 
     def _case(
-        self, fault: str, act: Callable[[], float | None], *, may_fail: bool = False, most_s: float = BACK_S
+        self, fault: str, act: Callable[[], float | None], *, may_fail: bool = False, max_s: float = BACK_S
     ) -> ServingCase:
         """`act` returns when the fault was, if it then waited for something."""
         self.tell(fault)
@@ -218,7 +218,7 @@ class _ServingDrill:
             seen = self.clients
             return ServingCase(
                 fault=fault, answers=seen.answers, wrong=seen.wrong, failed=seen.failed, may_fail=may_fail,
-                back_s=back_s, most_s=most_s, versions=tuple(sorted(seen.versions)), trouble=trouble,
+                back_s=back_s, max_s=max_s, versions=tuple(sorted(seen.versions)), trouble=trouble,
             )  # fmt: skip
 
     def _answers(self) -> bool:

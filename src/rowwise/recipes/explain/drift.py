@@ -8,7 +8,7 @@ from rowwise.recipes.explain.rows import HeldRows
 from rowwise.train.evaluate import ids_or_none
 
 BINS = 10  # of a dense feature: deciles of the training rows
-MOST_IDS = 20  # of a sparse feature; the others are one bin
+MAX_IDS = 20  # of a sparse feature; the others are one bin
 
 
 def measure_drift(train: HeldRows, rows: HeldRows, sparse: tuple[str, ...], dense: dict[str, int]) -> tuple[Drift, ...]:
@@ -28,7 +28,7 @@ def _drift(feature: str, train_K: Tensor, other_K: Tensor) -> Drift:
 def _id_counts(train: HeldRows, rows: HeldRows, feature: str) -> tuple[Tensor, Tensor]:
     ids_N, other_N = ids_or_none(train.batch, feature), ids_or_none(rows.batch, feature)
     ids_U, counts_U = torch.unique(ids_N, return_counts=True)
-    common_K = ids_U[counts_U.argsort(descending=True)[:MOST_IDS]].sort().values
+    common_K = ids_U[counts_U.argsort(descending=True)[:MAX_IDS]].sort().values
     return _count(ids_N, common_K), _count(other_N, common_K)
 
 

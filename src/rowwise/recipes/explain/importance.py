@@ -25,7 +25,7 @@ from rowwise.train.on_device import to_device
 from rowwise.train.settings import Training
 
 GRID = 11  # points of a dependence: the least, the deciles and the most
-LEAST_ROWS_OF_ID = 20
+MIN_ROWS_OF_ID = 20
 
 
 @dataclass(kw_only=True)
@@ -134,7 +134,7 @@ def id_effects(rows: HeldRows, permuted: dict[str, Permuted], features: Sequence
         means_U = torch.zeros(len(ids_U), dtype=torch.float64).index_add_(0, inverse_M, changes_M) / counts_U
         squares_U = torch.zeros_like(means_U).index_add_(0, inverse_M, (changes_M - means_U[inverse_M]) ** 2)
         errors_U = (squares_U / (counts_U - 1).clamp(min=1) / counts_U).sqrt()
-        strength_U = torch.where(counts_U >= LEAST_ROWS_OF_ID, means_U.abs() - errors_U, -1.0)
+        strength_U = torch.where(counts_U >= MIN_ROWS_OF_ID, means_U.abs() - errors_U, -1.0)
         for at in strength_U.argsort(descending=True)[:most].tolist():
             if strength_U[at] > 0:
                 values = {"logit": float(means_U[at]), "error": float(errors_U[at]), "rows": int(counts_U[at])}

@@ -29,9 +29,9 @@ from rowwise.recipes.trained import Warn, choose_rows, ignore_warning, load_trai
 from rowwise.train.run_folder import RunFolder
 
 EXPLANATION = "explanation.json"  # in the folder of a run
-LEAST_ROWS, TRIED_ROWS = 500, 256
-MOST_IDS, MOST_SLICES, MOST_DEPENDENCES = 8, 20, 12
-LEAST_REPEATS = 2
+MIN_ROWS, TRIED_ROWS = 500, 256
+MAX_IDS, MAX_SLICES, MAX_DEPENDENCES = 8, 20, 12
+MIN_REPEATS = 2
 READING, SCORING = 0.2, 0.6  # shares of the time: of reading rows, of permutations
 
 
@@ -80,10 +80,10 @@ def explain(  # noqa: PLR0913 - options of the command
     times = Permutations(repeats, until_s - seconds * READING, seed)
     permuted = permute_features(scorer, held, logits_N, features, times, tell)
     found = importances(permuted)
-    few = held.first(max(LEAST_ROWS, len(held) // 4))
-    shown = [one.feature for one in found if one.feature in dense][:MOST_DEPENDENCES]
-    ids = tuple(id_effects(held, permuted, sparse, MOST_IDS))
-    slices = calibration_slices(held, logits_N, scorer.task, sparse, dense)[:MOST_SLICES]
+    few = held.first(max(MIN_ROWS, len(held) // 4))
+    shown = [one.feature for one in found if one.feature in dense][:MAX_DEPENDENCES]
+    ids = tuple(id_effects(held, permuted, sparse, MAX_IDS))
+    slices = calibration_slices(held, logits_N, scorer.task, sparse, dense)[:MAX_SLICES]
     explanation = ModelExplanation(
         task=name,
         rows=len(held),
@@ -103,13 +103,13 @@ def explain(  # noqa: PLR0913 - options of the command
 
 
 def _rows_in_time(scorer: Scorer, rows: HeldRows, features: int, seconds: float) -> int:
-    """As many rows as `LEAST_REPEATS` repeats of all features score in so many seconds."""
+    """As many rows as `MIN_REPEATS` repeats of all features score in so many seconds."""
     tried = rows.first(TRIED_ROWS)
     scorer.logits(tried.batch)  # what is slow once only
     begin_s = monotonic()
     scorer.logits(tried.batch)
     row_s = (monotonic() - begin_s) / len(tried)
-    return max(LEAST_ROWS, int(seconds / max(row_s * LEAST_REPEATS * features, 1e-12)))
+    return max(MIN_ROWS, int(seconds / max(row_s * MIN_REPEATS * features, 1e-12)))
 
 
 def _names(

@@ -11,7 +11,7 @@ from rowwise.recipes.explain.rows import HeldRows
 from rowwise.train.evaluate import NONE as NO_ID
 from rowwise.train.evaluate import ids_or_none
 
-MOST_IDS, QUANTILES, LEAST_ROWS = 10, 5, 50
+MAX_IDS, QUANTILES, MIN_ROWS = 10, 5, 50
 
 
 def calibration_slices(
@@ -22,7 +22,7 @@ def calibration_slices(
     found = []
     for feature, value, mask_N in (*_by_ids(rows, sparse), *_by_ranges(rows, dense)):
         p_M, y_M = probability_N[mask_N], labels_N[mask_N]
-        if len(p_M) < LEAST_ROWS:
+        if len(p_M) < MIN_ROWS:
             continue
         chance = math.sqrt(float((p_M * (1 - p_M)).sum()))
         found.append(
@@ -42,7 +42,7 @@ def _by_ids(rows: HeldRows, features: tuple[str, ...]) -> Iterator[tuple[str, st
     for feature in features:
         ids_N = ids_or_none(rows.batch, feature)
         ids_U, counts_U = torch.unique(ids_N[ids_N != NO_ID], return_counts=True)
-        for one in ids_U[counts_U.argsort(descending=True)[:MOST_IDS]].tolist():
+        for one in ids_U[counts_U.argsort(descending=True)[:MAX_IDS]].tolist():
             yield feature, str(one), ids_N == one
 
 

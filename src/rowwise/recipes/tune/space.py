@@ -10,7 +10,7 @@ from rowwise.recipes.recipe import Recipe, TuneRange
 
 RATE, BATCH, WIDTH = 10.0, 4, 2  # factors to either side of a recipe's learning rates, batch and layers
 DIMS = (4, 8, 16, 32, 64)
-MOST_DROPOUT = 0.5
+MAX_DROPOUT = 0.5
 DECAYS = (0.0, 1e-6, 1e-5, 1e-4, 1e-3)
 LAYERS = ("bottom", "top", "deep")
 
@@ -37,7 +37,7 @@ def _usual_space(recipe: Recipe, sections: Mapping[str, Any]) -> Space:
     if recipe.tables.all.dim is not None:
         space["tables.all.dim"] = TuneRange(choices=tuple(sorted({*DIMS, recipe.tables.all.dim})))
     if hasattr(recipe.model, "dropout"):
-        space["model.dropout"] = TuneRange(low=0.0, high=MOST_DROPOUT)
+        space["model.dropout"] = TuneRange(low=0.0, high=MAX_DROPOUT)
     for key, sizes in layers_of(recipe.model).items():
         if sizes and key in LAYERS:
             narrow, wide = ([max(1, int(n * factor)) for n in sizes] for factor in (1 / WIDTH, WIDTH))

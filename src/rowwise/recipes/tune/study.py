@@ -42,7 +42,7 @@ from rowwise.train.trainer import RunDisplay
 JOURNAL, BEST, TEST, STUDY = "journal.log", "best.yaml", "test.json", "study.json"
 LOCK, COMMAND, WORKERS = "next.lock", "command.lock", "workers.lock"
 STARTUP, WARM = 5, 1  # trials, and evaluations of a trial, that are never ended early
-MOST_BYTES, MOST_JOURNAL_bytes = 1 << 20, 1 << 30
+MAX_BYTES, MAX_JOURNAL_bytes = 1 << 20, 1 << 30
 NAME = "trials"
 
 
@@ -63,7 +63,7 @@ class StudyPlan:
 
     def space(self) -> Space:
         path = find(self.recipe)
-        return search_space(read(path, self.changes), parse(read_text(path, MOST_BYTES), str(path)))
+        return search_space(read(path, self.changes), parse(read_text(path, MAX_BYTES), str(path)))
 
 
 def tune(  # noqa: PLR0913 - options of the command
@@ -188,8 +188,8 @@ def _open_journal(path: Path) -> Any:
     storages = import_optuna().storages
     if os.path.lexists(path):
         with open_regular(path, links=False) as file:
-            if os.fstat(file.fileno()).st_size > MOST_JOURNAL_bytes:
-                raise SpecError(f"{path}: more than {MOST_JOURNAL_bytes >> 20} MB", "another --out")
+            if os.fstat(file.fileno()).st_size > MAX_JOURNAL_bytes:
+                raise SpecError(f"{path}: more than {MAX_JOURNAL_bytes >> 20} MB", "another --out")
     try:
         return storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
     except (

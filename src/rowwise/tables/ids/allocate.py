@@ -20,7 +20,7 @@ from rowwise.base.value import Value
 
 FULL = ""  # the method of an uncompressed table
 STEPS_BETWEEN = 15  # interpolated sizes between two measured ones
-MOST_POINTS = 4096  # of a frontier
+MAX_POINTS = 4096  # of a frontier
 
 
 class SizeOption(Value, frozen=True):
@@ -79,7 +79,7 @@ def list_options(measured: Sequence[SizeOption], full_bytes: int) -> tuple[SizeO
 
 
 def allocate(
-    tables: Mapping[str, Sequence[SizeOption]], budget_bytes: int, kept_bytes: int = 0, most_points: int = MOST_POINTS
+    tables: Mapping[str, Sequence[SizeOption]], budget_bytes: int, kept_bytes: int = 0, max_points: int = MAX_POINTS
 ) -> Allocation:
     """The options of least total loss that fit the budget, one for each table.
 
@@ -87,7 +87,7 @@ def allocate(
         tables: the options of each table; of options with equal bytes and loss the first is chosen.
         budget_bytes: of all tables, those of `kept_bytes` included.
         kept_bytes: the bytes of tables that are not compressed.
-        most_points: the size to which each frontier is thinned.
+        max_points: the size to which each frontier is thinned.
     """
     least = kept_bytes + sum(min(option.size_bytes for option in options) for options in tables.values())
     if least > budget_bytes:
@@ -100,7 +100,7 @@ def allocate(
     frontiers = [_Frontier(zero + kept_bytes, np.zeros(1), zero, zero)]
     error = 0.0
     for options in tables.values():
-        frontier, thinning_error = _thin(_add_table(frontiers[-1], options, budget_bytes), most_points)
+        frontier, thinning_error = _thin(_add_table(frontiers[-1], options, budget_bytes), max_points)
         frontiers.append(frontier)
         error += thinning_error
     # The last point has the least loss; follow its choices back from the last table to the first.
@@ -135,14 +135,14 @@ def _add_table(frontier: _Frontier, options: Sequence[SizeOption], budget_bytes:
     return _Frontier(bytes_P[pair_S], loss_P[is_best_P], point_P[pair_S], option_P[pair_S])
 
 
-def _thin(frontier: _Frontier, most_points: int) -> tuple[_Frontier, float]:
-    """The frontier with about `most_points` points, and a bound on the loss that this adds."""
+def _thin(frontier: _Frontier, max_points: int) -> tuple[_Frontier, float]:
+    """The frontier with about `max_points` points, and a bound on the loss that this adds."""
     loss_S = frontier.loss_S
-    if len(loss_S) <= most_points:
+    if len(loss_S) <= max_points:
         return frontier, 0.0
     # The range of losses is cut into steps, and the point of fewest bytes in each is kept: each dropped point has a
     # kept one with fewer bytes and at most one step more loss.
-    step = float(loss_S[0] - loss_S[-1]) / (most_points - 1)
+    step = float(loss_S[0] - loss_S[-1]) / (max_points - 1)
     level_S = np.floor((loss_S[0] - loss_S) / step)
     is_first_S = np.ones(len(loss_S), np.bool_)
     is_first_S[1:] = level_S[1:] > level_S[:-1]

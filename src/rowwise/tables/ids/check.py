@@ -12,7 +12,7 @@ from rowwise.tables.ids.arrays import fold_maps
 from rowwise.tables.ids.idmap import IdMap, MapSection, MapShape
 from rowwise.tables.ids.words import entry_chunks, read_set, words_needed
 
-MOST_ids, MOST_columns, MOST_bits = 1 << 40, 256, 48  # limits of the kernels
+MAX_ids, MAX_columns, MAX_bits = 1 << 40, 256, 48  # limits of the kernels
 
 
 def find_fault(id_map: IdMap) -> str | None:
@@ -28,12 +28,10 @@ def find_fault(id_map: IdMap) -> str | None:
 
 def _map_faults(id_map: IdMap) -> Iterator[str]:
     shape = id_map.shape
-    if not 0 < shape.ids < MOST_ids or any(
-        not 0 < part.rows <= MOST_ids or (part.dim or 1) < 1 for part in shape.parts
-    ):
+    if not 0 < shape.ids < MAX_ids or any(not 0 < part.rows <= MAX_ids or (part.dim or 1) < 1 for part in shape.parts):
         yield f"{shape.ids} ids, parts of {', '.join(str(part.rows) for part in shape.parts)} rows"
     columns = {section.column for section in shape.sections}
-    if not columns or columns != set(range(len(columns))) or len(columns) > MOST_columns:
+    if not columns or columns != set(range(len(columns))) or len(columns) > MAX_columns:
         yield f"columns {sorted(columns)}"
     for index, section in enumerate(shape.sections):
         for fault in _section_faults(section, id_map):
@@ -50,7 +48,7 @@ def _section_faults(section: MapSection, id_map: IdMap) -> Iterator[str]:
         yield f"rows {section.base} to {section.base + section.rows - 1} are not inside one part"
     numbers = (section.seed, section.at, section.count, section.low_bits, section.entry_bits)
     bits = max(section.low_bits, section.entry_bits)
-    if min(numbers) < 0 or section.seed >= 1 << 63 or bits > MOST_bits or section.count > shape.ids:
+    if min(numbers) < 0 or section.seed >= 1 << 63 or bits > MAX_bits or section.count > shape.ids:
         yield f"seed, at, count, low_bits, entry_bits are {numbers}"
     needs = words_needed(section, shape.ids)
     if section.at + needs > len(id_map.words):

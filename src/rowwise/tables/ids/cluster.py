@@ -40,11 +40,11 @@ from rowwise.tables.ids.native import (
     Points,
 )
 
-MOST_DIMS = 64
-MOST_POINTS = (1 << 31) - 1
-MOST_WEIGHT = 1e300  # so that errors are finite, too
+MAX_DIMS = 64
+MAX_POINTS = (1 << 31) - 1
+MAX_WEIGHT = 1e300  # so that errors are finite, too
 SAMPLE = 32  # sampled points for each centroid of a cell
-MOST_TRY_PAIRS = 1 << 24  # points times clusters, summed over tries
+MAX_TRY_PAIRS = 1 << 24  # points times clusters, summed over tries
 CELL_CLUSTERS = 1000  # larger cells take longer and hardly lower the error
 WHOLE_CLUSTERS = 128  # so few clusters are never cut apart
 SEEDS_PER_CLUSTER = 2  # seeds drawn to find where clusters lower the error most
@@ -194,8 +194,8 @@ class _Clustering:
         # clusters for each cap of weight are always enough.
         size_C = cells["end"] - cells["begin"]
         light_C = np.maximum(survey_C["weight"] - survey_C["heavy_weight"], 0)
-        least_C = survey_C["heavy"] + np.minimum(np.ceil(2 * light_C / self.settings.cap), size_C).astype(np.int64)
-        return apportion(weight_C, np.clip(least_C, 1, size_C), size_C, clusters)
+        min_C = survey_C["heavy"] + np.minimum(np.ceil(2 * light_C / self.settings.cap), size_C).astype(np.int64)
+        return apportion(weight_C, np.clip(min_C, 1, size_C), size_C, clusters)
 
     def _count_useful_clusters(self, cells: Cells, clusters: int) -> Doubles:
         """For each cell, how many of its seeds are among the `clusters` seeds that lower the error most."""
@@ -209,7 +209,7 @@ class _Clustering:
         points, total = self.points, int(cells["clusters"].sum())
         buffers = ClusterBuffers(np.zeros((total, points.dims), np.float32), np.zeros(total), len(cells))
         label_N = np.empty(len(self.vectors_ND), np.int32)
-        tries = max(1, min(self.effort.tries, MOST_TRY_PAIRS // (len(label_N) * total)))
+        tries = max(1, min(self.effort.tries, MAX_TRY_PAIRS // (len(label_N) * total)))
         settings = self.settings._replace(tries=tries)
         for batch in _batches(cells):
             output = ClusterBuffers(buffers.centroids_KD, buffers.weight_K, len(batch))
@@ -218,26 +218,26 @@ class _Clustering:
         return _drop_unused(cells, buffers, label_N)
 
 
-def apportion(weight_C: Doubles, least_C: Ints, most_C: Ints, total: int) -> Ints:
-    """Divide `total` in proportion to weights into whole numbers from `least_C` to `most_C`.
+def apportion(weight_C: Doubles, min_C: Ints, max_C: Ints, total: int) -> Ints:
+    """Divide `total` in proportion to weights into whole numbers from `min_C` to `max_C`.
 
-    The sum is below `total` only if each number with a weight is at its most. If the sum of `least_C` is above `total`,
-    `total` is divided in proportion to `least_C`.
+    The sum is below `total` only if each number with a weight is at its most. If the sum of `min_C` is above `total`,
+    `total` is divided in proportion to `min_C`.
     """
-    if most_C.sum() <= total:
-        return most_C.astype(np.int64)
-    if least_C.sum() > total:
-        weight_C, least_C = least_C.astype(np.float64), np.ones(len(least_C), np.int64)
+    if max_C.sum() <= total:
+        return max_C.astype(np.int64)
+    if min_C.sum() > total:
+        weight_C, min_C = min_C.astype(np.float64), np.ones(len(min_C), np.int64)
     weight_C = weight_C / (weight_C.max() or 1)
     # Bisect the factor on the weights, by ratio as factors span many magnitudes; then round the largest fractions up.
-    low, high = 0.0, 2.0 * max(total, int(most_C.max())) / max(float(weight_C[weight_C > 0].min(initial=1)), 1e-300)
+    low, high = 0.0, 2.0 * max(total, int(max_C.max())) / max(float(weight_C[weight_C > 0].min(initial=1)), 1e-300)
     for _ in range(200):  # enough for adjacent floats
         middle = math.sqrt(low) * math.sqrt(high) if low else high / 2**20
-        over = np.clip(np.floor(np.minimum(middle * weight_C, most_C)), least_C, most_C).sum() > total
+        over = np.clip(np.floor(np.minimum(middle * weight_C, max_C)), min_C, max_C).sum() > total
         low, high = (low, middle) if over else (middle, high)
-    exact_C = np.minimum(low * weight_C, most_C)
-    count_C = np.clip(np.floor(exact_C), least_C, most_C).astype(np.int64)
-    raisable_M = np.flatnonzero((count_C < most_C) & (weight_C > 0))
+    exact_C = np.minimum(low * weight_C, max_C)
+    count_C = np.clip(np.floor(exact_C), min_C, max_C).astype(np.int64)
+    raisable_M = np.flatnonzero((count_C < max_C) & (weight_C > 0))
     by_fraction_M = raisable_M[np.argsort(count_C[raisable_M] - exact_C[raisable_M], kind="stable")]
     count_C[by_fraction_M[: total - int(count_C.sum())]] += 1
     return count_C
@@ -296,10 +296,10 @@ def _assign_points(result: Clusters, vectors_ND: Floats, weights_N: Doubles, clu
 
 
 def _check_points(vectors_ND: Floats, weights_N: NDArray[Any]) -> tuple[Floats, Doubles]:
-    if vectors_ND.ndim != 2 or vectors_ND.dtype != np.float32 or not 1 <= vectors_ND.shape[1] <= MOST_DIMS:
-        raise SpecError(f"vectors are {_describe(vectors_ND)}", f"float32[N, D], of 1 to {MOST_DIMS} dims")
-    if len(vectors_ND) > MOST_POINTS:
-        raise SpecError(f"{len(vectors_ND)} vectors", f"at most {MOST_POINTS}")
+    if vectors_ND.ndim != 2 or vectors_ND.dtype != np.float32 or not 1 <= vectors_ND.shape[1] <= MAX_DIMS:
+        raise SpecError(f"vectors are {_describe(vectors_ND)}", f"float32[N, D], of 1 to {MAX_DIMS} dims")
+    if len(vectors_ND) > MAX_POINTS:
+        raise SpecError(f"{len(vectors_ND)} vectors", f"at most {MAX_POINTS}")
     if weights_N.shape != vectors_ND.shape[:1] or weights_N.dtype not in (np.float32, np.float64):
         got = _describe(weights_N)
         raise SpecError(f"weights are {got}", f"float32 or float64, one for each of {len(vectors_ND)}")
@@ -309,11 +309,11 @@ def _check_points(vectors_ND: Floats, weights_N: NDArray[Any]) -> tuple[Floats, 
         if not (np.isfinite(vectors_ND.min()) and np.isfinite(vectors_ND.max())):
             row = int(np.argmin(np.isfinite(vectors_ND).all(1)))
             raise SpecError(f"vector {row} is {vectors_ND[row]}", "finite numbers")
-        if not (weights_N.min() >= 0 and weights_N.sum() < MOST_WEIGHT):
+        if not (weights_N.min() >= 0 and weights_N.sum() < MAX_WEIGHT):
             row = int(np.argmin((weights_N >= 0) & np.isfinite(weights_N)))
             raise SpecError(
                 f"weight {row} is {weights_N[row]}",
-                f"finite numbers of at least 0 that sum to less than {MOST_WEIGHT:g}",
+                f"finite numbers of at least 0 that sum to less than {MAX_WEIGHT:g}",
             )
     return vectors_ND, weights_N
 

@@ -25,7 +25,7 @@ from rowwise.tables.ops.pinned import copy_to
 from rowwise.tables.ops.unknown import UnknownIds, count_unknown, map_unknown
 from rowwise.tables.spec import Pooling, Table, check_tables
 
-MOST_INT32_ROWS = 1 << 31
+MAX_INT32_ROWS = 1 << 31
 
 
 class _MappedBatch(NamedTuple):
@@ -247,7 +247,7 @@ class MappedEmbeddings(nn.Module):
         for stored, part in zip(mapped.stored, mapped.parts, strict=True):
             make_bags = complete_bags if part.complete else partial_bags
             bags = make_bags(stored.feature_names[number], part.local_rows(rows_NC), lengths_B, weights)
-            int32 = ids_N.dtype == torch.int32 and stored.rows < MOST_INT32_ROWS
+            int32 = ids_N.dtype == torch.int32 and stored.rows < MAX_INT32_ROWS
             yield replace(bags, rows_M=bags.rows_M.int()) if int32 else bags
 
     def _assign_folds(self, jagged: Jagged) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ frequent ids. Each cluster is a row.
 More clusters were worse, not better, on all measured data: a probe learns only a few bits about an id. Beyond them the
 folds disagree about the cluster of an id, and samples of other ids train its row.
 
-An id with fewer than LEAST_COUNT samples is in no cluster, as a single sample is not worth the bits of its entry. Such
+An id with fewer than MIN_COUNT samples is in no cluster, as a single sample is not worth the bits of its entry. Such
 ids share one row with ids that were never seen. If the history has vectors without each fold, the map has a map for
 each fold over the same clusters.
 """
@@ -39,7 +39,7 @@ from rowwise.tables.ids.rules import double_hash_map, hash_map, quotient_remaind
 from rowwise.tables.ids.words import bits_for, set_words
 from rowwise.tables.spec import Table, row_bytes
 
-LEAST_COUNT = 2  # of an id that is clustered
+MIN_COUNT = 2  # of an id that is clustered
 FEW_CLUSTERS = 64
 ALPHA = 0.3  # the dim of an id grows with this power of its count
 BALANCE = 4.0  # largest number of accesses of a row in `learned_balanced`, over the mean
@@ -212,7 +212,7 @@ def _learned_own(request: _Request) -> IdMap | None:
 
 def _learned(
     request: _Request,
-    most_clusters: int | None = None,
+    max_clusters: int | None = None,
     *,
     budget_bytes: int | None = None,
     head_tail: bool = False,
@@ -222,24 +222,24 @@ def _learned(
 
     Args:
         request: the arguments of the method.
-        most_clusters: None: the number of ids.
+        max_clusters: None: the number of ids.
         budget_bytes: None: that of the request.
-        head_tail: use the rows that the budget allows beyond `most_clusters` for the most frequent ids.
+        head_tail: use the rows that the budget allows beyond `max_clusters` for the most frequent ids.
         balance: the largest number of accesses of a cluster, over the mean.
     """
     counts_N, vectors_ND = request.history.counts_N, request.history.vectors_ND
-    most_clusters = request.ids if most_clusters is None else most_clusters
+    max_clusters = request.ids if max_clusters is None else max_clusters
     if vectors_ND is None or len(vectors_ND) != request.ids:
         got = "none" if vectors_ND is None else str(len(vectors_ND))
         raise SpecError(
             f"table {request.table.name!r}: vectors of ids: got {got}", f"{request.ids}, one for each id, from a probe"
         )
-    often_C = request.by_count_N[: int((counts_N >= LEAST_COUNT).sum())]
+    often_C = request.by_count_N[: int((counts_N >= MIN_COUNT).sum())]
     budget_bytes = request.budget_bytes if budget_bytes is None else budget_bytes
-    count, rows = _fit_entries(request, budget_bytes, len(often_C), len(often_C) if head_tail else most_clusters)
+    count, rows = _fit_entries(request, budget_bytes, len(often_C), len(often_C) if head_tail else max_clusters)
     if not rows:
         return None
-    head = max(0, rows - most_clusters) if head_tail else 0
+    head = max(0, rows - max_clusters) if head_tail else 0
     tail_C = np.sort(often_C[head:count])
     clusters = _cluster_ids(request, tail_C, rows - head, balance) if len(tail_C) and rows > head else None
     used_rows = head if clusters is None else head + len(clusters.centroids_KD)
@@ -268,21 +268,21 @@ def _cluster_ids(request: _Request, ids_C: Ids, clusters: int, balance: float | 
     return cluster(np.ascontiguousarray(vectors_ND[ids_C]), weights_C, clusters, seed=request.seed, cap=cap)
 
 
-def _fit_entries(request: _Request, budget_bytes: int, most_ids: int, most_rows: int) -> tuple[int, int]:
+def _fit_entries(request: _Request, budget_bytes: int, max_ids: int, max_rows: int) -> tuple[int, int]:
     """The number of ids with an entry, most frequent first, and of rows that they share.
 
-    Entries and rows compete for the budget. Rows get at least half of it, unless `most_rows` need less; entries get the
+    Entries and rows compete for the budget. Rows get at least half of it, unless `max_rows` need less; entries get the
     rest, and rows what entries leave.
     """
     row_size = request.table.row_bytes
-    least_rows = min(most_rows, budget_bytes // (2 * row_size))
+    min_rows = min(max_rows, budget_bytes // (2 * row_size))
 
     def size(count: int, rows: int) -> int:
         return (rows + 1) * row_size + WORD_bytes * set_words(count, request.ids, bits_for(rows))
 
-    count = _bisect(lambda count: size(count, min(count, least_rows)), most_ids, budget_bytes)
-    limit = min(count, most_rows, budget_bytes // row_size)
-    return count, _bisect(lambda rows: size(count, rows), limit, budget_bytes) if count and least_rows else 0
+    count = _bisect(lambda count: size(count, min(count, min_rows)), max_ids, budget_bytes)
+    limit = min(count, max_rows, budget_bytes // row_size)
+    return count, _bisect(lambda rows: size(count, rows), limit, budget_bytes) if count and min_rows else 0
 
 
 def _bisect(size: Callable[[int], int], limit: int, budget: int, least: int = 0) -> int:
@@ -301,9 +301,9 @@ METHODS: dict[str, Callable[[_Request], IdMap | None]] = {
     "quotient_product": partial(_quotient_remainder, combine="product"),
     "frequency": _frequency,
     "mixed": _mixed_dims,
-    "learned": partial(_learned, most_clusters=FEW_CLUSTERS),
+    "learned": partial(_learned, max_clusters=FEW_CLUSTERS),
     "learned_many": _learned,
-    "learned_head_tail": partial(_learned, most_clusters=FEW_CLUSTERS, head_tail=True),
-    "learned_balanced": partial(_learned, most_clusters=FEW_CLUSTERS, balance=BALANCE),
+    "learned_head_tail": partial(_learned, max_clusters=FEW_CLUSTERS, head_tail=True),
+    "learned_balanced": partial(_learned, max_clusters=FEW_CLUSTERS, balance=BALANCE),
     "learned_own": _learned_own,
 }

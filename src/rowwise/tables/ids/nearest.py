@@ -14,13 +14,13 @@ from rowwise.tables.ids import native
 from rowwise.tables.ids.cluster import cluster
 from rowwise.tables.ids.native import Floats, Labels, Points
 
-MOST_PAIRS = 1 << 34  # pairs of a vector and a centroid, up to which all are compared
+MAX_PAIRS = 1 << 34  # pairs of a vector and a centroid, up to which all are compared
 SEARCHES = 3
 
 
 def nearest(vectors_ND: Floats, centroids_KD: Floats) -> Labels:
-    """The index of the nearest centroid of each vector; approximate above `MOST_PAIRS`."""
-    if len(vectors_ND) * len(centroids_KD) <= MOST_PAIRS:
+    """The index of the nearest centroid of each vector; approximate above `MAX_PAIRS`."""
+    if len(vectors_ND) * len(centroids_KD) <= MAX_PAIRS:
         return _compare_all(vectors_ND, centroids_KD)
     best_N = _search_cells(vectors_ND, centroids_KD, 0)
     for seed in range(1, SEARCHES):

@@ -19,7 +19,7 @@ from rowwise.base.errors import SpecError
 from rowwise.tables.ids.idmap import IdMap, MapShape
 from rowwise.tables.ids.rows import look_up_rows
 
-MOST_IDS, MOST_FLOATS = 1 << 20, 1 << 22  # ids that are looked up at once, floats that are averaged at once
+MAX_IDS, MAX_FLOATS = 1 << 20, 1 << 22  # ids that are looked up at once, floats that are averaged at once
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 LookUp = Callable[[IdMap, Ids], NDArray[np.int64]]  # returns the rows [N, columns] of ids
@@ -97,7 +97,7 @@ def average_rows(
     first, last = rows
     width = read(np.zeros(0, np.int64)).shape[1]
     sums_RD, totals_R = np.zeros((last - first, width)), np.zeros(last - first)
-    step = max(1, MOST_FLOATS // max(1, width))
+    step = max(1, MAX_FLOATS // max(1, width))
     for begin in range(move.offsets[first], move.offsets[last], step):
         index_N = np.arange(begin, min(begin + step, move.offsets[last]))
         row_N = np.searchsorted(move.offsets, index_N, "right") - 1
@@ -122,8 +122,8 @@ def _find_move(old: IdMap, new: IdMap, index: int, look_up: LookUp) -> Move:
     new_N = np.empty(ids, np.min_scalar_type(-rows))
     # The least and the greatest old row of each new row's ids: they have a single old row where both are equal.
     low_R, high_R = np.full(rows, np.iinfo(np.int64).max), np.full(rows, -1)
-    for begin in range(0, ids, MOST_IDS):
-        chunk_N = np.arange(begin, min(begin + MOST_IDS, ids))
+    for begin in range(0, ids, MAX_IDS):
+        chunk_N = np.arange(begin, min(begin + MAX_IDS, ids))
         new_NC = _rows_in_part(new.shape, index, look_up(new, chunk_N))
         has_several_N = (new_NC >= 0).sum(1) > 1
         if has_several_N.any():

@@ -177,8 +177,8 @@ class DiskRows(RecordStore):
 
     def read_intervals(self, since_s: float) -> list[tuple[float, float]]:
         """When rows were read, by time.perf_counter: the latest 4,096 intervals that end after `since_s`."""
-        begins, ends = ((ctypes.c_double * native.MOST_INTERVALS)() for _ in range(2))
-        count = self._library.tier_busy(self._tier, since_s, native.MOST_INTERVALS, begins, ends)
+        begins, ends = ((ctypes.c_double * native.MAX_INTERVALS)() for _ in range(2))
+        count = self._library.tier_busy(self._tier, since_s, native.MAX_INTERVALS, begins, ends)
         return list(zip(begins[:count], ends[:count], strict=True))
 
     def _make_new_rows(self, number: int) -> None:

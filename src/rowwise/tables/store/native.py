@@ -14,7 +14,7 @@ LIBRARY = "librowwise_tier.so"
 OK, BAD_ID, TOO_SMALL, DAMAGED, IO, LOG_FULL, MEMORY, FORKED = range(8)
 COUNTERS = ("hits", "misses", "new_rows", "evictions", "writes")
 IO_COUNTERS = ("reads", "read_bytes", "written_bytes", "read_wait_s", "write_wait_s", "busy_s")
-MOST_INTERVALS = 4096
+MAX_INTERVALS = 4096
 
 
 class Status(ctypes.Structure):

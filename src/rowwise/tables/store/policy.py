@@ -24,7 +24,7 @@ Policy = Literal["lru", "lfu"]
 POLICIES: tuple[Policy, ...] = ("lru", "lfu")
 DEFAULT_POLICY: Policy = "lfu"
 WAYS = 32
-MOST_COUNT = (1 << 16) - 1
+MAX_COUNT = (1 << 16) - 1
 CLOCK = 1 << 32
 EMPTY = -1
 LOW = np.uint64(0xFFFFFFFF)
@@ -94,7 +94,7 @@ def access_batch(state: CacheState, rows_N: Ints, policy: Policy) -> tuple[Cache
     access = BatchAccess(np.zeros(len(rows_N), bool), np.zeros(len(rows_N), np.int64), np.full(len(rows_N), EMPTY))
     for n, (row, place) in enumerate(zip(rows_N.tolist(), set_of(rows_N, len(rows_SW)).tolist(), strict=True)):
         clock = (clock + 1) % CLOCK
-        count_R[row] = min(count_R[row] + 1, MOST_COUNT)
+        count_R[row] = min(count_R[row] + 1, MAX_COUNT)
         pinned.add(row)
         found = np.flatnonzero(rows_SW[place] == row)
         access.hit_N[n] = len(found) or row in overflow

@@ -223,7 +223,7 @@ class RecordStream:
         width = one.row_bytes // part.dtype.itemsize if columns is None else columns.stop - columns.start
         self.shape = (one.rows,) if columns is not None and width == 1 else (one.rows, width)
         # Rows and state are one record: few records at a time, however narrow the columns are.
-        self._most_rows = max(1, WINDOW_bytes // (one.row_bytes + 4 * one.state_width))
+        self._max_rows = max(1, WINDOW_bytes // (one.row_bytes + 4 * one.state_width))
 
     def written(self, begin: int, end: int) -> Tensor:
         return self._store.written(self._table, begin, end)
@@ -235,7 +235,7 @@ class RecordStream:
         return self.read_rows(torch.arange(begin, end))
 
     def read_rows(self, rows: Tensor) -> Tensor:
-        runs = rows.split(self._most_rows)
+        runs = rows.split(self._max_rows)
         parts = [self._part(*self._store.read(self._table, run)) for run in runs]
         return torch.cat(parts).view(len(rows), *self.shape[1:])
 
@@ -243,7 +243,7 @@ class RecordStream:
         self.write_rows(torch.arange(begin, begin + len(values)), values)
 
     def write_rows(self, rows: Tensor, values: Tensor) -> None:
-        for run, part in zip(rows.split(self._most_rows), values.split(self._most_rows), strict=True):
+        for run, part in zip(rows.split(self._max_rows), values.split(self._max_rows), strict=True):
             with self._store.lock:
                 stored, state = self._store.read(self._table, run)
                 self._part(stored, state).copy_(part.view(len(run), -1))

@@ -23,7 +23,7 @@ from rowwise.tables.store.native import LIBRARY
 from rowwise.tables.store.policy import DEFAULT_POLICY, WAYS, Ints, Policy
 
 Bytes = NDArray[np.uint8]
-TAGS, MOST_TAGS = 16, 1 << 20  # the byte of a cache's memory where tags are counted
+TAGS, MAX_TAGS = 16, 1 << 20  # the byte of a cache's memory where tags are counted
 
 
 class _Shape(ctypes.Structure):
@@ -142,7 +142,7 @@ class SharedCache:
 def next_tag(memory: Bytes) -> int:
     """A tag that no rows of a cache have, as each call adds one to a count in its memory. Not safe between threads."""
     count = memory[TAGS : TAGS + 8].view(np.int64)
-    count[0] = (count[0] + 1) % MOST_TAGS
+    count[0] = (count[0] + 1) % MAX_TAGS
     return int(count[0])
 
 

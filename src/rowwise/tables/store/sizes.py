@@ -14,7 +14,7 @@ FLOAT_bytes = 4
 HEADER_bytes = 16  # beside a row and its state, in memory and on the disk
 INDEX_bytes = 6  # of a row of the piece: 4 for its place, 2 for its count
 BLOCK_bytes = 4096
-LEAST_OVERFLOW = 1024
+MIN_OVERFLOW = 1024
 OVERFLOW_PART = 8  # the overflow is this part of the slots
 LOG_COPIES = 2  # a log may hold as many replaced records as current ones
 Floats = NDArray[np.float64]
@@ -31,7 +31,7 @@ def overflow_slots(slots: int) -> int:
 
 def overflow_rows(slots: Floats) -> Floats:
     """Rows of one batch that have room outside their sets."""
-    return np.maximum(LEAST_OVERFLOW, slots // OVERFLOW_PART)
+    return np.maximum(MIN_OVERFLOW, slots // OVERFLOW_PART)
 
 
 def cache_bytes_of(record_bytes: Floats, rows: Floats, cache_rows: Floats) -> Floats:

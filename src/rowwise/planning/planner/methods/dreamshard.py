@@ -44,7 +44,7 @@ INPUTS = 20  # numbers per rank that the policy gets
 WITH, WORSE = slice(3, 6), 8  # columns of INPUTS: costs with the table; how much worse the worst rank gets than it must
 HIDDEN, WIDTH, SUMS = 128, 64, 32  # as published: table networks, heads, vectors that are summed
 LARGEST = 12.0  # logarithm of the largest entry of a table's vector
-MOST_ITEMS = 256  # with more, a roll-out takes longer than annealing needs to make up for a worse start
+MAX_ITEMS = 256  # with more, a roll-out takes longer than annealing needs to make up for a worse start
 NONE = 1e-12
 FULL = 1 + 1e-13  # limit on sums of shares of memory: 1, and less than a byte for rounding
 
@@ -248,8 +248,8 @@ class _DeckTotals:
             wide * np.log(units),
         )
         left_EIM = np.cumsum(deck.share_EIM[:, ::-1], axis=1)[:, ::-1]
-        most_EI = np.maximum.accumulate(deck.share_EIM.max(-1)[:, ::-1], axis=1)[:, ::-1]
-        later_EI = np.concatenate([most_EI[:, 1:], np.zeros_like(most_EI[:, :1])], axis=1)
+        max_EI = np.maximum.accumulate(deck.share_EIM.max(-1)[:, ::-1], axis=1)[:, ::-1]
+        later_EI = np.concatenate([max_EI[:, 1:], np.zeros_like(max_EI[:, :1])], axis=1)
         return cls(even_E, np.stack(columns, axis=-1), left_EIM, later_EI)
 
 
@@ -257,8 +257,8 @@ def _leaves_room(share_EUM: Reals, full_EUM: Reals, later_E: Reals) -> NDArray[n
     """Whether some rank still has room for the largest later item if this one goes to a rank."""
     used_EU, full_EU = share_EUM.max(-1), full_EUM.max(-1)
     nowhere_E1 = np.full_like(used_EU[:, :1], np.inf)  # with one rank there is no other
-    least_EL = np.partition(np.concatenate([used_EU, nowhere_E1], axis=1), 1, axis=1)[:, :2]
-    others_EU = np.where(used_EU <= least_EL[:, :1], least_EL[:, 1:], least_EL[:, :1])
+    min_EL = np.partition(np.concatenate([used_EU, nowhere_E1], axis=1), 1, axis=1)[:, :2]
+    others_EU = np.where(used_EU <= min_EL[:, :1], min_EL[:, 1:], min_EL[:, :1])
     return np.minimum(others_EU, full_EU) + later_E[:, None] <= FULL
 
 
@@ -359,7 +359,7 @@ def policy_start(problem: PlacementProblem) -> Placement | None:
     """The shipped policy's placement; None if an item may not be whole or fits nowhere, or there are too many items."""
     first_I = problem.item_begin[:-1]
     whole = all(problem.kind_of(int(option)).layout.is_whole for option in first_I)
-    if not whole or len(first_I) > MOST_ITEMS:
+    if not whole or len(first_I) > MAX_ITEMS:
         return None
     unit_N = place_by_policy(problem, load_policy())
     return None if unit_N is None else Placement(first_I.astype(np.int32), unit_N)

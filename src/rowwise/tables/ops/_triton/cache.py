@@ -30,8 +30,8 @@ def table_of(tables, key, num_tables):
     return tl.maximum(count_below(tables, key + 1, num_tables, FIELDS) - 1, 0)
 
 
-@triton.jit(do_not_specialize=["most_key"])
-def number_rows(values, bounds, cached, tables, keys, slots, most_key, IDS: tl.constexpr):
+@triton.jit(do_not_specialize=["max_key"])
+def number_rows(values, bounds, cached, tables, keys, slots, max_key, IDS: tl.constexpr):
     """The key of each id of a feature with a cached table; ids outside their table get slot -1."""
     number = tl.load(cached + tl.program_id(1))
     first, last = tl.load(bounds + tl.program_id(1)), tl.load(bounds + tl.program_id(1) + 1)
@@ -45,19 +45,19 @@ def number_rows(values, bounds, cached, tables, keys, slots, most_key, IDS: tl.c
         good = (row >= 0) & (row < rows)
         safe = tl.where(good, row, 0)
         of_set = safe // sets
-        key = tl.where(good, first_key + (safe - of_set * sets) * rows_of_set + of_set, most_key)
+        key = tl.where(good, first_key + (safe - of_set * sets) * rows_of_set + of_set, max_key)
         tl.store(keys + k, key.to(keys.dtype.element_ty), mask=k < last)
         tl.store(slots + k, (row * 0 - 1).to(slots.dtype.element_ty), mask=(k < last) & ~good)
         i += tl.num_programs(0).to(tl.int64) * IDS
 
 
-@triton.jit(do_not_specialize=["most_key", "n"])
-def find_firsts(keys, is_first, most_key, n, TILE: tl.constexpr):
+@triton.jit(do_not_specialize=["max_key", "n"])
+def find_firsts(keys, is_first, max_key, n, TILE: tl.constexpr):
     """Where each distinct row begins in the sorted keys."""
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     key = tl.load(keys + at, mask=at < n, other=0)
     before = tl.load(keys + at - 1, mask=(at < n) & (at > 0), other=-1)
-    tl.store(is_first + at, tl.where((key != before) & (key < most_key), 1, 0), mask=at < n)
+    tl.store(is_first + at, tl.where((key != before) & (key < max_key), 1, 0), mask=at < n)
 
 
 @triton.jit(do_not_specialize=["now", "num_tables", "n"])
@@ -183,13 +183,13 @@ def enter(
 
 @triton.jit(do_not_specialize=["n"])
 def write_slots(
-    keys, order, is_first, numbers, found, tables, slots, changed, most_key, num_tables, n,
+    keys, order, is_first, numbers, found, tables, slots, changed, max_key, num_tables, n,
     CHANGES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The slot of each id, in the order of the batch."""
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     key = tl.load(keys + at, mask=at < n, other=0).to(tl.int64)
-    used = (at < n) & (key < most_key)
+    used = (at < n) & (key < max_key)
     slot = tl.load(found + tl.load(numbers + at, mask=used, other=1) - 1, mask=used, other=0)
     tl.store(slots + tl.load(order + at, mask=used, other=0), slot.to(slots.dtype.element_ty), mask=used)
     if CHANGES:
@@ -198,15 +198,15 @@ def write_slots(
         tl.store(changed + base + slot, 1, mask=first)
 
 
-@triton.jit(do_not_specialize=["most_key", "num_tables", "n"])
+@triton.jit(do_not_specialize=["max_key", "num_tables", "n"])
 def count(
-    keys, missed, spilled, evicted, move_victims, tables, counts, overflow_used, most_key, num_tables, n,
+    keys, missed, spilled, evicted, move_victims, tables, counts, overflow_used, max_key, num_tables, n,
     COUNTS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Add to the counts of a table, and say how many slots of its overflow are used."""
     number = tl.program_id(0)
     table, to = tables + number * FIELDS, counts + number * 4
-    next_key = tl.load(table + FIELDS, mask=number + 1 < num_tables, other=most_key)
+    next_key = tl.load(table + FIELDS, mask=number + 1 < num_tables, other=max_key)
     first, last = count_below(keys, tl.load(table), n), count_below(keys, next_key, n)
     first_missed, last_missed = up_to(missed, first), up_to(missed, last)
     spill = up_to(spilled, last_missed) - up_to(spilled, first_missed)

@@ -231,7 +231,7 @@ def _update_bucket(
     )  # fmt: skip
     has_slots = memory.slot_rows is not memory.arena
     capability = capability_of(device)
-    ahead, registers = specialise.loads_ahead(bucket, capability), specialise.most_registers(bucket, capability)
+    ahead, registers = specialise.loads_ahead(bucket, capability), specialise.max_registers(bucket, capability)
     limit: dict[str, int] = {} if registers is None else {"maxnreg": registers}  # an option of NVIDIA's compiler alone
     for units in (False, True):
         terms, joins = (partial, found.unit_joins_U) if units else (memory.grad, found.joins_N)

@@ -20,7 +20,7 @@ from rowwise.tables.ops._triton import specialise
 from rowwise.tables.ops._triton.launch import TILED, TableOrder, empty_numbers, over
 from rowwise.tables.ops.layout import DIM, FeatureDescriptor, Mode
 
-MOST_CONTRIBUTIONS = 1 << 30  # kernels count them in 32 bits
+MAX_CONTRIBUTIONS = 1 << 30  # kernels count them in 32 bits
 
 
 class Route(NamedTuple):
@@ -70,9 +70,9 @@ def route(batch: DeviceBatch, tables: Tensor, order: TableOrder, fault: Tensor) 
     has_weights = batch.weights is not None and Mode.WEIGHTED in modes
     scaled = not batch.per_id and (Mode.MEAN in modes or has_weights)
     n = batch.values.shape[0] * max(sources.values())
-    if n >= MOST_CONTRIBUTIONS:
+    if n >= MAX_CONTRIBUTIONS:
         raise BatchError(
-            f"an update of {n:,} contributions", f"fewer than {MOST_CONTRIBUTIONS:,}", hint="use a smaller batch"
+            f"an update of {n:,} contributions", f"fewer than {MAX_CONTRIBUTIONS:,}", hint="use a smaller batch"
         )
     num_bags, device = batch.batch * num_features, batch.values.device
     key_type = torch.int32 if order.rows < 2**31 - 1 else torch.int64  # half of the passes of a radix sort
@@ -103,17 +103,17 @@ def route(batch: DeviceBatch, tables: Tensor, order: TableOrder, fault: Tensor) 
     levels = max(1, (blocks - 1).bit_length())
     kernels.cut[over(n)](keys_N, row_numbers_N, firsts_R1, joins_N, is_first_N, order.rows, blocks, levels, n, **TILED)
     unit_numbers_N = is_first_N.cumsum(0, dtype=torch.int32)
-    most_units, bounds = n // kernels.UNIT.value + n // kernels.LONG_ROW.value + 2, len(order.starts_K1)
+    max_units, bounds = n // kernels.UNIT.value + n // kernels.LONG_ROW.value + 2, len(order.starts_K1)
     found = Route(
         places_N=places_N,
         scales_N=scales_N,
         joins_N=joins_N,
         records_R4=numbers(4 * (n + 1), torch.int64),
-        unit_records_U4=numbers(4 * (most_units + 1), torch.int64),
-        unit_first_U1=numbers(most_units + 1),
-        unit_last_U=numbers(most_units),
-        unit_joins_U=numbers(most_units, torch.int8),
-        unit_dims_U=numbers(most_units),
+        unit_records_U4=numbers(4 * (max_units + 1), torch.int64),
+        unit_first_U1=numbers(max_units + 1),
+        unit_last_U=numbers(max_units),
+        unit_joins_U=numbers(max_units, torch.int8),
+        unit_dims_U=numbers(max_units),
         row_bounds_K1=numbers(bounds),
         unit_bounds_K1=numbers(bounds),
         levels=levels,

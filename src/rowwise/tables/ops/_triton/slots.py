@@ -37,7 +37,7 @@ def place_rows(
     device, n, num_tables = values_N.device, len(values_N), len(tables_CK)
     fault, tables = begin(device), on_device(tables_CK, device)
     last = CachedTable(*tables_CK[-1].tolist())
-    most_key = last.first_key + last.sets * last.rows_of_set
+    max_key = last.first_key + last.sets * last.rows_of_set
 
     numbers = partial(empty_numbers, device)
     slots_N = values_N.clone()
@@ -46,16 +46,16 @@ def place_rows(
         memory.overflow_C.zero_()
         return slots_N, CacheMoves(nothing, nothing, nothing, nothing, torch.zeros(1, dtype=torch.int32, device=device))
     # Half of the passes of a radix sort where keys have 32 bits.
-    key_type = torch.int32 if most_key < 2**31 - 1 else torch.int64
-    keys_N = torch.full((n,), most_key, dtype=key_type, device=device)
+    key_type = torch.int32 if max_key < 2**31 - 1 else torch.int64
+    keys_N = torch.full((n,), max_key, dtype=key_type, device=device)
     features = len(cached_F)
     kernels.number_rows[shared_programs(n, IDS, device, features), features](
-        values_N, bounds_F1, on_device(cached_F, device), tables, keys_N, slots_N, most_key, IDS=IDS,
+        values_N, bounds_F1, on_device(cached_F, device), tables, keys_N, slots_N, max_key, IDS=IDS,
         num_warps=specialise.TILE_WARPS,
     )  # fmt: skip
     keys_N, order_N = torch.sort(keys_N, stable=True)
     is_first_N, is_missed_N = numbers(n), numbers(n)
-    kernels.find_firsts[over(n)](keys_N, is_first_N, most_key, n, **TILED)
+    kernels.find_firsts[over(n)](keys_N, is_first_N, max_key, n, **TILED)
     numbers_N, found_U = is_first_N.cumsum(0, dtype=torch.int32), numbers(n, torch.int64)
     kernels.find_rows[over(n, ROWS)](
         keys_N, is_first_N, numbers_N, tables, memory.slot_rows, memory.stamps, found_U, is_missed_N, now, num_tables,
@@ -74,11 +74,11 @@ def place_rows(
         found_U, move_tables, move_slots, move_rows, victims, evicted_M, fault[SLOTS:], now, num_tables, n, **TILED,
     )  # fmt: skip
     kernels.write_slots[over(n)](
-        keys_N, order_N, is_first_N, numbers_N, found_U, tables, slots_N, memory.changed, most_key, num_tables, n,
+        keys_N, order_N, is_first_N, numbers_N, found_U, tables, slots_N, memory.changed, max_key, num_tables, n,
         CHANGES=flags & 1, **TILED,
     )  # fmt: skip
     kernels.count[num_tables,](
-        keys_N, missed_N, spilled_M, evicted_M, victims, tables, memory.counts_CK, memory.overflow_C, most_key,
+        keys_N, missed_N, spilled_M, evicted_M, victims, tables, memory.counts_CK, memory.overflow_C, max_key,
         num_tables, n, COUNTS=flags >> 1, TILE=COUNTED, num_warps=specialise.TILE_WARPS,
     )  # fmt: skip
     end(device)

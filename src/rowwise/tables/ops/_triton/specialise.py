@@ -17,7 +17,7 @@ WIDEST_ROW = 256  # columns of a warp
 FULL_WARP = 64  # columns from which on each lane loads 8 bytes of a row
 TERMS, TERMS_OF_UNIT = 2, 4  # gradients that a program of an update, or of parts of hot rows, loads together
 TILE, TILE_WARPS, BOUNDS = 256, 4, 32  # bags or ids of a program of `route`, and its warps; buckets of a program
-SMALLEST_PRODUCT, PART, MOST_VECTORS = 16, 16, 128  # rows, columns and again rows of a matrix product
+SMALLEST_PRODUCT, PART, MAX_VECTORS = 16, 16, 128  # rows, columns and again rows of a matrix product
 
 
 class Bucket(NamedTuple):
@@ -85,7 +85,7 @@ def interact_shape(vectors: int, *, nvidia: bool) -> dict[str, int | str] | None
     Tensor cores of NVIDIA multiply 10 bits of a fraction, so each float is split into three such parts.
     """
     height = max(SMALLEST_PRODUCT, power_of_two(vectors))
-    if height > MOST_VECTORS:
+    if height > MAX_VECTORS:
         return None
     return {
         "VECTORS": height,
@@ -107,7 +107,7 @@ def loads_ahead(bucket: Bucket, capability: int) -> bool:
     return bucket.block <= FULL_WARP or of_numbers or capability < 100
 
 
-def most_registers(bucket: Bucket, capability: int) -> int | None:
+def max_registers(bucket: Bucket, capability: int) -> int | None:
     """The limit of an update's registers on a GPU of NVIDIA; None: the compiler's choice, which has never been over 80.
 
     The compiler takes more than 64 for rows that are loaded ahead, though it does not need them.
