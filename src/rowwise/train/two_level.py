@@ -36,7 +36,7 @@ class TwoLevelSum:
         holders_KG = [[ranks[k] for ranks in near_G] for k in range(self._holders)]
         others = [[rank] for ranks in near_G for rank in ranks[self._holders :]]
         self._near, far_comm = comm.split(near_G), comm.split([*holders_KG, *others])
-        self._coded = CodedSum(far_comm, sum_codec_of(far), feedback=feedback and not far.is_exact)
+        self._coded = CodedSum(far_comm, sum_codec_of(far), feedback=feedback and not far.facts.exact)
 
     @property
     def residuals(self) -> dict[int, Tensor]:

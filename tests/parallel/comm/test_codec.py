@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise.parallel.comm.codec import ScaleGroups, codec_of, gradient_scale, scale_groups_of, sum_codec_of
+from rowwise.parallel.comm.thread import run_threads
+from rowwise.parallel.shard.vectors import Block, ExpectedBlock, WireCodecs
+from rowwise.planning.perf.exchange import NarrowWires
+from rowwise.planning.perf.hardware import Coding
 from rowwise.tables.spec import RUN, WIRE_TYPES, FarType, WireType
+from rowwise.train.coded import CodedSum
 
 SHARE = {WireType.FP32: 0.0, WireType.FP16: 2.0**-11, WireType.BF16: 2.0**-8, WireType.INT8: 1 / 255 / 2 * 1.001}
 WIDTHS = st.lists(st.sampled_from([1, 3, 8, 16, 48, 100]), min_size=1, max_size=4)
@@ -106,7 +111,7 @@ def test_runs_of_sums_are_as_near_as_their_type_promises(name, rows, spread, bef
     decoded_RC = codec.decode(message_P[before:], shape)
     assert decoded_RC.shape == shape
     assert decoded_RC.dtype == torch.float32
-    assert codec.lossy != kind.is_exact
+    assert codec.lossy != kind.facts.exact
     if kind.kept < RUN:
         least_kept_R1 = runs_RC.abs().topk(kind.kept).values[:, -1:]
         sent = decoded_RC != 0
@@ -139,5 +144,41 @@ def test_sums_of_four_bits_are_the_same_on_all_instruction_sets(isa):
 
 
 def test_every_wire_type_has_a_record():
-    assert list(WIRE_TYPES) == list(WireType)
-    assert all(codec_of(kind).lossy != kind.facts.exact for kind in WireType)
+    assert set(WireType) < set(WIRE_TYPES)
+    assert all(codec_of(kind).lossy != facts.exact for kind, facts in WIRE_TYPES.items())
+    assert {facts.coded_as for facts in WIRE_TYPES.values()} == set(Coding.__struct_fields__)
+    assert Coding.__struct_fields__ == NarrowWires.__struct_fields__
+
+
+class Sixteenths:
+    """A codec that `rowwise` does not know: whole sixteenths, a byte each."""
+
+    lossy = True
+
+    def block_bytes(self, shape, scales=()):
+        return shape[0] * shape[1]
+
+    def encode(self, block_ND, scales=(), loss_scale=1.0):
+        return (block_ND * 16).round().to(torch.int8).flatten().view(torch.uint8)
+
+    def decode(self, coded_P, shape, scales=(), loss_scale=1.0):
+        return coded_P.view(torch.int8).view(shape) / 16
+
+
+def exchange_and_sum(comm):
+    """Vectors that a rank gets, and a sum over ranks."""
+    vectors_ND = torch.full((2, 3), comm.rank + 1 / 16 + 1 / 100)
+    codecs = WireCodecs(comm, (Sixteenths(), Sixteenths()))
+    pending = codecs.exchange_blocks(
+        [[Block(vectors_ND)]] * 2, [[ExpectedBlock((2, 3))]] * 2, "vectors", vectors_ND.device
+    )
+    dense = CodedSum(comm, Sixteenths(), feedback=False)
+    (total_N,) = dense.finish([dense.start(0, torch.full((5,), comm.rank + 0.51))], [5])
+    return pending.wait(), total_N
+
+
+def test_vectors_and_sums_travel_by_a_codec_of_another_module():
+    (((own_ND,), (other_ND,)), total_N), _ = run_threads(2, exchange_and_sum)
+    assert own_ND.equal(torch.full((2, 3), 1 / 16 + 1 / 100))
+    assert other_ND.equal(torch.full((2, 3), 1 + 1 / 16))
+    assert total_N.equal(torch.full((5,), 2.0))

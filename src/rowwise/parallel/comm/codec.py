@@ -5,7 +5,7 @@ so the vector of a table of small values is not rounded by its neighbour's scale
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, Protocol, final
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rowwise.tables.ops import rowtype
 from rowwise.tables.ops.output_cache import empty_cached
-from rowwise.tables.spec import INT4, RUN, FarType, RowType, WireType, quantised_bytes
+from rowwise.tables.spec import RUN, WIRE_TYPES, FarType, RowType, WireType, quantised_bytes
 
 GROUP_MULTIPLE = 16  # vectors whose width is a multiple of it are encoded in one kernel call
 Shape = tuple[int, int]
@@ -55,24 +55,15 @@ class WireCodec(Protocol):
         ...
 
 
-def codec_of(kind: WireType) -> WireCodec:
-    """A codec for one peer and direction."""
-    match kind:
-        case WireType.FP32:
-            return FloatCodec(torch.float32)
-        case WireType.FP16:
-            return FloatCodec(torch.float16, narrow=True)
-        case WireType.BF16:
-            return FloatCodec(torch.bfloat16)
-        case WireType.INT8:
-            return Int8Codec()
+def codec_of(kind: str) -> WireCodec:
+    """A codec for one peer and direction, by the name in `WIRE_TYPES`."""
+    facts = WIRE_TYPES[kind]
+    return FloatCodec(getattr(torch, facts.dtype), narrow=facts.narrow) if facts.dtype else CODECS[kind]()
 
 
 def sum_codec_of(kind: FarType) -> WireCodec:
     """A codec for the sums between groups, whose blocks are runs of `RUN` numbers."""
-    if kind.kept < RUN:
-        return TopKCodec(kind.kept)
-    return Int4Codec() if kind.name == INT4 else codec_of(WireType(kind.name))
+    return TopKCodec(kind.kept) if kind.kept < RUN else codec_of(kind.name)
 
 
 @final
@@ -81,7 +72,7 @@ class FloatCodec:
     """Rounds each number to a floating-point dtype."""
 
     dtype: torch.dtype
-    narrow: bool = False  # range: gradients of a mean over a large batch would underflow without `loss_scale`
+    narrow: bool = False  # see `WireFacts`
 
     @property
     def lossy(self) -> bool:
@@ -201,6 +192,9 @@ class TopKCodec:
         return block_ND.scatter_(
             1, columns_NK.long(), values_NB.clone(memory_format=torch.contiguous_format).view(torch.float32)
         )
+
+
+CODECS: dict[str, Callable[[], WireCodec]] = {"int8": Int8Codec, "int4": Int4Codec}  # of types without a dtype
 
 
 def gradient_scale(samples: int) -> float:

@@ -58,8 +58,8 @@ def _measure_shape(comm: Comm, batch: int, tables: int, dim: int) -> WireShares:
     ids = draw_batch(
         [Workload(table=t, access=Access()) for t in table_list], batch // world, np.random.default_rng(SEED)
     )
-    clocks = {kind: PhaseClock(comm, 0.0) for kind in WireType}
-    modules = {kind: ShardedEmbeddings(table_list, plan, comm, wire=Wire(host=Codecs(kind, kind))) for kind in WireType}
+    clocks = {kind: PhaseClock(comm, 0.0) for kind in (WireType.FP32, *KINDS)}
+    modules = {kind: ShardedEmbeddings(table_list, plan, comm, wire=Wire(host=Codecs(kind, kind))) for kind in clocks}
     for number in range(-1, ROUNDS):
         for kind, module in modules.items():
             module.phase = clocks[kind]

@@ -17,7 +17,7 @@ from rowwise.base.value import check_max, parse_json
 from rowwise.planning.perf.exchange import Exchanges
 from rowwise.planning.perf.linear_times import LinearTimes, SumTimes
 from rowwise.planning.perf.network import SetNetwork
-from rowwise.tables.spec import LINKS, Link, Topology, Value, WireType
+from rowwise.tables.spec import LINKS, FarType, Link, Topology, Value, WireType
 
 MAX_BYTES = 1 << 60
 LONGEST_s = 1e6
@@ -168,18 +168,15 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
         """The links that a collective of all ranks has to cross: the widest class that there is."""
         return self.link(topology.links[-1] if topology.links else "host")
 
-    def coding_s(self, kind: WireType) -> float:
+    def coding_s(self, kind: WireType | FarType) -> float:
         """Seconds to encode a float at its sender and decode it at its receiver."""
-        match kind:
-            case WireType.FP32:
-                return 0.0
-            case WireType.FP16 | WireType.BF16:
-                usual_Bps = self.device_Bps
-            case WireType.INT8:
-                usual_Bps = self.device_Bps / 2
+        facts = kind.facts
+        if facts.exact:
+            return 0.0
+        usual_Bps = self.device_Bps / 2 if facts.coded_as == "int8" else self.device_Bps
         usual = CodecRates(encode_Bps=usual_Bps, decode_Bps=usual_Bps)
-        rates = usual if self.coding is None else getattr(self.coding, kind)
-        return FLOAT_bytes * (1 / rates.encode_Bps + 1 / rates.decode_Bps)
+        rates = usual if self.coding is None else getattr(self.coding, facts.coded_as)
+        return facts.coding * (FLOAT_bytes * (1 / rates.encode_Bps + 1 / rates.decode_Bps))
 
     def to_json(self) -> str:
         text = msgspec.json.format(msgspec.json.encode(self), indent=2).decode()

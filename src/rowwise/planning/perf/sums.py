@@ -15,11 +15,7 @@ import numpy as np
 from rowwise.planning.perf.collective import all_to_all_s, ring_s, two_level_s
 from rowwise.planning.perf.hardware import FLOAT_bytes, Hardware
 from rowwise.planning.perf.links import LinkArrays
-from rowwise.tables.spec import INT4, RUN, FarType, Topology, Wire, WireType
-
-# Coding takes so many times that of int8: one thread of an AMD EPYC with AVX-512, 2,048 runs of 256 numbers, 3 of 256
-# kept. A share of 19 % takes half as long again.
-INT4_CODING, TOP_K_CODING = 6.0, 4.2
+from rowwise.tables.spec import RUN, FarType, Topology, Wire, WireType
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +47,7 @@ class SumCosts:
     def _flat_s(self, numbers: int, kind: FarType) -> float:
         world, devices = self.topology.world, self.topology.devices
         share_bytes = numbers / RUN * kind.run_bytes / world
-        coding_s = 2 * numbers * far_coding_s(self.hardware, kind)
+        coding_s = 2 * numbers * self.hardware.coding_s(kind)
         host = self.hardware.host
         if self.topology.hosts == 1:
             return coding_s + 2 * (host.latency_s + (world - 1) * share_bytes / host.all_to_all_Bps)
@@ -61,17 +57,8 @@ class SumCosts:
     def _two_level_s(self, numbers: int, far: FarType) -> float:
         devices, size_bytes, far_bytes = self.topology.devices, FLOAT_bytes * numbers, numbers / RUN * far.run_bytes
         holders = min(map(len, self.topology.near_ranks))
-        coding_s = 2 * numbers / holders * far_coding_s(self.hardware, far)
+        coding_s = 2 * numbers / holders * self.hardware.coding_s(far)
         if len(self.topology.groups) > 1:  # each device sends its own numbers to the group
             return coding_s + two_level_s(self.net, devices * size_bytes, far_bytes)
         near_s = self.hardware.host.latency_s + size_bytes * (1 - 1 / devices) / self.hardware.host.reduce_scatter_Bps
         return coding_s + 2 * near_s + ring_s(self.net, range(self.net.hosts), far_bytes)
-
-
-def far_coding_s(hardware: Hardware, kind: FarType) -> float:
-    """Of a number, once encoded and once decoded."""
-    if kind.kept < RUN:
-        return TOP_K_CODING * hardware.coding_s(WireType.INT8)
-    if kind.name == INT4:
-        return INT4_CODING * hardware.coding_s(WireType.INT8)
-    return hardware.coding_s(WireType(kind.name))

@@ -88,8 +88,9 @@ class _WireColumns(NamedTuple):
         """Seconds of coding for each rank, minus those of the bytes saved."""
         world, added_W = self.topology.world, np.zeros(self.topology.world)
         for link, share in self.shares.items():
-            if share and self.types[link] is not WireType.FP32:
-                cost: WireCost = getattr(narrow, self.types[link])
+            facts = self.types[link].facts
+            if share and not facts.exact:
+                cost: WireCost = getattr(narrow, facts.coded_as)
                 added_W += cost.seconds(share * world, share * vectors_W, share * floats_W)
         return added_W
 

@@ -14,7 +14,6 @@ from rowwise.planning.perf.access import Floats
 from rowwise.planning.perf.collective import all_to_all_s, far_sum_s, near_scatter_s, ring_s
 from rowwise.planning.perf.hardware import FLOAT_bytes, Machine
 from rowwise.planning.perf.links import LinkArrays, uniform_network
-from rowwise.planning.perf.sums import far_coding_s
 from rowwise.planning.simulate.traffic import Flow
 from rowwise.tables.spec import LINKS, RUN, FarType, Link, Topology, WireType
 
@@ -110,7 +109,7 @@ class Links:
             near: Seconds = {"links in hosts": scattered_s, "latency": hardware.host.latency_s}
             between = seconds_by_cause(net, lambda net: ring_s(net, np.arange(topology.hosts), far_bytes))
         holders = min(map(len, topology.near_ranks))
-        coding: Seconds = {"device": 2 * numbers / holders * far_coding_s(hardware, far)}
+        coding: Seconds = {"device": 2 * numbers / holders * hardware.coding_s(far)}
         near = add_seconds(near, self._copying(2 * size_bytes, inside=len(topology.groups) < 2))
         return near, add_seconds(
             add_seconds(between, near), add_seconds(coding, self._copying(4 * far_bytes / holders))
