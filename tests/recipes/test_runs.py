@@ -386,7 +386,9 @@ def test_two_processes_cannot_have_one_run(tmp_path):
 
 def test_what_cannot_begin_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    with pytest.raises(SpecError, match="pip install tensorboard"):
+    with pytest.raises(
+        SpecError, match=r"log\.tensorboard=true: tensorboard is not installed; pip install tensorboard"
+    ):
         TrainingRun.start(recipe(tmp_path, log={"tensorboard": True}), tmp_path / "runs")
     assert list((tmp_path / "runs" / "small").iterdir()) == []
 

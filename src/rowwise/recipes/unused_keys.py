@@ -20,6 +20,7 @@ from rowwise.recipes.recipe import TimeShare
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.sharding import load_hardware
 from rowwise.tables.spec import Topology, Value
+from rowwise.train.trackers import REMOTE
 
 
 class UnusedRule(NamedTuple):
@@ -121,7 +122,7 @@ def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[Unuse
             "train", ("compile",), not family_of(recipe.model).is_compiled, "layers over lists are not compiled"
         ),
         UnusedRule("train", ("dense_parallel",), alone and not train.dense_parallel.recompute, "there is one rank"),
-        UnusedRule("log", ("group",), recipe.log.mlflow is recipe.log.wandb is None, "mlflow and wandb are null"),
+        UnusedRule("log", ("group",), not recipe.log.is_remote, f"{' and '.join(REMOTE)} are null"),
         UnusedRule("", ("hardware",), recipe.plan is not None, "the given plan has its own forecast"),
         UnusedRule("", ("memory",), recipe.plan is not None, "the given plan says where tables are"),
     )

@@ -40,12 +40,11 @@ from rowwise.train.on_device import StepNumbers
 from rowwise.train.progress import Progress
 from rowwise.train.run_folder import AFTER, Cell, RunFolder
 from rowwise.train.samples import Samples
-from rowwise.train.settings import Log
 from rowwise.train.slow_hosts import SlowHosts
 from rowwise.train.stages import Stages
 from rowwise.train.step import StepContext, StepResult
 from rowwise.train.timeline import STEPS, StageInterval
-from rowwise.train.trackers import Trackers
+from rowwise.train.trackers import Log, Trackers
 from rowwise.train.traffic import SavedTraffic, TableTraffic
 
 if TYPE_CHECKING:

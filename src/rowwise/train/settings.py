@@ -1,11 +1,9 @@
-"""Training settings as frozen values: the sections `train`, `evaluate`, `save` and `log` of a recipe.
+"""Training settings as frozen values: the sections `train`, `evaluate` and `save` of a recipe.
 
-This module does not import torch, as recipes are read and listed without it. `Log` changes no result; all other
-settings may.
+This module does not import torch, as recipes are read and listed without it. Section `log` is in `train/trackers.py`.
 """
 
 import math
-import re
 from typing import Literal
 
 from rowwise.base.errors import SpecError
@@ -13,12 +11,12 @@ from rowwise.base.value import MAX_BATCH, MAX_STEPS, MAX_THREADS, check_max
 from rowwise.tables.row_optimizers import Schedule
 from rowwise.tables.spec import Value
 from rowwise.train.loss_settings import AnyLoss, LogLoss
+from rowwise.train.trackers import Log
 
 MAX_AHEAD = 4096  # batches or splits prepared ahead
 MAX_DEPTH = 16  # steps in flight
 MAX_STALENESS = 1024  # steps
 COUNTS = ("batch", "epochs", "accumulate", "virtual_shards", "pipeline_depth")  # at least 1
-STEPS = re.compile(r"(?:steps=)?([0-9]{1,12}):([0-9]{1,12})")
 Precision = Literal["fp32", "bf16", "bf16_always", "fp8"]
 BETTER_LOWER = (
     "loss",
@@ -241,38 +239,6 @@ class Saving(Value, frozen=True):
                 f"save: every={self.every}, keep={self.keep}", "every of at least 0, and keep of at least 1"
             )
         check_max("save.", self, every=MAX_STEPS, keep=MAX_STEPS)
-
-
-class Log(Value, frozen=True):
-    """Recording of a run; changes no result."""
-
-    every: int = 100  # steps between lines of metrics.csv and steps.csv
-    window: int = 100  # batches of the "train" metrics
-    tensorboard: bool = False  # scalars in the run's folder tb/
-    mlflow: str | None = None  # name of an experiment, at the server of MLFLOW_TRACKING_URI
-    wandb: str | None = None  # name of a Weights & Biases project, in the mode of WANDB_MODE
-    group: str | None = None  # of runs at both: a group of Weights & Biases, a tag at MLflow
-    profile: str | None = None  # "10:20": a trace of these steps in the run's folder trace/
-
-    def __post_init__(self) -> None:
-        if self.every < 1 or self.window < 1:
-            raise SpecError(f"log: every={self.every}, window={self.window}", "at least 1")
-        if "" in (self.mlflow, self.wandb, self.group):
-            raise SpecError(
-                "log: mlflow, wandb or group is empty", "the name of an experiment, project or group, or null"
-            )
-        check_max("log.", self, every=MAX_STEPS, window=MAX_BATCH)
-        self.profiled()
-
-    def profiled(self) -> range:
-        """The steps to trace."""
-        if self.profile is None:
-            return range(0)
-        found = STEPS.fullmatch(self.profile)
-        first, last = (int(found[1]), int(found[2])) if found else (0, 0)
-        if not 1 <= first <= last:
-            raise SpecError(f"log.profile={self.profile!r}", "the first and last step, such as '10:20'")
-        return range(first, last + 1)
 
 
 class Settings(Value, frozen=True):

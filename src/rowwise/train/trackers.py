@@ -11,6 +11,7 @@ import importlib
 import logging
 import math
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,25 +24,64 @@ import msgspec
 from rowwise.base.errors import DataError, SpecError
 from rowwise.base.plainyaml import load_yaml
 from rowwise.base.textfile import decode_json, read_bytes, read_text
+from rowwise.base.value import MAX_BATCH, MAX_STEPS, Value, check_max
 from rowwise.train.run_folder import AFTER, RunFolder
-from rowwise.train.settings import Log
 
 MAX_WAITING = 1000  # calls
 DEADLINE_s = 30.0  # for calls that wait at the end of a run
 SAVED = "trackers.json"  # ids of the run at each tracker, for a resume
 MAX_PARAMETERS = 100  # of a request to MLflow
 MAX_TEXT = 500  # characters of a parameter
+STEPS = re.compile(r"(?:steps=)?([0-9]{1,12}):([0-9]{1,12})")
 Status = Literal["finished", "stopped", "failed"]
 
 
-class Tracker(Protocol):
-    """Takes the numbers of a run; `begin` raises if it cannot, all others are called by one thread."""
+class Log(Value, frozen=True):
+    """Section `log` of a recipe: the recording of a run, which changes no result."""
 
-    def begin(self) -> None: ...
+    every: int = 100  # steps between lines of metrics.csv and steps.csv
+    window: int = 100  # batches of the "train" metrics
+    tensorboard: bool = False  # scalars in the run's folder tb/
+    mlflow: str | None = None  # name of an experiment, at the server of MLFLOW_TRACKING_URI
+    wandb: str | None = None  # name of a Weights & Biases project, in the mode of WANDB_MODE
+    group: str | None = None  # of runs at both: a group of Weights & Biases, a tag at MLflow
+    profile: str | None = None  # "10:20": a trace of these steps in the run's folder trace/
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.window < 1:
+            raise SpecError(f"log: every={self.every}, window={self.window}", "at least 1")
+        if "" in [getattr(self, key) for key in (*REMOTE, "group")]:
+            expected = "the name of an experiment, project or group, or null"
+            raise SpecError(f"log: {', '.join(REMOTE)} or group is empty", expected)
+        check_max("log.", self, every=MAX_STEPS, window=MAX_BATCH)
+        self.profiled()
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a tracker on another machine gets the numbers."""
+        return any(getattr(self, key) is not None for key in REMOTE)
+
+    def profiled(self) -> range:
+        """The steps to trace."""
+        if self.profile is None:
+            return range(0)
+        found = STEPS.fullmatch(self.profile)
+        first, last = (int(found[1]), int(found[2])) if found else (0, 0)
+        if not 1 <= first <= last:
+            raise SpecError(f"log.profile={self.profile!r}", "the first and last step, such as '10:20'")
+        return range(first, last + 1)
+
+
+class Tracker(Protocol):
+    """Takes the numbers of a run; `begin` raises if it cannot. One that keeps nothing open has `log` only."""
+
+    def begin(self) -> None:
+        return
 
     def log(self, values: Mapping[str, float], step: int) -> None: ...
 
-    def end(self, status: Status, files: Sequence[Path]) -> None: ...
+    def end(self, status: Status, files: Sequence[Path]) -> None:
+        return
 
 
 @final
@@ -50,36 +90,33 @@ class Trackers:
 
     def __init__(self, folder: RunFolder | None, log: Log) -> None:
         """Raise if the package of one is missing."""
-        self._board = None if folder is None or not log.tensorboard else _TensorBoard(folder.path / "tb")
-        self._remote: list[_Remote] = []
-        if folder is not None and log.mlflow is not None:
-            self._remote.append(_Remote("mlflow", _Mlflow(folder, log.mlflow, log.group), folder.warn))
-        if folder is not None and log.wandb is not None:
-            self._remote.append(_Remote("wandb", _Wandb(folder, log.wandb, log.group), folder.warn))
+        self.named: list[Tracker] = []
+        if folder is not None:
+            self.named += [kind(folder, log) for key, kind in LOCAL.items() if getattr(log, key)]
+            remote = {key: kind(folder, log) for key, kind in REMOTE.items() if getattr(log, key)}
+            self.named += [_Remote(key, tracker, folder.warn) for key, tracker in remote.items()]
 
     def begin(self) -> None:
-        for tracker in self._remote:
+        for tracker in self.named:
             tracker.begin()
 
     def log(self, values: Mapping[str, float | None], step: int) -> None:
         """Pass on numbers of a step; NaN, infinity and missing ones are left out."""
         finite = {name: float(x) for name, x in values.items() if x is not None and math.isfinite(x)}
-        if self._board is not None:
-            self._board.log(finite, step)
-        for tracker in self._remote:
+        for tracker in self.named:
             tracker.log(finite, step)
 
     def end(self, status: Status, files: Sequence[Path]) -> None:
         """End the run at each tracker, with these files beside it."""
-        for tracker in self._remote:
+        for tracker in self.named:
             tracker.end(status, files)
 
 
 @final
-class _TensorBoard:
-    def __init__(self, folder: Path) -> None:
+class _TensorBoard(Tracker):
+    def __init__(self, folder: RunFolder, log: Log) -> None:
         board = _import("torch.utils.tensorboard", "tensorboard=true: tensorboard", "tensorboard")
-        self._writer = board.SummaryWriter(str(folder))
+        self._writer = board.SummaryWriter(str(folder.path / "tb"))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
@@ -136,10 +173,10 @@ class _Remote:
 class _Mlflow:
     """A run of an MLflow experiment, at the server of MLFLOW_TRACKING_URI."""
 
-    def __init__(self, folder: RunFolder, experiment: str, group: str | None) -> None:
+    def __init__(self, folder: RunFolder, log: Log) -> None:
         self._make = _import("mlflow", "mlflow: mlflow", "mlflow-skinny").MlflowClient
         logging.getLogger("mlflow").setLevel(logging.ERROR)
-        self._folder, self._experiment, self._group = folder, experiment, group
+        self._folder, self._experiment, self._group = folder, log.mlflow, log.group
         self._resumed = False
         self._newest: dict[str, int] = {}  # the last step of each number that an earlier process sent
 
@@ -168,7 +205,7 @@ class _Mlflow:
         items = sorted(_recipe_values(self._folder).items())
         for at in range(0, len(items), MAX_PARAMETERS):
             self._client.log_batch(run, params=[Param(name, x) for name, x in items[at : at + MAX_PARAMETERS]])
-        _save_id(self._folder, "mlflow", run)
+        self._folder.write_json(SAVED, _saved_ids(self._folder) | {"mlflow": run})
         return run
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -198,9 +235,9 @@ class _Mlflow:
 class _Wandb:
     """A run of a Weights & Biases project, in the mode of WANDB_MODE."""
 
-    def __init__(self, folder: RunFolder, project: str, group: str | None) -> None:
+    def __init__(self, folder: RunFolder, log: Log) -> None:
         self._wandb = _import("wandb", "wandb: wandb", "wandb")
-        self._folder, self._project, self._group = folder, project, group
+        self._folder, self._project, self._group = folder, log.wandb, log.group
 
     def begin(self) -> None:
         known = _saved_ids(self._folder).get("wandb")
@@ -219,7 +256,7 @@ class _Wandb:
                 f"log.wandb={self._project}: {_first_line(error)}",
                 hint="run wandb login, or set WANDB_MODE=offline or log.wandb=null",
             ) from None
-        _save_id(self._folder, "wandb", self._run.id)
+        self._folder.write_json(SAVED, _saved_ids(self._folder) | {"wandb": self._run.id})
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
@@ -231,6 +268,11 @@ class _Wandb:
             self._run.save(str(file), base_path=str(file.parent), policy="now")
         self._run.summary["status"] = status
         self._run.finish(exit_code=int(status == "failed"))
+
+
+# By their fields of `Log`: here, and on other machines.
+LOCAL: dict[str, Callable[[RunFolder, Log], Tracker]] = {"tensorboard": _TensorBoard}
+REMOTE: dict[str, Callable[[RunFolder, Log], Tracker]] = {"mlflow": _Mlflow, "wandb": _Wandb}
 
 
 def _import(module: str, what: str, package: str) -> Any:
@@ -258,10 +300,6 @@ def _recipe_values(folder: RunFolder) -> dict[str, str]:
     return found
 
 
-def _save_id(folder: RunFolder, tracker: str, run: str) -> None:
-    folder.write_json(SAVED, _saved_ids(folder) | {tracker: run})
-
-
 def _saved_ids(folder: RunFolder) -> dict[str, str]:
     if not (folder.path / SAVED).exists():
         return {}
@@ -276,8 +314,4 @@ def _saved_ids(folder: RunFolder) -> dict[str, str]:
 def _first_line(error: Exception) -> str:
     """The message of a client without a password that an address may hold."""
     line = (str(error).splitlines() or [type(error).__name__])[0][:MAX_TEXT]
-    words = (
-        f"{word.partition('://')[0]}://{word.rpartition('@')[2]}" if "://" in word and "@" in word else word
-        for word in line.split()
-    )
-    return " ".join(words)
+    return re.sub(r"://\S*@", "://", " ".join(line.split()))

@@ -299,7 +299,7 @@ def _grouped(recipe: Recipe, study: str) -> Recipe:
     """The recipe of a trial: its runs are one group at trackers, and have no mirror."""
     recipe = msgspec.structs.replace(recipe, save=msgspec.structs.replace(recipe.save, mirror=None))
     log = recipe.log
-    if log.group is not None or log.mlflow is log.wandb is None:
+    if log.group is not None or not log.is_remote:
         return recipe
     return msgspec.structs.replace(recipe, log=msgspec.structs.replace(log, group=study))
 
