@@ -90,7 +90,7 @@ class KernelHyperparameters(NamedTuple):
 class RowUpdate(Value, frozen=True, kw_only=True):
     """Base of the row optimizers."""
 
-    sums_columns: ClassVar[bool] = False  # whether an update needs a sum over the columns of its row
+    sums_columns: ClassVar[int] = 0  # sums over the columns of a row that its update needs
 
     def slots(self, dim: int) -> dict[str, Slot]:
         """The state of a row of `dim` columns, in order, by the names of torch's optimizers."""
@@ -165,7 +165,7 @@ class Adagrad(SquareSums, frozen=True, kw_only=True, tag="adagrad", tag_field="k
 class RowWiseAdagrad(SquareSums, frozen=True, kw_only=True, tag="rowwise_adagrad", tag_field="kind"):
     """s += mean(g * g), w -= lr * g / (sqrt(s) + eps): one float of state for each row."""
 
-    sums_columns: ClassVar[bool] = True
+    sums_columns: ClassVar[int] = 1
 
     def slots(self, dim: int) -> dict[str, Slot]:
         return {"sum": Slot(1, self.initial)}
@@ -211,7 +211,7 @@ class Adam(Moments, frozen=True, kw_only=True, tag="adam", tag_field="kind"):
 class RowWiseAdam(Moments, frozen=True, kw_only=True, tag="rowwise_adam", tag_field="kind"):
     """Adam with one v for each row, the mean over its columns: one float of state for each weight, one for each row."""
 
-    sums_columns: ClassVar[bool] = True
+    sums_columns: ClassVar[int] = 1
 
     def slots(self, dim: int) -> dict[str, Slot]:
         return {"exp_avg": Slot(dim), "exp_avg_sq": Slot(1)}
@@ -223,7 +223,7 @@ class Lamb(Moments, frozen=True, kw_only=True, tag="lamb", tag_field="kind"):
     Two floats of state for each weight. Source: You et al. 2020, applied to each row.
     """
 
-    sums_columns: ClassVar[bool] = True
+    sums_columns: ClassVar[int] = 2
 
 
 class Ftrl(RowUpdate, frozen=True, kw_only=True, tag="ftrl", tag_field="kind"):
@@ -262,4 +262,4 @@ OPTIMIZERS: dict[str, type[RowOptimizer]] = {str(kind.__struct_config__.tag): ki
 
 def needs_full_rows(optimizer: RowOptimizer) -> bool:
     """Whether a weight's update depends on other columns of its row, by a mean, a norm or clipping."""
-    return optimizer.clip is not None or optimizer.sums_columns
+    return optimizer.clip is not None or optimizer.sums_columns > 0

@@ -4,14 +4,16 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import problems
 import pytest
+import torch
 
 from rowwise.base.errors import NativeError
 from rowwise.tables.ops import native
 from rowwise.tables.ops.reference.apply import REFERENCE, RowRule
 from rowwise.tables.ops.rowtype import dtype_of
 from rowwise.tables.row_optimizers import OPTIMIZERS
-from rowwise.tables.spec import ROW_TYPES, RowType
+from rowwise.tables.spec import ROW_TYPES, TRAINED_TYPES, RowType, Table, state_width
 
 CPP = Path(native.__file__).parent / "_cpp"
 
@@ -62,9 +64,14 @@ def test_a_library_with_other_enumerators_is_refused(lists, names):
 
 def test_every_row_type_has_a_record():
     assert list(ROW_TYPES) == list(RowType)
+    assert {kind for kind, _ in problems.ROW_TYPES} == set(TRAINED_TYPES)
     assert all(dtype_of(kind).itemsize == max(1, kind.facts.weight_bits // 8) for kind in RowType)
 
 
 def test_every_optimizer_has_a_reference_that_sums_columns_if_it_says_so():
     assert list(REFERENCE) == list(OPTIMIZERS.values())
-    assert all(isinstance(rule, RowRule) == kind.sums_columns for kind, rule in REFERENCE.items())
+    assert {type(optimizer) for optimizer in problems.OPTIMIZERS} == set(REFERENCE)
+    for kind, rule in REFERENCE.items():
+        state, ones = torch.ones(2, state_width(Table(name="t", rows=2, dim=3, optimizer=kind()))), torch.ones(2, 3)
+        terms = rule.terms(lambda ones=ones: ones, state, ones, torch.ones(8)) if isinstance(rule, RowRule) else None
+        assert kind.sums_columns == (0 if terms is None else terms.values_MDn.shape[2])

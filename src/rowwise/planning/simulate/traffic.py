@@ -13,7 +13,6 @@ import numpy as np
 from rowwise.parallel.plan import Plan
 from rowwise.parallel.shard.routes import ExchangePath, RankPiece, Routes, column_owners, make_routes
 from rowwise.planning.perf.access import Curves, Floats, Workload
-from rowwise.tables.row_optimizers import Lamb
 from rowwise.tables.spec import LINKS, Link, Pooling, Table, Topology, Wire, WireType
 
 FLOAT_bytes, ID_bytes, WORD_bytes = 4, 8, 4
@@ -222,15 +221,11 @@ class PlanTraffic:
             for piece in group.pieces
         ]
         optimizers = {rank_piece.table: routes.tables[rank_piece.table].optimizer for _, rank_piece in pieces}
-        clipped = {table for table, optimizer in optimizers.items() if optimizer.clip is not None}
-        summed = {table for table, optimizer in optimizers.items() if optimizer.sums_columns}
-        for tables, terms in ((clipped, dict.fromkeys(clipped, 1)), (summed, self._terms(summed))):
-            if tables:
-                yield self._between_columns([one for one in pieces if one[1].table in tables], terms)
-
-    def _terms(self, tables: set[int]) -> dict[int, int]:
-        """Sums that an update takes over the columns of a row."""
-        return {k: 2 if isinstance(self.routes.tables[k].optimizer, Lamb) else 1 for k in tables}
+        clipped = {table: 1 for table, optimizer in optimizers.items() if optimizer.clip is not None}
+        summed = {table: optimizer.sums_columns for table, optimizer in optimizers.items() if optimizer.sums_columns}
+        for terms in (clipped, summed):
+            if terms:
+                yield self._between_columns([one for one in pieces if one[1].table in terms], terms)
 
     def _between_columns(self, pieces: Sequence[tuple[int, RankPiece]], terms: Mapping[int, int]) -> Flow:
         topology = self._topology

@@ -9,7 +9,9 @@ import triton.language as tl
 from rowwise.tables.ops.layout import TYPES
 from rowwise.tables.spec import RowType
 
-FP32, FP16, BF16, INT8, INT4 = (tl.constexpr(TYPES.index(row_type)) for row_type in RowType)
+FP32, FP16, BF16, INT8, INT4 = (
+    tl.constexpr(TYPES.index(RowType(name))) for name in ("fp32", "fp16", "bf16", "int8", "int4")
+)
 
 
 @triton.jit
@@ -35,6 +37,7 @@ def row_bytes(dim, TYPE: tl.constexpr, GROUP: tl.constexpr):
     elif TYPE == FP32:
         return dim * 4
     else:
+        tl.static_assert(TYPE == FP16 or TYPE == BF16, "a row type without kernels")
         return dim * 2
 
 

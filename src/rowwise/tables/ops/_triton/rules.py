@@ -71,6 +71,7 @@ def change(w, g, first, second, number, dim, hyper, BLOCK: tl.constexpr, RULE: t
         w = 0.0 - tl.div_rn(shrunk, tl.div_rn(after + beta, lr) + l2)
         second = sums
     else:
+        tl.static_assert(RULE == ADAM or RULE == ROWWISE_ADAM or RULE == LAMB, "an optimizer without kernels")
         beta1, beta2 = tl.load(hyper + 4), tl.load(hyper + 5)
         inverse1, inverse2 = tl.load(hyper + 6), tl.load(hyper + 7)
         first = first * beta1 + g * (1 - beta1)
