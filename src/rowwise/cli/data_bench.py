@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rowwise.ingest.bench.verdict import BenchVerdict, HintFacts
     from rowwise.ingest.prepare import PreparationTask
     from rowwise.ingest.reader import Reader
-    from rowwise.recipes.recipe import Data, Recipe
+    from rowwise.recipes.recipe import Recipe
 
 BAR_WIDTH = 32
 RECIPE_ENDINGS = (".yaml", ".yml")
@@ -118,36 +118,30 @@ def _subject_of_files(path: str) -> _BenchSubject:
 
 def _subject_of_recipe(path: str | None, name: str) -> _BenchSubject:
     """The recipe's preparation, applied to its own rows or to those at `path`."""
-    from rowwise.ingest.datasets.files import from_files, make_dataset, open_files
-    from rowwise.recipes.rows import FILES, open_data
+    from rowwise.ingest.datasets.files import from_files, make_dataset, open_files, open_named
+    from rowwise.ingest.where import parse
+    from rowwise.recipes.rows import open_data
 
     loaded = load_recipe(name)
     data, columns, tables = loaded.data, loaded.columns, loaded.tables.list
-    kind, _, inside = data.dataset.partition(":")
-    source = path or (inside if kind in FILES else data.dataset)
-    if path is None and kind not in FILES:
+    if path is None:
+        reader = open_named(data.dataset, parse(data.where), dialect=data.text)
+    else:
+        reader = open_files(path, data.text)
+    source = path or (data.dataset if reader is None else data.dataset.partition(":")[2])
+    if reader is None:
         dataset = open_data(data, columns, tables).dataset
         reader = dataset.train
+    elif columns is not None and tables:
+        dataset = make_dataset(reader, columns, tables)
     else:
-        reader = open_files(source, data.text) if path else _open_files(kind, inside, data)
-        if columns is not None and tables:
-            dataset = make_dataset(reader, columns, tables)
-        else:
-            dataset = from_files(reader, columns.labels if columns and columns.labels else data.label)
+        dataset = from_files(reader, columns.labels if columns and columns.labels else data.label)
     columns, resolved = columns or dataset.columns, loaded.tables.resolve(dataset.tables)
     return _make_subject(
         source,
         reader,
         structs.replace(loaded, columns=columns, tables=structs.replace(loaded.tables, list=resolved, each={})),
     )
-
-
-def _open_files(kind: str, path: str, data: "Data") -> "Reader":
-    from rowwise.ingest.delimited import CsvReader
-    from rowwise.ingest.parquet import ParquetReader
-    from rowwise.ingest.where import parse
-
-    return CsvReader(path, data.text) if kind == "csv" else ParquetReader(path, where=parse(data.where), verify=True)
 
 
 def _make_subject(source: str, reader: "Reader", recipe: "Recipe") -> _BenchSubject:

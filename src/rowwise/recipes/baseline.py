@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from rowwise import report
 from rowwise.base.errors import SpecError
+from rowwise.ingest.datasets.files import KINDS
 from rowwise.ingest.transform import Bucketize
 from rowwise.recipes.model_kinds import check_use, family_of
 from rowwise.recipes.resolved import ResolvedRecipe, evaluation_batches
-from rowwise.recipes.rows import FILES, RowSelection
+from rowwise.recipes.rows import RowSelection
 from rowwise.recipes.trained import resolve_saved
 from rowwise.tables.spec import Value
 from rowwise.train.evaluate import make_metrics
@@ -84,7 +85,7 @@ def fit_quick_trees(run: Path, max_rows: int = QUICK_ROWS, max_values: int = QUI
         return None
     resolved = resolve_saved(run)
     recipe, rows = resolved.recipe, resolved.rows
-    of_files = recipe.data.dataset.partition(":")[0] in FILES and not recipe.save.mirror
+    of_files = recipe.data.dataset.partition(":")[0] in KINDS and not recipe.save.mirror
     if not of_files or rows.valid is None or rows.test is None or family_of(recipe.model).ranks_items:
         return None
     begin_s = perf_counter()

@@ -21,22 +21,19 @@ from rowwise.ingest.block import Ints
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.datasets.catalog import STORED, load
 from rowwise.ingest.datasets.dataset import Dataset, PartReader
-from rowwise.ingest.datasets.files import DELIMITED, from_files, make_dataset, open_files
+from rowwise.ingest.datasets.files import DELIMITED, KINDS, from_files, make_dataset, open_files, open_named
 from rowwise.ingest.datasets.synthetic import synthetic
-from rowwise.ingest.delimited import CsvReader
 from rowwise.ingest.dialect import Dialect
-from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.prepare import Preparation, PreparationTask
 from rowwise.ingest.reader import Reader, Split, check_columns
 from rowwise.ingest.share import Share
 from rowwise.ingest.transform import LoadedTransforms, serving, to_json
 from rowwise.ingest.where import Comparison, RowFilter, TextTimeComparison, parse
-from rowwise.recipes.recipe import Data, DataCache, TimeShare
+from rowwise.recipes.recipe import Data, TimeShare
 from rowwise.tables.spec import Table
 
 WHOLE, NO_FILTER = Share(), RowFilter()
 SYNTHETIC = (1_000_000, 100_000)  # default numbers of training and test rows
-FILES = ("parquet", "csv")  # kinds in parquet:PATH and csv:PATH
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +106,7 @@ def use_absolute_paths(data: Data) -> Data:
     fields = {name: getattr(data, name) for name in data.__struct_fields__}
     for name in ("dataset", "valid", "test"):
         kind, colon, path = (fields[name] or "").partition(":")
-        if colon and kind in FILES:
+        if colon and kind in KINDS:
             fields[name] = f"{kind}:{Path(path).absolute()}"
     if data.dataset in STORED:  # only these are looked up in `folder`
         fields["folder"] = str(Path(data.folder).absolute())
@@ -139,7 +136,7 @@ def _open_named(key: str, name: str | None, data: Data) -> RowSelection | None:
     """The files that the recipe names in data.valid or data.test."""
     if name is None:
         return None
-    reader = _open_files(name, cache=data.cache, text=data.text)
+    reader = _open_files(name, data)
     if reader is None:
         kind = "csv" if name.endswith(DELIMITED) else "parquet"
         raise SpecError(f"data.{key}={name!r}", f"parquet:PATH or csv:PATH, such as {kind}:{name}")
@@ -150,9 +147,9 @@ def _dataset_rows(reader: Reader | None, where: RowFilter) -> RowSelection | Non
     return None if reader is None else RowSelection(reader, where=where)
 
 
-def open_reader(name: str, cache: DataCache | None = None, text: Dialect | None = None) -> Reader:
+def open_reader(name: str, text: Dialect | None = None) -> Reader:
     """A reader of parquet:PATH, csv:PATH, or of a path by its files' endings; `text`: how text files are written."""
-    return _open_files(name, cache=cache, text=text) or open_files(name, text)
+    return open_named(name, dialect=text) or open_files(name, text)
 
 
 def _open_dataset(data: Data, where: RowFilter, columns: Columns | None, tables: tuple[Table, ...]) -> Dataset:
@@ -165,7 +162,7 @@ def _open_dataset(data: Data, where: RowFilter, columns: Columns | None, tables:
     names = (data.dataset, data.valid or "", data.test or "")
     if data.text is not None and not any(name.startswith("csv:") for name in names):
         raise SpecError(f"data.text with {data.dataset}: no text file is read", hint="leave it out")
-    files = _open_files(data.dataset, where, data.cache, data.text)
+    files = _open_files(data.dataset, data, where)
     if files is None:
         return load(data.dataset, Path(data.folder))
     uncounted = None if columns is None else columns.uncounted(tables)
@@ -175,16 +172,10 @@ def _open_dataset(data: Data, where: RowFilter, columns: Columns | None, tables:
     return from_files(files, data.label or labels, sparse=uncounted or ())
 
 
-def _open_files(
-    name: str | None, where: RowFilter = NO_FILTER, cache: DataCache | None = None, text: Dialect | None = None
-) -> Reader | None:
-    kind, colon, path = (name or "").partition(":")
-    if not colon or kind not in FILES:
-        return None
-    if kind == "csv":
-        return CsvReader(path, text)
+def _open_files(name: str, data: Data, where: RowFilter = NO_FILTER) -> Reader | None:
+    cache = data.cache
     kept = None if cache is None else CacheFolder(Path(cache.folder).absolute(), cache.size_bytes)
-    return ParquetReader(path, where=where, verify=True, cache=kept)
+    return open_named(name, where, kept, data.text)
 
 
 def _take_by_time(
@@ -212,7 +203,7 @@ def _take_by_time(
         except DataError as error:
             raise DataError(f"data.share: {error}") from None
         # A reader of Parquet leaves out what has no row of the window.
-        selection = RowSelection(_open_files(data.dataset, where, data.cache, data.text) or rows.reader, where=where)
+        selection = RowSelection(_open_files(data.dataset, data, where) or rows.reader, where=where)
         if not _has_rows(selection, backwards=bool(selections)):  # training rows are mostly at the beginning
             tests = " and ".join(f"{one.column} {one.op} {one.value}" for one in where.all_of)
             span = _describe_range(rows, share.column)

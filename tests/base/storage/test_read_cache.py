@@ -13,9 +13,8 @@ from pyarrow import parquet as pq
 
 from rowwise.base.storage.interface import StoredObject
 from rowwise.base.storage.read_cache import CacheFolder, ReadCache
+from rowwise.ingest.datasets.files import open_named
 from rowwise.ingest.warehouse.storage import FileStore
-from rowwise.recipes.recipe import DataCache
-from rowwise.recipes.rows import open_reader
 
 MOST = 100_000
 
@@ -125,10 +124,7 @@ def test_an_epoch_after_the_first_reads_what_is_kept(tmp_path, monkeypatch):
         pq.write_table(pa.table({"x": [1, 2, 3]}), tmp_path / "a.parquet")
         content = (tmp_path / "a.parquet").read_bytes()
         connect(server.endpoint).write("a.parquet", lambda: [content], len(content))
-        reader = pickle.loads(
-            pickle.dumps(  # as workers get it
-                open_reader("parquet:s3://bucket/a.parquet", DataCache(folder=str(tmp_path / "rows"), size="2MB"))
-            )
-        )
+        opened = open_named("parquet:s3://bucket/a.parquet", cache=CacheFolder(tmp_path / "rows", 2_000_000))
+        reader = pickle.loads(pickle.dumps(opened))  # as workers get it
         assert reader.read(reader.splits()[0], ["x"])["x"].to_pylist() == [1, 2, 3]
         assert files_of(tmp_path / "rows")

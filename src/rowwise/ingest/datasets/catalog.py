@@ -10,7 +10,7 @@ from rowwise.ingest.datasets import display_ads, platforms, ratings
 from rowwise.ingest.datasets.complete_journey import complete_journey, complete_journey_tuning, get_complete_journey
 from rowwise.ingest.datasets.criteo import CRITEO_DOWNLOADS, criteo, criteo_terabyte, explain_download
 from rowwise.ingest.datasets.dataset import PARTS, Dataset
-from rowwise.ingest.datasets.files import from_files
+from rowwise.ingest.datasets.files import from_files, open_named
 from rowwise.ingest.datasets.movielens import (
     get_movielens,
     get_movielens_sequences,
@@ -20,8 +20,6 @@ from rowwise.ingest.datasets.movielens import (
 from rowwise.ingest.datasets.source import Download
 from rowwise.ingest.datasets.stored import StoredDataset
 from rowwise.ingest.datasets.synthetic import synthetic
-from rowwise.ingest.delimited import CsvReader
-from rowwise.ingest.parquet import ParquetReader
 from rowwise.tables.spec import Value
 
 FOLDER = Path("data")
@@ -106,11 +104,8 @@ def _is_here(name: str, folder: Path) -> bool:
 
 def load(name: str, folder: Path = FOLDER) -> Dataset:
     """A dataset by name; what `rowwise data get` fetches is read from the folder of that name in `folder`."""
-    kind, colon, path = name.partition(":")
-    if colon and kind == "parquet":
-        return from_files(ParquetReader(path))
-    if colon and kind == "csv":
-        return from_files(CsvReader(path))
+    if (reader := open_named(name)) is not None:
+        return from_files(reader)
     if name == "synthetic":
         return synthetic()
     return STORED[_known(name)](_place(name, folder))

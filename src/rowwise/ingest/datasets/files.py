@@ -7,6 +7,7 @@ from typing import TypeVar
 from msgspec import structs
 
 from rowwise.base.errors import DataError
+from rowwise.base.storage.read_cache import CacheFolder
 from rowwise.base.textfile import open_regular
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.datasets.dataset import Dataset
@@ -18,12 +19,24 @@ from rowwise.ingest.parquet import ENDINGS as PARQUET
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.reader import Reader, find_files
 from rowwise.ingest.warehouse.storage import is_url
+from rowwise.ingest.where import RowFilter
 from rowwise.tables.spec import Table
 
+KINDS = ("parquet", "csv")  # in parquet:PATH and csv:PATH
 DELIMITED = ENDINGS  # how names of files end that are not Parquet
 ONE_BYTE = ("utf-8", "cp1252", "latin-1")  # of these encodings, no text has a byte that is zero
 LOOK_AT = 8  # splits
 T = TypeVar("T")
+
+
+def open_named(
+    name: str, where: RowFilter | None = None, cache: CacheFolder | None = None, dialect: Dialect | None = None
+) -> Reader | None:
+    """A reader of parquet:PATH or csv:PATH; None for other names."""
+    kind, colon, path = name.partition(":")
+    if colon and kind == "parquet":
+        return ParquetReader(path, where=where, verify=True, cache=cache)
+    return CsvReader(path, dialect) if colon and kind == "csv" else None
 
 
 def open_files(path: str | Path, dialect: Dialect | None = None) -> Reader:
