@@ -106,6 +106,12 @@ def test_promises_name_tests_that_there_are():
         assert f"def {name}(" in (ROOT / "tests" / file).read_text(), f"{file}::{name}"
 
 
+def test_files_to_extend_are_there():
+    named = set(re.findall(r"`([\w/]+\.(?:py|h))`", (ROOT / "docs" / "extending.md").read_text()))
+    assert len(named) > 20
+    assert not [file for file in named if not any((ROOT / place / file).exists() for place in ("src/rowwise", "tests"))]
+
+
 def test_decisions_are_listed():
     folder = ROOT / "docs" / "decisions"
     listed = re.findall(r"\]\((.*?\.md)\)", (folder / "index.md").read_text())
