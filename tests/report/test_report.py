@@ -18,6 +18,9 @@ from report.runs import put
 
 from rowwise.base.errors import DataError
 from rowwise.report import compare, write
+from rowwise.report.charts import ChartLine, draw_series
+from rowwise.report.markup import section
+from rowwise.report.page import draw_page
 from rowwise.report.read import FILES, read_run
 
 MAIN = {"loss", "ne", "auc", "calibration", "base_rate", "steps", "throughput", "memory", "step-total", "table-size"}
@@ -60,6 +63,16 @@ def test_a_whole_run(copy):
 def test_a_usual_run_is_small(tmp_path):
     page = page_of(runs.make(tmp_path / "long" / "1", steps=5000, tables=26))
     assert len(page.encode()) < 300_000
+
+
+def test_a_chart_of_another_module_is_on_a_page(run):
+    steps = read_run(run).steps
+    line = ChartLine(
+        name="Norm", points=list(zip(steps["samples"], steps["gradient_norm"], strict=True)), colour="blue"
+    )
+    page = draw_page("own", section("own", "Own", draw_series(line, "own_norm", "last 1", "of layers", from_zero=True)))
+    assert check(page) == ["own_norm"]
+    assert "Norm over samples: last 1" in page
 
 
 def test_another_place(copy, tmp_path):
