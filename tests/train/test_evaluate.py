@@ -14,7 +14,8 @@ from rowwise import BatchError, Embeddings, Table
 from rowwise.ingest import Batcher, Batching, Columns, FrameReader, Sparse
 from rowwise.models.inference import evaluation_mode
 from rowwise.models.two_tower import Tower, TwoTower
-from rowwise.train.evaluate import METRICS, NONE, ClickEvaluator, Slicing, ids_or_none
+from rowwise.train.evaluate import NONE, ClickEvaluator, Slicing, ids_or_none
+from rowwise.train.metrics import METRICS
 from rowwise.train.retrieve import RetrievalEvaluator
 from rowwise.train.settings import Training
 

@@ -23,7 +23,7 @@ from rowwise.parallel.comm.status import all_gather_uneven, broadcast_object, ga
 from rowwise.tables.batch import Batch
 from rowwise.train.amounts import AmountMetrics, Values, metric_names
 from rowwise.train.loss_settings import AmountLoss, AnyLoss
-from rowwise.train.metrics import Metrics, named_values
+from rowwise.train.metrics import METRICS, Metrics, named_values
 from rowwise.train.on_device import to_device
 from rowwise.train.ranks import Lockstep
 from rowwise.train.reliability import RateGroup
@@ -68,7 +68,6 @@ class Evaluator(Protocol):
         ...
 
 
-METRICS = ("loss", "ne", "calibration", "base_rate", "count", "auc", "auc_bound")
 NONE = -(1 << 63)  # in place of an id, for a sample with no id or several
 
 

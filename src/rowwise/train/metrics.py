@@ -21,6 +21,7 @@ from rowwise.train.reliability import RateGroup, rate_groups
 from rowwise.train.samples import Samples, concatenate
 from rowwise.train.state import State, check_alike, join, part, read_int
 
+METRICS = ("loss", "ne", "calibration", "base_rate", "count", "auc", "auc_bound")  # of `named_values`
 MAX_WAITING = 16  # batches,
 MAX_SAMPLES = 1 << 14  # and samples in them
 

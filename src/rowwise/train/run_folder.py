@@ -169,7 +169,7 @@ class RunFolder:
     def drop_after(self, step: int) -> None:
         """Cut off lines that were written after a step, and those of the test at the run's end."""
         evicted = sorted(self.path.glob(evicted_ids_name("*")))
-        names = ("metrics.csv", "steps.csv", "stages.csv", "timeline.csv", "caches.csv", "managed.csv")
+        names = [name for name, columns in HEADERS.items() if columns[0] == "step"]
         for path in (*(self.path / name for name in names), *evicted):
             if not path.exists():
                 continue
