@@ -24,12 +24,14 @@ def read_state(own, d, mask, dim, has, RULE: tl.constexpr):
     number = 0.0
     if RULE == ROWWISE_ADAGRAD:
         number = tl.load(own, mask=has, other=0.0)
-    elif RULE != SGD:
+    elif RULE == ADAGRAD or RULE == ADAM or RULE == ROWWISE_ADAM or RULE == LAMB or RULE == FTRL:
         first = tl.load(own + d, mask=mask, other=0.0)
         if RULE == ROWWISE_ADAM:
             number = tl.load(own + dim, mask=has, other=0.0)
         elif RULE != ADAGRAD:
             second = tl.load(own + dim + d, mask=mask, other=0.0)
+    else:
+        tl.static_assert(RULE == SGD, "an optimizer without kernels")
     return first, second, number
 
 
@@ -71,7 +73,6 @@ def change(w, g, first, second, number, dim, hyper, BLOCK: tl.constexpr, RULE: t
         w = 0.0 - tl.div_rn(shrunk, tl.div_rn(after + beta, lr) + l2)
         second = sums
     else:
-        tl.static_assert(RULE == ADAM or RULE == ROWWISE_ADAM or RULE == LAMB, "an optimizer without kernels")
         beta1, beta2 = tl.load(hyper + 4), tl.load(hyper + 5)
         inverse1, inverse2 = tl.load(hyper + 6), tl.load(hyper + 7)
         first = first * beta1 + g * (1 - beta1)
