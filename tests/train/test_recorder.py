@@ -219,23 +219,6 @@ def test_tables_are_seen_however_short_the_run(tmp_path):
     assert {row["split"] for row in lines(tmp_path / "metrics.csv")} == {"train", "lifetime", "valid"}
 
 
-def test_tensorboard(tmp_path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of packages that tensorboard imports
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        World(fast(log=Log(every=3, tensorboard=True)), tmp_path).start().run()
-        found = EventAccumulator(str(tmp_path / "tb"))
-        found.Reload()
-    names = found.Tags()["scalars"]
-    assert {"click/auc/train", "buy/ne/lifetime", "click/loss/valid", "run/samples_s", "seconds/data"} <= set(names)
-    wanted = {
-        int(r["step"]): float(r["value"]) for r in read_csv(tmp_path / "metrics.csv") if key(r) == "click/loss/train"
-    }
-    assert {e.step: e.value for e in found.Scalars("click/loss/train")} == pytest.approx(wanted, rel=1e-6)
-    assert list(wanted) == [3, 6]
-
-
 class JsonLines(Tracker):
     """A tracker that `rowwise` does not know: a line of JSON for each call."""
 
@@ -247,13 +230,24 @@ class JsonLines(Tracker):
             file.write(json.dumps({"step": step, **values}) + "\n")
 
 
-def test_a_tracker_of_another_module_gets_what_metrics_csv_has(tmp_path):
-    trainer = World(fast(log=Log(every=3)), tmp_path).start()
-    trainer.trackers.named.append(JsonLines(tmp_path / "lines.jsonl"))
-    trainer.run()
+def test_tensorboard_and_a_tracker_of_another_module_have_what_metrics_csv_has(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of packages that tensorboard imports
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        trainer = World(fast(log=Log(every=3, tensorboard=True)), tmp_path).start()
+        trainer.trackers.named.append(JsonLines(tmp_path / "lines.jsonl"))
+        trainer.run()
+        found = EventAccumulator(str(tmp_path / "tb"))
+        found.Reload()
+    names = found.Tags()["scalars"]
+    assert {"click/auc/train", "buy/ne/lifetime", "click/loss/valid", "run/samples_s", "seconds/data"} <= set(names)
+    written = {(int(r["step"]), key(r)): float(r["value"]) for r in read_csv(tmp_path / "metrics.csv")}
+    wanted = {step: value for (step, name), value in written.items() if name == "click/loss/train"}
+    assert {e.step: e.value for e in found.Scalars("click/loss/train")} == pytest.approx(wanted, rel=1e-6)
+    assert list(wanted) == [3, 6]
     rows = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
     got = {(row["step"], name): value for row in rows for name, value in row.items() if name.count("/") == 2}
-    written = {(int(r["step"]), key(r)): float(r["value"]) for r in read_csv(tmp_path / "metrics.csv")}
     assert got == {at: value for at, value in written.items() if math.isfinite(value)}
 
 
