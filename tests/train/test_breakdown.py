@@ -22,7 +22,7 @@ from rowwise.parallel.comm.shared import HAS_SHARED_MEMORY
 from rowwise.parallel.comm.spawn import run_processes
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.shard.embeddings import ShardedEmbeddings
-from rowwise.parallel.shard.exchange import EmbeddingExchange, no_timing
+from rowwise.parallel.shard.exchange import BagSetExchange, no_timing
 from rowwise.planning.planner import row_wise
 from rowwise.train.breakdown import PAUSED, PHASES, Breakdown
 from rowwise.train.objective import Clicks
@@ -216,13 +216,13 @@ def test_gradients_that_travel_back_are_return(threads, monkeypatch):
     threads(1)
     tables = make_tables()
     plan = Plan(world=2, tiles=tuple(tile for t in tables for tile in row_wise(t, [0, 1])))
-    inner = EmbeddingExchange.start_backward
+    inner = BagSetExchange.start_backward
 
     def slow(self, *given_):
         time.sleep(0.05)
         return inner(self, *given_)
 
-    monkeypatch.setattr(EmbeddingExchange, "start_backward", slow)
+    monkeypatch.setattr(BagSetExchange, "start_backward", slow)
 
     def on_a_rank(comm):
         sharded, clock = ShardedEmbeddings(tables, plan, comm), Breakdown()

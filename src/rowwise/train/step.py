@@ -355,7 +355,7 @@ def _judge_gradients(context: StepContext, parts: Sequence[LossPart], number: in
     """Clip; returns loss and norm, and whether gradients of rows may overflow; raises if one is bad, on a GPU later.
 
     The gather travels beside the gradients: most tables check gradients before these arrive, see
-    `parallel/shard/returns.py`.
+    `parallel/shard/sent.py`.
     """
     if context.runs_ahead:
         loss = sum((part.loss * part.share for part in parts if part.share), torch.zeros((), device=context.device))

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import final
 
 from rowwise.parallel.comm.chain import CollectiveChain
-from rowwise.parallel.shard.exchange import ReceiveVectors
+from rowwise.parallel.shard.exchange import BatchInFlight
 from rowwise.parallel.shard.pack import RoutedBatch
 
 MAX_READS = 3  # batches whose rows are read from disk ahead; a table on disk keeps those of four
@@ -19,11 +19,11 @@ MAX_READS = 3  # batches whose rows are read from disk ahead; a table on disk ke
 
 @dataclass(slots=True)
 class BatchAhead:
-    """A batch, its route, and its vectors if it was looked up ahead."""
+    """A batch, its route, and its lookup if that was ahead."""
 
     key: object
     routes: CollectiveChain[RoutedBatch]
-    vectors: ReceiveVectors | None = None
+    looked_up: BatchInFlight | None = None
     reads_rows: bool = False  # its rows on disk are being read
 
 
@@ -55,24 +55,24 @@ class BatchesAhead:
     def routed(self, key: object) -> RoutedBatch | None:
         """The route of a batch, if it is complete and the batch is not looked up."""
         batch = self._find(key)
-        if batch is None or batch.vectors is not None or not batch.routes.is_done or batch.routes.wait() is not None:
+        if batch is None or batch.looked_up is not None or not batch.routes.is_done or batch.routes.wait() is not None:
             return None
         return batch.routes.finish()
 
     def is_looked_up(self, key: object) -> bool:
         batch = self._find(key)
-        return batch is not None and batch.vectors is not None
+        return batch is not None and batch.looked_up is not None
 
-    def set_vectors(self, key: object, vectors: ReceiveVectors) -> None:
+    def set_looked_up(self, key: object, looked_up: BatchInFlight) -> None:
         """The batch was looked up."""
         batch = self._find(key)
         assert batch is not None
-        batch.vectors = vectors
+        batch.looked_up = looked_up
 
     def rows_to_read(self) -> Iterator[RoutedBatch]:
         """The next batches that are routed, each once: so that their rows are read."""
         for batch in islice(self._batches, MAX_READS):
-            if batch.vectors is None and not batch.reads_rows and batch.routes.is_done:
+            if batch.looked_up is None and not batch.reads_rows and batch.routes.is_done:
                 batch.reads_rows = True
                 if batch.routes.wait() is None:  # an error is raised by the lookup
                     yield batch.routes.finish()
@@ -82,17 +82,17 @@ class BatchesAhead:
         for batch in self._batches:
             batch.routes.wait()
 
-    def forget_vectors(self) -> None:
+    def forget_looked_up(self) -> None:
         """Receive and forget vectors of batches that were looked up; collective."""
         for batch in self._batches:
-            if batch.vectors is not None:
-                batch.vectors()
-                batch.vectors = None
+            if batch.looked_up is not None:
+                batch.looked_up.receive()
+                batch.looked_up = None
 
     def drop(self) -> None:
         """Finish all routes and forget them; collective."""
         self.wait()
-        self.forget_vectors()
+        self.forget_looked_up()
         self._batches.clear()
 
     def _find(self, key: object) -> BatchAhead | None:

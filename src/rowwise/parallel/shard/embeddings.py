@@ -26,21 +26,12 @@ from rowwise.base.errors import PeerError, RowwiseError, SpecError, StateError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.plan import TIERS, Plan, Tile
 from rowwise.parallel.shard.ahead import BatchesAhead
-from rowwise.parallel.shard.exchange import (
-    BatchLookup,
-    EmbeddingExchange,
-    Phase,
-    ReceiveVectors,
-    no_timing,
-    start_exchange,
-)
+from rowwise.parallel.shard.exchange import BatchInFlight, EmbeddingExchange, Phase, no_timing
 from rowwise.parallel.shard.full_rows import FullRowUpdate
 from rowwise.parallel.shard.id_exchange import IdExchange
 from rowwise.parallel.shard.ids import Router
-from rowwise.parallel.shard.lookup import LocalLookup
 from rowwise.parallel.shard.pack import RoutedBatch
 from rowwise.parallel.shard.replicated import ReplicatedUpdate
-from rowwise.parallel.shard.returns import ReturnedGradients
 from rowwise.parallel.shard.routes import RankPiece, Routes, make_routes
 from rowwise.parallel.shard.tiers import runnable_tiers
 from rowwise.tables.batch import Jagged, KeyedJagged
@@ -125,15 +116,14 @@ class ShardedEmbeddings(nn.Module):
             store.reads_ahead for _, tiles in self._groups if (store := tiles.arena.store) is not None
         )
         self._replicated = replicated = Tiles(routes.replicated, self.device) if routes.replicated else None
-        self._lookup = LocalLookup(self._groups, replicated)
-        self._router, self._exchange = Router(routes, comm), EmbeddingExchange(routes, comm, wire)
+        self._router = Router(routes, comm)
+        self._exchange = EmbeddingExchange(routes, comm, wire, self._groups, replicated)
         self._plan = plan
         self._full_row_update = self._make_full_row_update()
         self._replicated_update = ReplicatedUpdate(replicated, comm, elastic=elastic) if replicated else None
         self._samples = 0  # samples of all ranks since the last update
         self.unknown_ids: dict[str, int] = {}  # of this rank's batches, mapped to the last row of a table, by feature
         self._ahead = BatchesAhead()
-        self._returns = ReturnedGradients(routes.tables, comm.rank)
         self._in_flight: Vectors | None = None  # the last lookup, until its vectors are received
         self.register_load_state_dict_pre_hook(_before_load)
         self._make_parameters()
@@ -208,7 +198,7 @@ class ShardedEmbeddings(nn.Module):
     @property
     def staged(self) -> Sequence[StagedGradients]:
         """Gradients that the next update applies to this rank's pieces; collective, as it receives them."""
-        self._returns.receive()
+        self._exchange.receive_gradients()
         return tuple(s for tiles in self._all_tiles() for s in tiles.staged)
 
     def local_tiles(self) -> list[LocalTile]:
@@ -241,8 +231,8 @@ class ShardedEmbeddings(nn.Module):
             routed = (self._router.start(sparse) if ahead is None else ahead.routes).finish()
         count_unknown(self.unknown_ids, routed.unknown)
         self._samples += sum(routed.samples_W) if torch.is_grad_enabled() else 0
-        receive = self._look_up(routed) if ahead is None or ahead.vectors is None else ahead.vectors
-        self._in_flight = vectors = Vectors(self.routes.columns, partial(self._receive, receive))
+        batch = self._look_up(routed) if ahead is None or ahead.looked_up is None else ahead.looked_up
+        self._in_flight = vectors = Vectors(self.routes.columns, partial(self._receive, batch))
         return vectors
 
     def abort_forward(self, error: RowwiseError) -> NoReturn:
@@ -289,11 +279,11 @@ class ShardedEmbeddings(nn.Module):
         """
         routes = self._ahead.routed(sparse)
         if routes is not None:
-            self._ahead.set_vectors(sparse, self._look_up(routes))
+            self._ahead.set_looked_up(sparse, self._look_up(routes))
 
     def forget_looked_up(self) -> None:
         """Let batches that `look_ahead` has looked up be looked up anew; collective."""
-        self._ahead.forget_vectors()
+        self._ahead.forget_looked_up()
 
     def is_ahead(self, batch: Jagged | KeyedJagged | RowwiseError) -> bool:
         """Whether `prefetch` got this batch, and `forward` not yet."""
@@ -318,25 +308,17 @@ class ShardedEmbeddings(nn.Module):
                     for _, tiles in self._groups:
                         tiles.read_ahead(received)
 
-    def _look_up(self, routed: RoutedBatch) -> ReceiveVectors:
+    def _look_up(self, routed: RoutedBatch) -> BatchInFlight:
         """Look up what this rank holds, and start to send it."""
         with self.phase("lookup"):
-            routed = routed.to(self.device)
-            outputs, rows = self._lookup.look_up(routed)
+            batch = BatchInFlight(self._exchange, routed.to(self.device), self.phase)
             self._read_rows_ahead()
-        lookup = BatchLookup(
-            routed=routed,
-            outputs=outputs,
-            replicated_sequences=rows,
-            stage=self._lookup.stage,
-            returns=self._returns,
-            phase=self.phase,
-        )
-        return start_exchange(self._exchange, lookup, torch.empty(0, device=self.device, requires_grad=True))
+        batch.send()
+        return batch
 
-    def _receive(self, receive: ReceiveVectors) -> LookedUp:
+    def _receive(self, batch: BatchInFlight) -> LookedUp:
         self._in_flight = None
-        return receive()
+        return batch.receive()
 
     def _receive_vectors(self) -> None:
         """Receive the vectors of the last lookup, if the model has not used them."""
@@ -347,8 +329,8 @@ class ShardedEmbeddings(nn.Module):
     def update(self) -> None:
         """Apply the gradients staged since the last update; collective. Each touched row changes once."""
         self._receive_vectors()
-        self._returns.receive()
-        self._returns.forget()
+        self._exchange.receive_gradients()
+        self._exchange.sent.clear()
         samples, self._samples = self._samples, 0
         calls = self.forwards_per_batch
         updates = [partial(tiles.update, calls) for group, tiles in self._groups if not group.needs_full_rows]
@@ -364,19 +346,19 @@ class ShardedEmbeddings(nn.Module):
         row.
         """
         if self._exchange.sends_exact_gradients:
-            return self._returns.check()
-        self._returns.receive()
+            return sum(sent.check(self.tables, self._comm.rank) for sent in self._exchange.sent)
+        self._exchange.receive_gradients()
         return sum(tiles.check_staged() for tiles in self._all_tiles())
 
     @property
     def has_gradients(self) -> bool:
         """Whether a backward was run since the last update; alike on all ranks."""
-        return self._returns.any_sent
+        return bool(self._exchange.sent)
 
     def take_staged(self) -> "HeldGradients":
         """Remove the staged gradients, for an update that comes later; collective."""
-        self._returns.receive()
-        self._returns.forget()
+        self._exchange.receive_gradients()
+        self._exchange.sent.clear()
         samples, self._samples = self._samples, 0
         return HeldGradients(samples, [tiles.take_staged() for tiles in self._all_tiles()])
 
@@ -390,8 +372,8 @@ class ShardedEmbeddings(nn.Module):
         """Drop the staged gradients."""
         with suppress(PeerError):  # a rank that has ended sends nothing more
             self._receive_vectors()
-            self._returns.receive()
-        self._returns.forget()
+            self._exchange.receive_gradients()
+        self._exchange.sent.clear()
         self._samples = 0
         for tiles in self._all_tiles():
             tiles.discard()

@@ -1,14 +1,14 @@
-"""Sends looked-up vectors to the ranks of the samples, and their gradients back, as one autograd function.
+"""`BatchInFlight`: a batch from its lookup to its staged gradients; it sends vectors, and their gradients back.
 
 [Note: Everyone joins] A rank that holds no tile has nothing to send and nothing to update, but the other ranks still
 wait for it in every collective, forward and backward. So all exchanges of a batch are in one autograd function, which
 every rank applies once per batch. Its output requires a gradient through an anchor, so its backward runs on every rank,
 and all ranks meet the same collectives in the same order.
 
-[Note: Vectors in flight] Both directions begin early and end late. `start_exchange` begins to send the vectors, and the
-function that it returns waits for them: what a model computes between the two overlaps with the transfer. The backward
-begins to send gradients, and the module waits for them when it needs them, after the rest of the backward. It waits at
-once where autograd needs the result: for sequences, and for per-id weights that are trained.
+[Note: Vectors in flight] Both directions begin early and end late. `send` begins to send the vectors, and `receive`
+waits for them: what a model computes between the two overlaps with the transfer. The backward begins to send gradients,
+and the module waits for them as late as it can (`stage`): before the next backward sends some, or when an update needs
+them. It waits at once where autograd needs the result: for sequences, and for per-id weights that are trained.
 
 [Note: Unused outputs] If no rank's loss depends on the pooled output, pooled tables are not updated: their rows and
 optimizer state stay. The same holds for sequences. If a module has both kinds, a backward begins with an all-gather of
@@ -17,8 +17,6 @@ two flags.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
@@ -30,10 +28,11 @@ from rowwise.parallel.shard.hosts import HostExchange
 from rowwise.parallel.shard.pack import BagSet, RoutedBatch
 from rowwise.parallel.shard.perid import PerIdExchange
 from rowwise.parallel.shard.pooled import PendingGradients, PooledExchange
-from rowwise.parallel.shard.returns import ReturnedGradients, SentGradients
-from rowwise.parallel.shard.routes import ExchangePath, Routes
+from rowwise.parallel.shard.routes import ExchangePath, PieceGroup, Routes
+from rowwise.parallel.shard.sent import SentGradients
 from rowwise.parallel.shard.vectors import PendingBlocks
 from rowwise.tables.batch import Jagged
+from rowwise.tables.embedding import LookedUp
 from rowwise.tables.ops.output_cache import empty_cached
 from rowwise.tables.ops.shared import (
     FeatureColumns,
@@ -43,38 +42,15 @@ from rowwise.tables.ops.shared import (
     select_columns,
     sum_over_samples,
 )
+from rowwise.tables.ops.tiles import Tiles
 from rowwise.tables.spec import Pooling, Wire
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LookupOutputs:
-    """Local lookup results by exchange path."""
-
-    # One entry per bag set, by path: pooled vectors [G, columns] of the samples of all ranks; for `per_id` the rows of
-    # all ids, flat.
-    bag_sets: Sequence[Mapping[ExchangePath, Tensor]]
-    sequences: Tensor  # flat rows, feature after feature
-    replicated: Tensor  # [B, columns] of replicated tables, of this rank's samples only
+Phase = Callable[[str], AbstractContextManager[None]]  # with "route", "prefetch", "lookup", "exchange" or "return"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VectorGradients:
-    """Gradients of local lookup results, sent by the ranks of the samples."""
-
-    # By path: [G, columns], on the `per_id` path as well, as its bags have one gradient each too. One entry holds all
-    # features, except with `merge_shared`. Empty if no loss depends on the pooled output.
-    bag_sets: Sequence[Mapping[ExchangePath, Tensor]]
-    sequences: Tensor  # flat, feature after feature
-
-
-class UsedKinds(NamedTuple):
-    """The kinds of outputs that the losses depend on. See [Note: Unused outputs]."""
-
-    pooled: bool = True
-    sequences: bool = True
-
-
-ALL_USED = UsedKinds()
+def no_timing(_phase: str) -> AbstractContextManager[None]:
+    """The `Phase` of a run that measures nothing."""
+    return nullcontext()
 
 
 @final
@@ -90,7 +66,7 @@ class BagSetExchange:
         self.sequences = PerIdExchange(routes, comm, wire, ExchangePath.ALL_TO_ALL)
         self._per_id = PerIdExchange(routes, comm, wire, ExchangePath.PER_ID)
         # Bags of the `per_id` path arrive as rows but have one gradient each, which travels like a pooled vector's.
-        self._per_id_gradients = PooledExchange(routes, comm, wire, ExchangePath.PER_ID)
+        self.per_id_gradients = PooledExchange(routes, comm, wire, ExchangePath.PER_ID)
         # An owner of some of a table's rows does not know how many ids a bag has elsewhere. So owners of row-cut MEAN
         # tables return sums, and the rank of the samples divides.
         self._means = [
@@ -118,13 +94,8 @@ class BagSetExchange:
             out_BS[:, self.routes.columns[feature]] = pooled
         return out_BS
 
-    def start_backward(
-        self, jagged: Jagged, samples_W: tuple[int, ...], grad_BS: Tensor
-    ) -> Callable[[], dict[ExchangePath, Tensor]]:
-        """Start to send the gradients of this rank's samples.
-
-        The returned function gives those [G, columns] of this rank's pieces by path, of the samples of all ranks.
-        """
+    def start_backward(self, jagged: Jagged, samples_W: tuple[int, ...], grad_BS: Tensor) -> "ReturningBagSet":
+        """Start to send the gradients of this rank's samples."""
         # Owners of rows pooled sums, so the rank of the samples divides, in backward too: on the `per_id` path as well,
         # whose rows are updated by the gradient of a sum.
         if self._means:
@@ -132,19 +103,7 @@ class BagSetExchange:
             for feature, inverse_B1, _ in self._inverse_counts(jagged):
                 grad_BS[:, self.routes.columns[feature]] *= inverse_B1
         pending = self.pooled.start_backward(samples_W, grad_BS) if self.pooled.any else None
-        return partial(self._finish_backward, samples_W, grad_BS, pending)
-
-    def _finish_backward(
-        self, samples_W: tuple[int, ...], grad_BS: Tensor, pending: PendingGradients | None
-    ) -> dict[ExchangePath, Tensor]:
-        grads = dict.fromkeys(ExchangePath, grad_BS.new_empty((sum(samples_W), 0)))
-        if pending is not None:
-            grads[ExchangePath.ALL_TO_ALL] = pending.wait()
-        if self.host is not None:
-            grads[ExchangePath.HIERARCHICAL] = self.host.backward(samples_W, grad_BS)
-        if self._per_id_gradients.any:
-            grads[ExchangePath.PER_ID] = self._per_id_gradients.start_backward(samples_W, grad_BS).wait()
-        return grads
+        return ReturningBagSet(self, samples_W, grad_BS, pending)
 
     def _inverse_counts(self, jagged: Jagged) -> Iterator[tuple[str, Tensor, bool]]:
         """(feature, 1 / ids of each bag [B, 1], whether this rank pools its bags) for each mean over cut rows."""
@@ -153,53 +112,77 @@ class BagSetExchange:
             yield feature, (1.0 / counts_B.clamp(min=1).float()).unsqueeze(1), pooled_here
 
 
+class ReturningBagSet(NamedTuple):
+    """Gradients of one bag set on their way to the ranks of the rows."""
+
+    exchange: BagSetExchange
+    samples_W: tuple[int, ...]
+    grad_BS: Tensor
+    pooled: PendingGradients | None
+
+    def wait(self) -> dict[ExchangePath, Tensor]:
+        """The gradients [G, columns] of this rank's pieces by path, of the samples of all ranks.
+
+        On the `per_id` path as well, as its bags have one gradient each too.
+        """
+        exchange, samples_W, grad_BS, pooled = self
+        grads = dict.fromkeys(ExchangePath, grad_BS.new_empty((sum(samples_W), 0)))
+        if pooled is not None:
+            grads[ExchangePath.ALL_TO_ALL] = pooled.wait()
+        if exchange.host is not None:
+            grads[ExchangePath.HIERARCHICAL] = exchange.host.backward(samples_W, grad_BS)
+        if exchange.per_id_gradients.any:
+            grads[ExchangePath.PER_ID] = exchange.per_id_gradients.start_backward(samples_W, grad_BS).wait()
+        return grads
+
+
+class UsedKinds(NamedTuple):
+    """The kinds of outputs that the losses depend on. See [Note: Unused outputs]."""
+
+    pooled: bool
+    sequences: bool
+
+
 @final
 class EmbeddingExchange:
-    """Exchanges the vectors of a module's batches, and their gradients."""
+    """What the batches of a module share: pieces of tables, exchanges, and what backwards have sent.
 
-    def __init__(self, routes: Routes, comm: Comm, wire: Wire) -> None:
+    Args:
+        routes: of all ranks.
+        comm: the communicator of all ranks.
+        wire: the types in which vectors and gradients travel.
+        groups: this rank's pieces.
+        replicated: tables that every rank holds.
+    """
+
+    def __init__(
+        self,
+        routes: Routes,
+        comm: Comm,
+        wire: Wire,
+        groups: Sequence[tuple[PieceGroup, Tiles]],
+        replicated: Tiles | None,
+    ) -> None:
+        """Collective, as `BagSetExchange` is."""
         kinds = {table.pooling is Pooling.SEQUENCE for table in routes.tables}
         self.has_sequences, self._both = True in kinds, len(kinds) == 2
         self.sends_exact_gradients = wire.has_exact("backward")
         self.merge_shared = False  # whether gradients of a shared bag are summed before they are sent
         self._routes, self._comm, self._wire = routes, comm, wire
-        self._all_features = BagSetExchange(routes, comm, wire)
+        self.groups, self.replicated = groups, replicated
+        self.all_features = BagSetExchange(routes, comm, wire)
         # By shared features, one exchange per bag set.
-        self._exchanges: dict[tuple[str, ...], tuple[BagSetExchange, ...]] = {(): (self._all_features,)}
-        replicated = [table for table in routes.replicated if table.pooling is not Pooling.SEQUENCE]
-        self._replicated = {feature: routes.columns[feature] for table in replicated for feature in table.feature_names}
+        self._exchanges: dict[tuple[str, ...], tuple[BagSetExchange, ...]] = {(): (self.all_features,)}
+        pooled = [table for table in routes.replicated if table.pooling is not Pooling.SEQUENCE]
+        self.replicated_columns = [routes.columns[feature] for table in pooled for feature in table.feature_names]
+        self.sent: list[SentGradients] = []  # by backwards since the last update; one for each of them on all ranks
+        self.returning: BatchInFlight | None = None  # the batch whose gradients are on their way
 
-    def start(self, routed: RoutedBatch, outputs: LookupOutputs) -> PendingBlocks | None:
-        """Start to send the pooled vectors that travel in one all-to-all; `finish` sends the others."""
-        # All bag sets in one all-to-all; one without pooled vectors adds empty blocks. All ranks decide alike.
-        if not self._all_features.pooled.any:
-            return None
-        steps = zip(self._exchanges_for(routed.shared_features), routed.bag_sets, outputs.bag_sets, strict=True)
-        sent = [(exchange.pooled, bag_set, local[ExchangePath.ALL_TO_ALL]) for exchange, bag_set, local in steps]
-        return PooledExchange.send(sent)
-
-    def finish(
-        self, routed: RoutedBatch, outputs: LookupOutputs, pending: PendingBlocks | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The pooled features of this rank's batch [B, S], and the rows of its sequences by feature."""
-        exchanges = self._exchanges_for(routed.shared_features)
-        steps = list(zip(exchanges, routed.bag_sets, outputs.bag_sets, strict=True))
-        received_W = list[list[Tensor]]() if pending is None else pending.wait()
-        parts: list[FeatureVectors] = []
-        for k, (exchange, bag_set, local) in enumerate(steps):
-            vectors_BS = exchange.output(bag_set, local, [blocks[k] for blocks in received_W])
-            parts.append(FeatureVectors(vectors_BS, self._columns_of(exchange.routes)))
-        out_BS = merge_vectors(parts, routed.jagged.shared)
-        at = 0
-        for columns in self._replicated.values():
-            width = columns.stop - columns.start
-            out_BS[:, columns] = outputs.replicated[:, at : at + width]
-            at += width
-        own = routed.bag_sets[0]
-        sequences = exchanges[0].sequences.forward(own, outputs.sequences)
-        for feature, repeats in own.sent.repeats.items():
-            sequences[feature] = repeats.expand(sequences[feature])
-        return out_BS, sequences
+    def receive_gradients(self) -> None:
+        """Wait for all gradients that backwards have sent, and stage them; collective."""
+        returning, self.returning = self.returning, None
+        if returning is not None:
+            returning.stage()
 
     def used_by_any(self, used: UsedKinds) -> UsedKinds:
         """The kinds of outputs that any rank uses; collective."""
@@ -208,169 +191,236 @@ class EmbeddingExchange:
         flags_W2 = self._comm.all_gather(torch.tensor(used), [2] * len(self._comm.ranks), "status").wait().view(-1, 2)
         return UsedKinds(*flags_W2.any(0).tolist())
 
-    def start_backward(
-        self, routed: RoutedBatch, grad_BS: Tensor, grads: dict[str, Tensor], used: UsedKinds = ALL_USED
-    ) -> "Callable[[], VectorGradients]":
-        """Start to send the gradients of this rank's samples; none of an unused kind.
-
-        The returned function gives the gradients of this rank's lookups, sent by the ranks of the samples.
-        """
-        receive = self._start_pooled(routed, grad_BS) if used.pooled else []
-        return partial(self._finish_backward, routed, receive, grads if used.sequences else None)
-
-    def _finish_backward(
-        self,
-        routed: RoutedBatch,
-        receive: Sequence[Callable[[], Mapping[ExchangePath, Tensor]]],
-        grads: dict[str, Tensor] | None,
-    ) -> "VectorGradients":
-        own = routed.bag_sets[0]
-        bag_sets, sequences = [one() for one in receive], own.sent.jagged.values_N.new_empty(0, dtype=torch.float32)
-        if grads is not None:
-            repeats = own.sent.repeats
-            merged = {f: repeats[f].merge(grad) if f in repeats else grad for f, grad in grads.items()}
-            sequences = self._exchanges_for(routed.shared_features)[0].sequences.backward(own, merged)
-        return VectorGradients(bag_sets=bag_sets, sequences=sequences)
-
-    def replicated_columns(self, grad_BS: Tensor) -> Tensor:
-        """The gradients [B, columns] of replicated tables, which do not travel."""
-        return torch.cat([grad_BS[:, columns] for columns in self._replicated.values()] or [grad_BS[:, :0]], 1)
-
-    def _start_pooled(
-        self, routed: RoutedBatch, grad_BS: Tensor
-    ) -> Sequence[Callable[[], Mapping[ExchangePath, Tensor]]]:
-        shared = routed.jagged.shared
-        if not self.merge_shared or not routed.shared_features or shared is None:
-            return [self._all_features.start_backward(routed.jagged, routed.samples_W, grad_BS)]
-        # One gradient per distinct bag travels, for each bag set by itself: [Note: Merged bags] in
-        # `tables/ops/shared.py`.
-        exchanges = self._exchanges_for(routed.shared_features)
-        own_BS, shared_BS = (select_columns(grad_BS, self._columns_of(exchange.routes)) for exchange in exchanges)
-        steps = zip(exchanges, routed.bag_sets, (own_BS, sum_over_samples(shared_BS, shared)), strict=True)
-        return [exchange.start_backward(x.sent.jagged, x.samples_W, grad) for exchange, x, grad in steps]
-
-    def _exchanges_for(self, shared_features: tuple[str, ...]) -> tuple[BagSetExchange, ...]:
+    def of_bag_sets(self, shared_features: tuple[str, ...]) -> tuple[BagSetExchange, ...]:
+        """The exchange of each bag set of a batch that shares these features."""
         if shared_features not in self._exchanges:
             # Splitting a communicator is a collective of its own; which features are shared changes with the batch,
             # so new bag sets reuse the process groups that were split at the start.
-            process_groups = None if self._all_features.host is None else self._all_features.host.process_groups
+            process_groups = None if self.all_features.host is None else self.all_features.host.process_groups
             routes = split_bag_sets(self._routes, shared_features)
             exchanges = (BagSetExchange(one, self._comm, self._wire, process_groups) for one in routes)
             self._exchanges[shared_features] = tuple(exchanges)
         return self._exchanges[shared_features]
 
-    def _columns_of(self, routes: Routes) -> tuple[FeatureColumns, ...]:
+    def columns_of(self, exchange: BagSetExchange) -> tuple[FeatureColumns, ...]:
         """The output columns of a bag set's columns."""
-        pairs = ((columns, self._routes.columns[feature]) for feature, columns in routes.columns.items())
+        pairs = ((columns, self._routes.columns[feature]) for feature, columns in exchange.routes.columns.items())
         return merge_neighbours([FeatureColumns(own.start, to.start, own.stop - own.start) for own, to in pairs])
 
 
-# Stages the gradients of this rank's pieces; returns the gradient of received per-id weights, if they are trained.
-StageVectorGradients = Callable[[RoutedBatch, VectorGradients], Tensor | None]
-Phase = Callable[[str], AbstractContextManager[None]]  # with "route", "prefetch", "lookup", "exchange" or "return"
+class LookupOutputs(NamedTuple):
+    """What this rank has looked up for a batch."""
+
+    # One entry per bag set, by path: pooled vectors [G, columns] of the samples of all ranks; for `per_id` the rows of
+    # all ids, flat.
+    bag_sets: Sequence[Mapping[ExchangePath, Tensor]]
+    sequences: Tensor  # flat rows, feature after feature
+    replicated: Tensor  # [B, columns] of replicated tables, of this rank's samples only
+    replicated_sequences: Mapping[str, Tensor]  # which are not exchanged
 
 
-def no_timing(_phase: str) -> AbstractContextManager[None]:
-    """The `Phase` of a run that measures nothing."""
-    return nullcontext()
+@final
+class BatchInFlight:
+    """A batch of all ranks, from its lookup to its staged gradients.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchLookup:
-    """This rank's lookups for a batch, and the callbacks for their gradients."""
-
-    routed: RoutedBatch
-    outputs: LookupOutputs
-    replicated_sequences: Mapping[str, Tensor]  # sequences of replicated tables, which are not exchanged
-    stage: StageVectorGradients
-    returns: ReturnedGradients
-    phase: Phase = no_timing
-
-
-ReceiveVectors = Callable[[], tuple[Tensor, dict[str, Tensor]]]  # pooled features, and rows of sequences by feature
-
-
-def start_exchange(exchange: EmbeddingExchange, lookup: BatchLookup, anchor: Tensor) -> ReceiveVectors:
-    """Start to send looked-up vectors. The returned function receives this rank's; differentiable, call it once.
-
-    See [Note: Everyone joins] and [Note: Vectors in flight].
+    Made by looking up what this rank holds; `send`, then `receive` get this rank's vectors, and the backward of these
+    sends gradients, which `stage` receives. See [Note: Everyone joins] and [Note: Vectors in flight].
     """
-    with lookup.phase("exchange"):
-        pending = exchange.start(lookup.routed, lookup.outputs)
-    return partial(_receive_vectors, exchange, lookup, anchor, pending, torch.is_grad_enabled())
 
+    def __init__(self, exchange: EmbeddingExchange, routed: RoutedBatch, phase: Phase) -> None:
+        self._exchange, self._routed, self._phase = exchange, routed, phase
+        self._bag_sets = list(zip(exchange.of_bag_sets(routed.shared_features), routed.bag_sets, strict=True))
+        self._with_gradients = torch.is_grad_enabled()
+        self._outputs: LookupOutputs | None = self._look_up()  # until the vectors are received
+        self._vectors: PendingBlocks | None = None
+        # Any tensor that requires a gradient. Weights take its place on every rank, even one that received none, as
+        # their own backward is an exchange that all ranks join.
+        device = routed.jagged.values_N.device
+        self._anchor = torch.empty(0, device=device, requires_grad=True) if routed.weights is None else routed.weights
+        self._shapes: dict[str, torch.Size] = {}  # of the outputs; the pooled one is ""
+        self._replicated: list[str] = []  # sequences of replicated tables
+        self._gradients: list[ReturningBagSet] = []
 
-def _receive_vectors(
-    exchange: EmbeddingExchange, lookup: BatchLookup, anchor: Tensor, pending: PendingBlocks | None, gradients: bool
-) -> tuple[Tensor, dict[str, Tensor]]:
-    replicated = lookup.replicated_sequences
-    with torch.set_grad_enabled(gradients):
-        if not gradients:
-            with lookup.phase("exchange"):
-                out_BS, sequences = exchange.finish(lookup.routed, lookup.outputs, pending)
-            return out_BS, sequences | dict(replicated)
-        names: list[str] = []
-        weights = lookup.routed.weights
-        # Either makes the output require a gradient. Weights take the anchor's place on every rank, even one that
-        # received none, as their own backward is an exchange that all ranks join.
-        anchor_or_weights = anchor if weights is None else weights
-        inputs = lookup.outputs.replicated, lookup.outputs.sequences, *replicated.values()
-        call = exchange, lookup, pending, names
-        out_BS, *rows = _ExchangeFunction.apply(anchor, anchor_or_weights, call, *inputs)
-        return out_BS, dict(zip(names, rows, strict=True))
+    def send(self) -> None:
+        """Start to send the pooled vectors that travel in one all-to-all; `receive` sends the others."""
+        assert self._outputs is not None
+        with self._phase("exchange"):
+            # All bag sets in one all-to-all; one without pooled vectors adds empty blocks. All ranks decide alike.
+            if self._exchange.all_features.pooled.any:
+                steps = zip(self._bag_sets, self._outputs.bag_sets, strict=True)
+                sent = [(exchange.pooled, x, local[ExchangePath.ALL_TO_ALL]) for (exchange, x), local in steps]
+                self._vectors = PooledExchange.send(sent)
 
+    def receive(self) -> LookedUp:
+        """This rank's vectors: pooled features, and rows of sequences by feature; differentiable, call it once."""
+        outputs, self._outputs = self._outputs, None
+        assert outputs is not None
+        with torch.set_grad_enabled(self._with_gradients):
+            if not self._with_gradients:
+                out_BS, sequences = self._receive_vectors(outputs)
+                return out_BS, sequences | dict(outputs.replicated_sequences)
+            inputs = outputs.replicated, outputs.sequences, *outputs.replicated_sequences.values()
+            out_BS, *rows = _ExchangeFunction.apply(self._anchor, self, outputs, *inputs)
+            return out_BS, dict(zip(list(self._shapes)[1:], rows, strict=True))
 
-class _ExchangeFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(*args: Any, **_: Any) -> tuple[Tensor, ...]:
-        ctx, _anchor, anchor_or_weights, (exchange, lookup, pending, names), _pooled, _sequences, *replicated = args
-        # A gradient of None says that no loss depends on an output ([Note: Unused outputs]); zeros would hide it.
-        ctx.set_materialize_grads(False)
-        with lookup.phase("exchange"):
-            out_BS, sequences = exchange.finish(lookup.routed, lookup.outputs, pending)
+    def forward(self, outputs: LookupOutputs) -> tuple[Tensor, ...]:
+        """The outputs of the autograd function."""
+        out_BS, sequences = self._receive_vectors(outputs)
         # Views, as a function may not return its inputs themselves.
-        views = dict(zip(lookup.replicated_sequences, (x.view_as(x) for x in replicated), strict=True))
-        outputs = {"": out_BS} | sequences | views
-        names += list(outputs)[1:]  # an autograd function returns tensors only: names go back through this list
-        # Not the lookup itself, which would keep its outputs alive until the backward.
-        ctx.call = exchange, lookup.routed, lookup.stage, lookup.returns, lookup.phase, anchor_or_weights
-        ctx.names, ctx.replicated = list(names), len(replicated)
-        ctx.shapes = [x.shape for x in outputs.values()]
-        return tuple(outputs.values())
+        views = {name: rows.view_as(rows) for name, rows in outputs.replicated_sequences.items()}
+        vectors = {"": out_BS} | sequences | views
+        self._shapes, self._replicated = {name: x.shape for name, x in vectors.items()}, list(views)
+        return tuple(vectors.values())
 
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        exchange, routed, stage, returns, phase, anchor_or_weights = ctx.call
-        with phase("return"):
-            returns.receive()
+    def backward(self, grad_outputs: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """Start to send the gradients of the outputs.
+
+        Returns those of the anchor, of replicated pooled vectors, of the sequences that this rank looked up, and of the
+        sequences of replicated tables.
+        """
+        exchange, routed = self._exchange, self._routed
+        with self._phase("return"):
+            exchange.receive_gradients()
             # Before any gradient, and on every rank: which exchanges follow has to be the same everywhere.
             used = UsedKinds(grad_outputs[0] is not None, any(x is not None for x in grad_outputs[1:]))
             used = exchange.used_by_any(used)
-            filled = zip(grad_outputs, ctx.shapes, strict=True)
-            grad_BS, *grads = (anchor_or_weights.new_zeros(s) if x is None else x.contiguous() for x, s in filled)
-            by_feature = dict(zip(ctx.names, grads, strict=True))
-            exchanged = {name: by_feature[name] for name in ctx.names[: len(grads) - ctx.replicated]}
-            receive = exchange.start_backward(routed, grad_BS, exchanged, used)
-        sent = SentGradients(routed.jagged, grad_BS if used.pooled else None, by_feature if used.sequences else None)
-        # Never None: the backward of the weights is an exchange, which has to run on this rank too.
-        weight_grad, sequences = torch.zeros_like(anchor_or_weights), None
-        if exchange.has_sequences or routed.weights is not None or not used.pooled:
-            returns.add(sent, None)
-            with phase("return"):
-                received = receive()
-            sequences = received.sequences
-            staged = stage(routed, received) if used.pooled else None
-            weight_grad = weight_grad if staged is None else staged
+            given = zip(self._shapes.items(), grad_outputs, strict=True)
+            grads = {name: self._anchor.new_zeros(s) if x is None else x.contiguous() for (name, s), x in given}
+            grad_BS = grads.pop("")
+            self._gradients = self._send_pooled(grad_BS) if used.pooled else []
+        pooled_BS, by_feature = grad_BS if used.pooled else None, grads if used.sequences else None
+        exchange.sent.append(SentGradients(routed.jagged, pooled_BS, by_feature))
+        weight_grad = None
+        if exchange.has_sequences or routed.weights is not None:
+            weight_grad = self.stage()
         else:
-            returns.add(sent, partial(_stage_received, phase, stage, routed, receive))
-        replicated = exchange.replicated_columns(grad_BS) if used.pooled else None
-        rows = (sequences, *grads[len(exchanged) :]) if used.sequences else (None,) * (1 + ctx.replicated)
-        return None, weight_grad, None, replicated, *rows
+            exchange.returning = self
+        if weight_grad is None:  # the backward of the weights is an exchange, which has to run on this rank too
+            weight_grad = torch.zeros_like(self._anchor)
+        replicated, rows = None, [None] * (1 + len(self._replicated))
+        if used.pooled:  # gradients of replicated tables do not travel
+            replicated = torch.cat([grad_BS[:, :0], *(grad_BS[:, at] for at in exchange.replicated_columns)], 1)
+        if used.sequences:
+            rows = [self._return_sequences(grads), *(grads[name] for name in self._replicated)]
+        return weight_grad, replicated, *rows
+
+    def stage(self) -> Tensor | None:
+        """Receive the gradients of this rank's pieces, and stage them.
+
+        Returns the gradient of received per-id weights, if they are trained.
+        """
+        returning, self._gradients = self._gradients, list[ReturningBagSet]()
+        with self._phase("return"):
+            rest = [bag_set.wait() for bag_set in returning]
+        received, weight_grad = self._routed.received, None
+        if received is None or not rest:
+            return None
+        for group, tiles in self._exchange.groups:
+            if not tiles.pooled.tables:
+                continue
+            # One gradient matrix per path holds the columns of all groups on it, in the order of the groups: each group
+            # takes its columns from the front. With `merge_shared` there is one matrix per bag set, else one in all.
+            shared_features = received.all_features[len(received.features) :]
+            features_of = (received.features, shared_features) if len(rest) > 1 else (received.all_features,)
+            grads: list[Tensor] = []
+            for by_path, features in zip(rest, features_of, strict=True):
+                columns = tiles.columns_of(features)
+                grads.append(by_path[group.path][:, :columns].contiguous())
+                by_path[group.path] = by_path[group.path][:, columns:]
+            staged = tiles.stage_pooled(received, grads, self._routed.samples_W)
+            if staged.weights is not None and self._routed.weights is not None:
+                more = staged.call.weight_grad(tiles.arena, staged.weights, staged.grad)
+                weight_grad = more if weight_grad is None else weight_grad + more
+        return weight_grad
+
+    def _look_up(self) -> LookupOutputs:
+        """Look up this rank's pieces for the samples of all ranks, and replicated tables for its own samples."""
+        own, jagged, whole = self._routed.bag_sets[0], self._routed.jagged, self._exchange.replicated
+        flat, rows = torch.empty(0, device=jagged.values_N.device), dict[str, Tensor]()
+        sequences = [
+            tiles.look_up_sequences(own.received, own.samples_W).flat
+            for group, tiles in self._exchange.groups
+            if group.path is not ExchangePath.PER_ID and own.received is not None
+        ]
+        replicated = flat.new_empty(jagged.batch_size, 0)
+        if whole is not None:
+            output = whole.look_up(jagged)
+            replicated, rows = output.matrix_BS, whole.split(output)
+        bag_sets = [self._pool(bag_set, flat) for bag_set in self._routed.bag_sets]
+        return LookupOutputs(bag_sets, _concat(sequences, 0, flat), replicated, rows)
+
+    def _pool(self, bag_set: BagSet, flat: Tensor) -> dict[ExchangePath, Tensor]:
+        # By hand, not by autograd: for shared bags and on the path `per_id` the vectors that are sent and the gradients
+        # that come back have different shapes.
+        outputs: dict[ExchangePath, list[Tensor]] = {path: [] for path in ExchangePath}
+        for group, tiles in self._exchange.groups:
+            if bag_set.received is not None:
+                look_up = tiles.gather if group.path is ExchangePath.PER_ID else tiles.pool
+                outputs[group.path].append(look_up(bag_set.received))
+        matrix = flat.new_empty(sum(bag_set.samples_W), 0)
+        return {
+            path: _concat(parts, 0, flat) if path is ExchangePath.PER_ID else _concat(parts, 1, matrix)
+            for path, parts in outputs.items()
+        }
+
+    def _receive_vectors(self, outputs: LookupOutputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """The pooled features of this rank's batch [B, S], and the rows of exchanged sequences by feature."""
+        with self._phase("exchange"):
+            pending, self._vectors = self._vectors, None
+            received_W = list[list[Tensor]]() if pending is None else pending.wait()
+            parts: list[FeatureVectors] = []
+            for k, (exchange, bag_set) in enumerate(self._bag_sets):
+                vectors_BS = exchange.output(bag_set, outputs.bag_sets[k], [blocks[k] for blocks in received_W])
+                parts.append(FeatureVectors(vectors_BS, self._exchange.columns_of(exchange)))
+            out_BS = merge_vectors(parts, self._routed.jagged.shared)
+            at = 0
+            for columns in self._exchange.replicated_columns:
+                width = columns.stop - columns.start
+                out_BS[:, columns] = outputs.replicated[:, at : at + width]
+                at += width
+            exchange, own = self._bag_sets[0]
+            sequences = exchange.sequences.forward(own, outputs.sequences)
+            for feature, repeats in own.sent.repeats.items():
+                sequences[feature] = repeats.expand(sequences[feature])
+            return out_BS, sequences
+
+    def _send_pooled(self, grad_BS: Tensor) -> list[ReturningBagSet]:
+        shared, routed = self._routed.jagged.shared, self._routed
+        if not self._exchange.merge_shared or not routed.shared_features or shared is None:
+            return [self._exchange.all_features.start_backward(routed.jagged, routed.samples_W, grad_BS)]
+        # One gradient per distinct bag travels, for each bag set by itself: [Note: Merged bags] in
+        # `tables/ops/shared.py`.
+        own_BS, shared_BS = (select_columns(grad_BS, self._exchange.columns_of(each)) for each, _ in self._bag_sets)
+        steps = zip(self._bag_sets, (own_BS, sum_over_samples(shared_BS, shared)), strict=True)
+        return [exchange.start_backward(x.sent.jagged, x.samples_W, grad) for (exchange, x), grad in steps]
+
+    def _return_sequences(self, grads: Mapping[str, Tensor]) -> Tensor:
+        """Send the gradients of sequences; returns those of the rows that this rank looked up."""
+        exchange, own = self._bag_sets[0]
+        merged = {feature: repeats.merge(grads[feature]) for feature, repeats in own.sent.repeats.items()}
+        with self._phase("return"):
+            return exchange.sequences.backward(own, {**grads, **merged})
 
 
-def _stage_received(
-    phase: Phase, stage: StageVectorGradients, routed: RoutedBatch, receive: Callable[[], VectorGradients]
-) -> None:
-    with phase("return"):
-        received = receive()
-    stage(routed, received)
+class _ExchangeFunction(torch.autograd.Function):
+    """The autograd function of a batch; its inputs are an anchor, and the lookups that have a backward of their own."""
+
+    @staticmethod
+    def forward(*args: Any, **_: Any) -> tuple[Tensor, ...]:
+        ctx, _anchor, batch, outputs, *_inputs = args
+        # A gradient of None says that no loss depends on an output ([Note: Unused outputs]); zeros would hide it.
+        ctx.set_materialize_grads(False)
+        ctx.batch = batch
+        return batch.forward(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        weight_grad, *rest = ctx.batch.backward(grad_outputs)
+        return weight_grad, None, None, *rest
+
+
+def _concat(parts: Sequence[Tensor], dim: int, empty: Tensor) -> Tensor:
+    """torch.cat, without a copy of a single part; `empty` if there is none."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(list(parts), dim) if parts else empty
