@@ -26,6 +26,12 @@ class BatchAhead:
     looked_up: BatchInFlight | None = None
     reads_rows: bool = False  # its rows on disk are being read
 
+    @property
+    def routed(self) -> RoutedBatch | None:
+        """Its route, if that is complete and the batch is not looked up; an error is raised by the lookup."""
+        ready = self.looked_up is None and self.routes.is_done and self.routes.wait() is None
+        return self.routes.finish() if ready else None
+
 
 @final
 class BatchesAhead:
@@ -37,8 +43,8 @@ class BatchesAhead:
     def add(self, key: object, routes: CollectiveChain[RoutedBatch]) -> None:
         self._batches.append(BatchAhead(key, routes))
 
-    def has(self, key: object) -> bool:
-        return self._find(key) is not None
+    def find(self, key: object) -> BatchAhead | None:
+        return next((batch for batch in self._batches if batch.key is key), None)
 
     def advance(self) -> None:
         """Start the next collective of each route; collective."""
@@ -47,35 +53,18 @@ class BatchesAhead:
 
     def take(self, key: object) -> BatchAhead | None:
         """Remove a batch; None if there is none."""
-        batch = self._find(key)
+        batch = self.find(key)
         if batch is not None:
             self._batches.remove(batch)
         return batch
 
-    def routed(self, key: object) -> RoutedBatch | None:
-        """The route of a batch, if it is complete and the batch is not looked up."""
-        batch = self._find(key)
-        if batch is None or batch.looked_up is not None or not batch.routes.is_done or batch.routes.wait() is not None:
-            return None
-        return batch.routes.finish()
-
-    def is_looked_up(self, key: object) -> bool:
-        batch = self._find(key)
-        return batch is not None and batch.looked_up is not None
-
-    def set_looked_up(self, key: object, looked_up: BatchInFlight) -> None:
-        """The batch was looked up."""
-        batch = self._find(key)
-        assert batch is not None
-        batch.looked_up = looked_up
-
     def rows_to_read(self) -> Iterator[RoutedBatch]:
         """The next batches that are routed, each once: so that their rows are read."""
         for batch in islice(self._batches, MAX_READS):
-            if batch.looked_up is None and not batch.reads_rows and batch.routes.is_done:
+            routed = None if batch.reads_rows else batch.routed
+            if routed is not None:
                 batch.reads_rows = True
-                if batch.routes.wait() is None:  # an error is raised by the lookup
-                    yield batch.routes.finish()
+                yield routed
 
     def wait(self) -> None:
         """Finish all routes; collective."""
@@ -94,6 +83,3 @@ class BatchesAhead:
         self.wait()
         self.forget_looked_up()
         self._batches.clear()
-
-    def _find(self, key: object) -> BatchAhead | None:
-        return next((batch for batch in self._batches if batch.key is key), None)

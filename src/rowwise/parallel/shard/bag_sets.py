@@ -83,9 +83,7 @@ class SharedBatchPacker:
 
 
 def split_bag_sets(routes: Routes, shared_features: Collection[str]) -> tuple[Routes, ...]:
-    """Routes of own features, then of shared features if there are any."""
-    if not shared_features:
-        return (routes,)
+    """Routes of own features, then of shared features."""
     own = [f for table in routes.tables for f in table.feature_names if f not in shared_features]
     return _restrict_to(routes, own), _restrict_to(routes, shared_features)
 

@@ -266,20 +266,22 @@ class ShardedEmbeddings(nn.Module):
 
     def is_routed(self, batch: Jagged | KeyedJagged | RowwiseError) -> bool:
         """Whether `look_ahead` would look this batch up."""
-        return self._ahead.routed(batch) is not None
+        ahead = self._ahead.find(batch)
+        return ahead is not None and ahead.routed is not None
 
     def is_looked_up(self, batch: Jagged | KeyedJagged | RowwiseError) -> bool:
         """Whether `look_ahead` has looked this batch up."""
-        return self._ahead.is_looked_up(batch)
+        ahead = self._ahead.find(batch)
+        return ahead is not None and ahead.looked_up is not None
 
     def look_ahead(self, sparse: Jagged | KeyedJagged | RowwiseError) -> None:
         """Look a batch up that `prefetch` got, before its `forward`, if its ids have arrived; collective.
 
         Updates after this are not seen by that `forward`.
         """
-        routes = self._ahead.routed(sparse)
-        if routes is not None:
-            self._ahead.set_looked_up(sparse, self._look_up(routes))
+        ahead = self._ahead.find(sparse)
+        if ahead is not None and ahead.routed is not None:
+            ahead.looked_up = self._look_up(ahead.routed)
 
     def forget_looked_up(self) -> None:
         """Let batches that `look_ahead` has looked up be looked up anew; collective."""
@@ -287,7 +289,7 @@ class ShardedEmbeddings(nn.Module):
 
     def is_ahead(self, batch: Jagged | KeyedJagged | RowwiseError) -> bool:
         """Whether `prefetch` got this batch, and `forward` not yet."""
-        return self._ahead.has(batch)
+        return self._ahead.find(batch) is not None
 
     def settle(self) -> None:
         """Wait for all that `prefetch` has started; collective."""
