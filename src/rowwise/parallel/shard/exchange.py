@@ -82,7 +82,7 @@ class BagSetExchange:
         jagged = bag_set.sent.jagged
         out_BS = empty_cached((jagged.batch_size, self.routes.width), outputs[ExchangePath.ALL_TO_ALL])
         if self.pooled.any:
-            self.pooled.write_output(received_W, out_BS)
+            self.pooled.columns.write_output(received_W, out_BS)
         if self.host is not None:
             self.host.forward(bag_set.samples_W, outputs[ExchangePath.HIERARCHICAL], out_BS)
         # Means of the `per_id` path are divided by the pooling kernel, in `_per_id.pool` below.
@@ -386,7 +386,7 @@ class BatchInFlight:
 
     def _send_pooled(self, grad_BS: Tensor) -> list[ReturningBagSet]:
         shared, routed = self._routed.jagged.shared, self._routed
-        if not self._exchange.merge_shared or not routed.shared_features or shared is None:
+        if not self._exchange.merge_shared or shared is None:
             return [self._exchange.all_features.start_backward(routed.jagged, routed.samples_W, grad_BS)]
         # One gradient per distinct bag travels, for each bag set by itself: [Note: Merged bags] in
         # `tables/ops/shared.py`.

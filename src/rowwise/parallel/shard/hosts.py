@@ -11,10 +11,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowwise.parallel.comm.codec import BlockScales, gradient_scale, scale_groups_of
+from rowwise.parallel.comm.codec import BlockScales, gradient_scale
 from rowwise.parallel.comm.interface import Comm
-from rowwise.parallel.shard.pooled import pick_columns, place_columns, segments_from_output, segments_to_output
-from rowwise.parallel.shard.routes import ExchangePath, Routes
+from rowwise.parallel.shard.pooled import BlockColumns
+from rowwise.parallel.shard.routes import ColumnSegment, ExchangePath, Routes
 from rowwise.parallel.shard.vectors import Block, ExpectedBlock, WireCodecs, concat_blocks
 from rowwise.tables.spec import Wire
 
@@ -27,19 +27,11 @@ class HostExchange:
         """`process_groups`: the ranks of this host, and of this device number on all hosts; None: splits `comm`."""
         hosts, devices = routes.topology.hosts, routes.topology.devices
         self._host, self._device = divmod(comm.rank, devices)
-        pieces_H = [routes.host_pieces(host) for host in range(hosts)]
-        self._segments_H = [routes.column_segments(host, pieces) for host, pieces in enumerate(pieces_H)]
-        self._all_segments = segments_to_output([segment for segments in self._segments_H for segment in segments])
-        self._picks_H = [segments_from_output(segments) for segments in self._segments_H]
-        self._widths_H = [sum(segment.width for segment in segments) for segments in self._segments_H]
-        self._scales_H = [scale_groups_of([piece.width for piece, _ in pieces]) for pieces in pieces_H]
+        self._blocks = BlockColumns(routes, [routes.host_pieces(host) for host in range(hosts)])
         # A rank may hold some of its host's columns only, and a reduce-scatter wants the same columns from all ranks.
-        host_column = {
-            column: k
-            for k, column in enumerate(_column_numbers((r.target, r.width) for r in self._segments_H[self._host]))
-        }
+        host_column = {column: k for k, column in enumerate(_column_numbers(self._blocks.segments_W[self._host]))}
         own_pieces = routes.pooled_pieces(comm.rank, ExchangePath.HIERARCHICAL)
-        own = _column_numbers((x.target, x.width) for x in routes.column_segments(comm.rank, own_pieces))
+        own = _column_numbers(routes.column_segments(comm.rank, own_pieces))
         self._columns = torch.tensor([host_column[column] for column in own], dtype=torch.int64)
         self._has_all_columns = own == list(host_column)
         self._devices, self._hosts = devices, hosts
@@ -57,7 +49,7 @@ class HostExchange:
 
     def forward(self, samples_W: tuple[int, ...], local_GS: Tensor, out_BS: Tensor) -> None:
         """Sum inside the host, send between hosts, and write the output columns."""
-        width, scales = self._widths_H[self._host], self._scales_H[self._host]
+        width, scales = self._blocks.widths_W[self._host], self._blocks.scales_W[self._host]
         partial_GS = self._to_host_columns(local_GS, width)
         blocks = partial_GS.split(samples_W)
         # Reduce-scatter wants one segment per device of this host; ranks with one device number are not neighbours.
@@ -65,20 +57,15 @@ class HostExchange:
         summed = self._sum_inside(for_D, scales)
         samples_H = [samples_W[rank] for rank in self._peers_D[self._device]]
         send_H = [[Block(block, scales)] for block in summed.split(samples_H)]
-        expected_H = [
-            [ExpectedBlock((len(out_BS), w), own)] for w, own in zip(self._widths_H, self._scales_H, strict=True)
-        ]
+        expected_H = [[block] for block in self._blocks.expected(len(out_BS))]
         received_H = self._codecs["across", False].exchange_blocks(send_H, expected_H, "pooled", out_BS.device).wait()
-        place_columns([block for (block,) in received_H], self._all_segments, out_BS)
+        self._blocks.write_output([block for (block,) in received_H], out_BS)
 
     def backward(self, samples_W: tuple[int, ...], grad_BS: Tensor) -> Tensor:
         """The gradients [G, columns] of this rank's pooled vectors, of the samples of all ranks."""
         loss_scale = gradient_scale(sum(samples_W))
-        width, scales = self._widths_H[self._host], self._scales_H[self._host]
-        send_H = [
-            [Block(pick_columns(grad_BS, segments), own)]
-            for segments, own in zip(self._picks_H, self._scales_H, strict=True)
-        ]
+        width, scales = self._blocks.widths_W[self._host], self._blocks.scales_W[self._host]
+        send_H = [[self._blocks.pick(host, grad_BS)] for host in range(self._hosts)]
         expected_H = [[ExpectedBlock((samples_W[rank], width), scales)] for rank in self._peers_D[self._device]]
         across, device = self._codecs["across", True], grad_BS.device
         received_H = across.exchange_blocks(send_H, expected_H, "gradients", device, loss_scale).wait()
@@ -128,5 +115,5 @@ class HostExchange:
         return summed
 
 
-def _column_numbers(segments: Iterable[tuple[int, int]]) -> list[int]:
-    return [column for first, width in segments for column in range(first, first + width)]
+def _column_numbers(segments: Iterable[ColumnSegment]) -> list[int]:
+    return [column for x in segments for column in range(x.target, x.target + x.width)]

@@ -10,12 +10,53 @@ from torch import Tensor
 from rowwise.parallel.comm.codec import gradient_scale, scale_groups_of
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.shard.pack import BagSet
-from rowwise.parallel.shard.routes import ColumnSegment, ExchangePath, Routes
+from rowwise.parallel.shard.routes import ExchangePath, RankPiece, Routes
 from rowwise.parallel.shard.vectors import Block, ExpectedBlock, PendingBlocks, WireCodecs
 from rowwise.tables.ops.output_cache import empty_cached
 from rowwise.tables.spec import Wire
 
-WIDTH, SEGMENT_FIELDS = 3, 5  # of a segment, as the operator `place` reads it
+SEGMENT_FIELDS = 5  # as the operator `place` reads a segment: block, column in it, output column, width, add or not
+
+
+@final
+class BlockColumns:
+    """Where the columns of the blocks that ranks, or hosts, send are in the output [B, S]."""
+
+    def __init__(self, routes: Routes, pieces_W: Sequence[Sequence[tuple[RankPiece, str]]]) -> None:
+        self.segments_W = [routes.column_segments(w, pieces) for w, pieces in enumerate(pieces_W)]
+        widths_W = [[piece.width for piece, _ in pieces] for pieces in pieces_W]
+        self.widths_W, self.scales_W = list(map(sum, widths_W)), list(map(scale_groups_of, widths_W))
+        # Range 0 covers every column once and overwrites the uninitialised output; later ranges are added, in row order
+        # whichever rank holds them, so that the sum does not depend on where the ranges are.
+        ordered = sorted((x for segments in self.segments_W for x in segments), key=lambda x: x.range)
+        self._to_output = _segments_tensor([(x.rank, x.source, x.target, x.width, x.range > 0) for x in ordered])
+        self._to_block_W = [
+            _segments_tensor([(0, x.target, x.source, x.width, False) for x in segments])
+            for segments in self.segments_W
+        ]
+
+    def expected(self, samples: int) -> list[ExpectedBlock]:
+        """The block of each rank for so many samples."""
+        return [ExpectedBlock((samples, d), scales) for d, scales in zip(self.widths_W, self.scales_W, strict=True)]
+
+    def write_output(self, blocks: Sequence[Tensor], out_BS: Tensor) -> None:
+        """Write the blocks of all ranks into their output columns."""
+        # The operator is defined in `tables/ops/reference/exchange.py`.
+        torch.ops.rowwise.place([block.contiguous() for block in blocks], self._to_output, out_BS)
+
+    def write_block(self, rank: int, grad_BS: Tensor, block: Tensor) -> None:
+        """Write the output columns that are one rank's, in the order of its block."""
+        torch.ops.rowwise.place([grad_BS], self._to_block_W[rank], block)
+
+    def pick(self, rank: int, grad_BS: Tensor) -> Block:
+        """The output columns that are one rank's, as a block."""
+        block = empty_cached((len(grad_BS), self.widths_W[rank]), grad_BS)
+        self.write_block(rank, grad_BS, block)
+        return Block(block, self.scales_W[rank])
+
+
+def _segments_tensor(segments: list[tuple[int, int, int, int, bool]]) -> Tensor:
+    return torch.tensor(segments, dtype=torch.int64).view(-1, SEGMENT_FIELDS)
 
 
 @final
@@ -27,54 +68,34 @@ class PooledExchange:
         self._forward_codecs, self._backward_codecs = (
             WireCodecs.of(comm, wire, backward=backward) for backward in (False, True)
         )
-        pieces_W = [routes.pooled_pieces(w, path) for w in range(routes.world)]
-        segments_W = [routes.column_segments(w, pieces) for w, pieces in enumerate(pieces_W)]
-        # Range 0 covers every column once and overwrites the uninitialised output; later ranges are added, in row order
-        # whichever rank holds them, so that the sum does not depend on where the ranges are.
-        self._segments = segments_to_output(
-            sorted((x for segments in segments_W for x in segments), key=lambda x: x.range)
-        )
-        self._picks_W = [segments_from_output(segments) for segments in segments_W]
-        widths_W = [[piece.width for piece, _ in pieces] for pieces in pieces_W]
-        self._widths_W, self._scales_W = list(map(sum, widths_W)), list(map(scale_groups_of, widths_W))
-        self.any = any(self._widths_W)  # alike on all ranks, so either all of them enter the exchange or none
+        self.columns = BlockColumns(routes, [routes.pooled_pieces(w, path) for w in range(routes.world)])
+        self.any = any(self.columns.widths_W)  # alike on all ranks, so either all of them enter the exchange or none
 
     @staticmethod
     def send(bag_sets: "Sequence[tuple[PooledExchange, BagSet, Tensor]]") -> PendingBlocks:
         """Send this rank's lookups of all bag sets in one all-to-all; a rank's blocks are bag set after bag set."""
-        send_W = zip(
-            *(exchange._outgoing(bag_set, vectors_GS) for exchange, bag_set, vectors_GS in bag_sets), strict=True
-        )
-        expected_W = zip(*(exchange._expected(bag_set) for exchange, bag_set, _ in bag_sets), strict=True)
-        return bag_sets[0][0]._forward_codecs.exchange_blocks(
-            list(send_W), list(expected_W), "pooled", bag_sets[0][2].device
-        )
-
-    def write_output(self, blocks: list[Tensor], out_BS: Tensor) -> None:
-        """Write the blocks of all ranks into their output columns."""
-        place_columns(blocks, self._segments, out_BS)
-
-    def _outgoing(self, bag_set: BagSet, vectors_GS: Tensor) -> list[Block]:
-        return [Block(block, self._scales_W[self._me]) for block in vectors_GS.split(bag_set.samples_W)]
-
-    def _expected(self, bag_set: BagSet) -> list[ExpectedBlock]:
-        batch = bag_set.sent.jagged.batch_size
-        return [ExpectedBlock((batch, d), scales) for d, scales in zip(self._widths_W, self._scales_W, strict=True)]
+        sent: list[list[Block]] = []
+        expected: list[list[ExpectedBlock]] = []
+        for exchange, bag_set, vectors_GS in bag_sets:
+            scales = exchange.columns.scales_W[exchange._me]
+            sent.append([Block(block, scales) for block in vectors_GS.split(bag_set.samples_W)])
+            expected.append(exchange.columns.expected(bag_set.sent.jagged.batch_size))
+        send_W, expected_W = list(zip(*sent, strict=True)), list(zip(*expected, strict=True))
+        first, _, vectors_GS = bag_sets[0]
+        return first._forward_codecs.exchange_blocks(send_W, expected_W, "pooled", vectors_GS.device)
 
     def start_backward(self, samples_W: tuple[int, ...], grad_BS: Tensor) -> "PendingGradients":
         """Start to send the gradients of pooled vectors to the ranks that looked them up."""
-        width, scales = self._widths_W[self._me], self._scales_W[self._me]
+        columns = self.columns
+        width, scales = columns.widths_W[self._me], columns.scales_W[self._me]
         grad_GS = empty_cached((sum(samples_W), width), grad_BS)  # filled below, the rows of each rank by its block
         rows_W = grad_GS.split(samples_W)
-        send_W = [
-            [] if w == self._me else [Block(pick_columns(grad_BS, segments), self._scales_W[w])]
-            for w, segments in enumerate(self._picks_W)
-        ]
+        send_W = [[] if w == self._me else [columns.pick(w, grad_BS)] for w in range(len(samples_W))]
         expected_W = [[ExpectedBlock((samples, width), scales)] for samples in samples_W]
         loss_scale = gradient_scale(len(grad_GS))
         pending = self._backward_codecs.exchange_blocks(send_W, expected_W, "gradients", grad_BS.device, loss_scale)
         # This rank's own columns are copied while the others travel, straight into the result: no block, no codec.
-        torch.ops.rowwise.place([grad_BS], self._picks_W[self._me], rows_W[self._me])
+        columns.write_block(self._me, grad_BS, rows_W[self._me])
         return PendingGradients(pending, grad_GS, rows_W, self._me)
 
 
@@ -94,29 +115,3 @@ class PendingGradients:
             if w != self.rank:
                 self.rows_W[w].copy_(blocks[0])
         return self.grad_GS
-
-
-def place_columns(blocks: list[Tensor], segments_RC: Tensor, out_BS: Tensor) -> None:
-    """Copy or add columns of blocks [B, columns] to the output, segment by segment (`segments_to_output`)."""
-    # The operator is defined in `tables/ops/reference/exchange.py`.
-    torch.ops.rowwise.place([block.contiguous() for block in blocks], segments_RC, out_BS)
-
-
-def pick_columns(grad_BS: Tensor, segments_RC: Tensor) -> Tensor:
-    """The columns of the output that are one rank's, in the order of its block (`segments_from_output`)."""
-    width = int(segments_RC[:, WIDTH].sum())
-    out = empty_cached((len(grad_BS), width), grad_BS)
-    torch.ops.rowwise.place([grad_BS], segments_RC, out)
-    return out
-
-
-def segments_to_output(segments: list[ColumnSegment]) -> Tensor:
-    """A row per segment for the operator `place`: block, first column in it, first output column, width, add or not."""
-    rows = [(segment.rank, segment.source, segment.target, segment.width, segment.range > 0) for segment in segments]
-    return torch.tensor(rows, dtype=torch.int64).view(-1, SEGMENT_FIELDS)
-
-
-def segments_from_output(segments: list[ColumnSegment]) -> Tensor:
-    """The segments of one rank reversed: from output columns to the columns of its block."""
-    rows = [(0, segment.target, segment.source, segment.width, 0) for segment in segments]
-    return torch.tensor(rows, dtype=torch.int64).view(-1, SEGMENT_FIELDS)
