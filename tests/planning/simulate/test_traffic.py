@@ -47,7 +47,7 @@ def sent_bytes(flows, rank):
 def check(job, topology, samples, wire):
     (step,) = make_steps(job.tables, [(samples,)])
     routes = make_routes(job.tables, job.plan, topology, elastic=job.elastic)
-    flows = PlanTraffic(routes=routes, plan=job.plan, counts=counts_of(step.batch, routes), wire=wire).flows()
+    flows = PlanTraffic(routes=routes, counts=counts_of(step.batch, routes), wire=wire).flows()
     for flow in flows:
         assert sum(x.sum() for x in flow.sent.values()) == pytest.approx(sum(x.sum() for x in flow.received.values()))
     for rank in range(topology.world):

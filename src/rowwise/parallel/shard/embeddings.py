@@ -157,8 +157,7 @@ class ShardedEmbeddings(nn.Module):
 
     def _make_full_row_update(self) -> FullRowUpdate | None:
         groups = [local for local in self._groups if local[0].needs_full_rows]
-        anywhere = any(group.needs_full_rows for of_rank in self.routes.groups_W for group in of_rank)
-        return FullRowUpdate(self.routes, self._plan, self._comm, groups) if anywhere else None
+        return FullRowUpdate(self.routes, self._comm, groups) if self.routes.column_owners else None
 
     @property
     def tables(self) -> tuple[Table, ...]:

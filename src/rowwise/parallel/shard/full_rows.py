@@ -20,8 +20,7 @@ from torch import Tensor
 
 from rowwise.base.errors import GradientError
 from rowwise.parallel.comm.interface import Comm
-from rowwise.parallel.plan import Plan
-from rowwise.parallel.shard.routes import PieceGroup, RankPiece, Routes, column_owners
+from rowwise.parallel.shard.routes import PieceGroup, RankPiece, Routes
 from rowwise.tables.ops import rowtype
 from rowwise.tables.ops.layout import RULES, TableDescriptor
 from rowwise.tables.ops.merged import MergedGradients, apply_merged, merge_staged
@@ -108,21 +107,14 @@ class _PieceUpdate:
 class FullRowUpdate:
     """Updates the pieces of a rank whose rows have columns on other ranks."""
 
-    def __init__(self, routes: Routes, plan: Plan, comm: Comm, groups: Sequence[tuple[PieceGroup, Tiles]]) -> None:
+    def __init__(self, routes: Routes, comm: Comm, groups: Sequence[tuple[PieceGroup, Tiles]]) -> None:
         """`groups`: the groups of this rank that need full rows."""
         self._comm, self._groups = comm, groups
-        self._tables = routes.tables
-        # Over the groups of all ranks: which exchanges an update makes has to be the same on every rank.
-        everywhere = [group for of_rank in routes.groups_W for group in of_rank if group.needs_full_rows]
-        tables = {piece.table for group in everywhere for piece in group.pieces}
-        optimizers = [routes.tables[k].optimizer for k in tables]
+        # Of all ranks: which exchanges an update makes has to be the same on every rank.
+        self._owners = routes.column_owners
+        optimizers = [routes.tables[k].optimizer for k, _ in self._owners]
         self._clips = any(optimizer.clip is not None for optimizer in optimizers)
         self._sums = any(optimizer.sums_columns for optimizer in optimizers)
-        self._owners = {
-            (piece.table, piece.tile.rows): column_owners(plan, routes.tables[piece.table], piece.tile.rows)
-            for group, _ in groups
-            for piece in group.pieces
-        }
 
     def update(self, calls: int, device: torch.device) -> None:
         """Apply the staged gradients; collective, even for a rank without pieces. `calls`: forward calls per batch.

@@ -116,6 +116,15 @@ class Routes:
         return tuple(table for table in self.tables if table not in self.replicated)
 
     @property
+    def column_owners(self) -> dict[tuple[int, tuple[int, int]], list[Tile]]:
+        """The pieces of each (table, row range) whose update needs full rows, of all ranks, in column order."""
+        groups = [group for groups in self.groups_W for group in groups if group.needs_full_rows]
+        owners: dict[tuple[int, tuple[int, int]], list[Tile]] = {}
+        for piece in sorted((piece for group in groups for piece in group.pieces), key=lambda x: x.tile.cols):
+            owners.setdefault((piece.table, piece.tile.rows), []).append(piece.tile)
+        return owners
+
+    @property
     def width(self) -> int:
         """Columns of the pooled output."""
         return max((columns.stop for columns in self.columns.values()), default=0)
@@ -209,12 +218,6 @@ def make_routes(tables: Sequence[Table], plan: Plan, topology: Topology, *, elas
         columns=pooled_columns(tables),
         elastic=elastic,
     )
-
-
-def column_owners(plan: Plan, table: Table, rows: tuple[int, int]) -> list[Tile]:
-    """The tiles that hold these rows, in column order."""
-    tiles = [t for t in plan.tiles if t.table == table.name and t.rows[0] <= rows[0] and rows[1] <= t.rows[1]]
-    return sorted(tiles, key=lambda tile: tile.cols)
 
 
 def pooled_columns(tables: Sequence[Table]) -> dict[str, slice]:

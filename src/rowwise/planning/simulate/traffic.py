@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from rowwise.parallel.plan import Plan
-from rowwise.parallel.shard.routes import ExchangePath, RankPiece, Routes, column_owners, make_routes
+from rowwise.parallel.shard.routes import ExchangePath, RankPiece, Routes, make_routes
 from rowwise.planning.perf.access import Curves, Floats, Workload
 from rowwise.tables.spec import LINKS, Link, Pooling, Table, Topology, Wire, WireType
 
@@ -68,7 +68,6 @@ class PlanTraffic:
     """The collectives of the tables of a plan."""
 
     routes: Routes
-    plan: Plan
     counts: BatchCounts
     wire: Wire
 
@@ -78,7 +77,7 @@ class PlanTraffic:
     ) -> "PlanTraffic":
         """Those of a step of `batch` samples of all ranks."""
         routes = make_routes([w.table for w in workloads], plan, topology, elastic=elastic)
-        return cls(routes=routes, plan=plan, counts=expected_counts(workloads, batch, plan.world), wire=wire)
+        return cls(routes=routes, counts=expected_counts(workloads, batch, plan.world), wire=wire)
 
     def flows(self) -> list[Flow]:
         """All collectives of a step; none on one rank."""
@@ -228,13 +227,13 @@ class PlanTraffic:
                 yield self._between_columns([one for one in pieces if one[1].table in terms], terms)
 
     def _between_columns(self, pieces: Sequence[tuple[int, RankPiece]], terms: Mapping[int, int]) -> Flow:
-        topology = self._topology
+        topology, owners = self._topology, self.routes.column_owners
         sent, received = _no_bytes(topology.world), _no_bytes(topology.world)
         for rank, piece in pieces:
             table, tile = self.routes.tables[piece.table], piece.tile
             nodes = count_nodes(*tile.cols)
             size = FLOAT_bytes * self.counts.distinct(table, tile.rows) * terms[piece.table] * nodes
-            for other in {owner.rank for owner in column_owners(self.plan, table, tile.rows)} - {rank}:
+            for other in {owner.rank for owner in owners[piece.table, tile.rows]} - {rank}:
                 link = topology.link(rank, other)
                 sent[link][rank] += size
                 received[link][other] += size
