@@ -119,7 +119,8 @@ class ShardedEmbeddings(nn.Module):
         self._router = Router(routes, comm)
         self._exchange = EmbeddingExchange(routes, comm, wire, self._groups, replicated)
         self._plan = plan
-        self._full_row_update = self._make_full_row_update()
+        cut = [local for local in self._groups if local[0].needs_full_rows]
+        self._full_row_update = FullRowUpdate(routes, comm, cut) if routes.column_owners else None
         self._replicated_update = ReplicatedUpdate(replicated, comm, elastic=elastic) if replicated else None
         self._samples = 0  # samples of all ranks since the last update
         self.unknown_ids: dict[str, int] = {}  # of this rank's batches, mapped to the last row of a table, by feature
@@ -151,13 +152,8 @@ class ShardedEmbeddings(nn.Module):
             self._groups[number] = group, whole.cached_on(self.device, pieces)
         if self._replicated is not None:
             self._replicated.arena.to(self.device)
-        self._full_row_update = self._make_full_row_update()
         self._make_parameters()
         return self
-
-    def _make_full_row_update(self) -> FullRowUpdate | None:
-        groups = [local for local in self._groups if local[0].needs_full_rows]
-        return FullRowUpdate(self.routes, self._comm, groups) if self.routes.column_owners else None
 
     @property
     def tables(self) -> tuple[Table, ...]:
