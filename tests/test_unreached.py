@@ -11,10 +11,6 @@ KEPT = {
     "rowwise.serve.client.ScoringClient.score_table": "public: rows of a table, which travel as Arrow",
     "rowwise.cli.notebook.Report._repr_html_": "notebooks call it",
     "rowwise.base.storage.gate._Bounded.makefile": "http.client calls it",
-    "rowwise.tables.ids.native.isa": "tests run kernels on each instruction set",
-    "rowwise.tables.ids.native.limit_isa": "likewise",
-    "rowwise.ingest.native.isa": "likewise",
-    "rowwise.ingest.native.limit_isa": "likewise",
     "rowwise.tables.store.policy.access_batch": "the row cache as pure functions: the oracle of its tests",
     "rowwise.tables.store.policy.CacheState.empty": "likewise",
 }

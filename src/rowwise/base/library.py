@@ -1,14 +1,17 @@
-"""Finds and loads the native libraries that were built with the package, without torch."""
+"""Finds and loads the native libraries that were built with the package; binds those that do not need torch."""
 
 import ctypes
 import importlib.util
 from collections.abc import Mapping
+from ctypes import POINTER, Structure, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
 
 from rowwise.base.errors import NativeError
 
-Signatures = Mapping[str, tuple[Any, list[Any]]]  # by function: the type of its result, and those of its arguments
+Signatures = Mapping[str, tuple[Any, list[Any]]]  # by function: its result, and its arguments
 BUILD = "build it with `make build` or `pip install .`"
 
 
@@ -25,14 +28,88 @@ def find_library(name: str) -> Path:
     raise NativeError(f"{name} is not in {searched}: {BUILD}")
 
 
-def bind_library(name: str, signatures: Signatures) -> Any:
-    """Load a library that does not need torch, with the result and the arguments of its functions."""
-    path = find_library(name)
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NativeError(f"{path} does not load: {error}; {BUILD}") from error
-    for function, (result, arguments) in signatures.items():
-        bound = getattr(library, function)
-        bound.restype, bound.argtypes = result, arguments
-    return library
+def address_of(numbers: Any) -> int:
+    """The address of a contiguous array or tensor."""
+    if isinstance(numbers, np.ndarray):
+        assert numbers.flags.c_contiguous
+        return numbers.ctypes.data
+    assert numbers.is_contiguous()
+    return numbers.data_ptr()
+
+
+class Numbers(c_void_p):
+    """A pointer to a contiguous array or tensor; it is made from that, from an address, or from None."""
+
+    dtype: np.dtype[Any] | None = None  # of arrays; None: any
+
+    @classmethod
+    def from_param(cls, value: Any) -> "Numbers":
+        if value is None or type(value) is int:
+            return cls(value)
+        assert cls.dtype is None or value.dtype == cls.dtype
+        return cls(address_of(value))
+
+
+def _numbers(dtype: str) -> type[Numbers]:
+    return type(f"{dtype}s", (Numbers,), {"dtype": np.dtype(dtype)})
+
+
+Int32s, Int64s, Uint8s, Float32s, Float64s = map(_numbers, ("int32", "int64", "uint8", "float32", "float64"))
+
+
+class NativeStruct(Structure):
+    """A structure, made from numbers and arrays; it keeps the arrays alive that it points to."""
+
+    _fields_: ClassVar[tuple[tuple[str, Any], ...]]
+    converts: ClassVar[bool] = False  # arrays of other types and layouts, as nothing is written into them
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        kinds = dict(self._fields_)
+        named |= zip(kinds, values, strict=False)
+        self._arrays = {name: value for name, value in named.items() if hasattr(value, "__len__")}
+        if self.converts:
+            self._arrays = {name: np.ascontiguousarray(x, kinds[name].dtype) for name, x in self._arrays.items()}
+        super().__init__(**named | {name: kinds[name].from_param(array) for name, array in self._arrays.items()})
+
+
+class NeedsMemory(NamedTuple):
+    """A number as a result that says whether memory was enough."""
+
+    kind: Any
+    least: int  # lower results: memory was not enough
+    problem: str
+
+    def check(self, result: Any, *_: Any) -> Any:
+        if result < self.least:
+            raise MemoryError(self.problem)
+        return result
+
+
+class CLibrary:
+    """A library that does not need torch. Its functions are attributes; the first use of one loads it.
+
+    Args:
+        name: of the file.
+        signatures: of its functions. An argument that is a structure is a pointer to one, or to an array of them.
+    """
+
+    def __init__(self, name: str, signatures: Signatures) -> None:
+        self.name, self._signatures = name, signatures
+
+    def __getattr__(self, function: str) -> Any:
+        if function.startswith("_"):  # of Python
+            raise AttributeError(function)
+        path = find_library(self.name)
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise NativeError(f"{path} does not load: {error}; {BUILD}") from error
+        for name, (result, arguments) in self._signatures.items():
+            bound = getattr(library, name)
+            bound.argtypes = [POINTER(kind) if issubclass(kind, Structure) else kind for kind in arguments]
+            if isinstance(result, NeedsMemory):
+                bound.restype, bound.errcheck = result.kind, result.check
+            else:
+                bound.restype = result
+            setattr(self, name, bound)
+        return object.__getattribute__(self, function)

@@ -4,28 +4,24 @@ Types and lengths of arrays are checked here, offsets of lists in the kernels. `
 tests compare the two. Sizes: N ids, R rows, K borders.
 """
 
-import ctypes
-import functools
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_char_p, c_float, c_int64, c_uint64, c_void_p, sizeof
+from ctypes import Structure, c_char_p, c_float, c_int64, c_uint64, c_void_p, sizeof
 from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.base.errors import DataError, NativeError, SpecError
-from rowwise.base.library import Signatures, bind_library
+from rowwise.base.errors import DataError, SpecError
+from rowwise.base.library import CLibrary, Float32s, Float64s, Int64s, Numbers, Uint8s, address_of
 from rowwise.ingest.block import Floats, Ints
 
-LIBRARY = "librowwise_ingest.so"
 ALL = (1 << 63) - 1
 KINDS = {np.dtype(name): kind for kind, name in enumerate(("i1", "i2", "i4", "i8", "u1", "u2", "u4"))}
-WORD = (1 << 64) - 1
 AS_IS, CHECK, REMAINDER, HASH, SIGRID = range(5)
 Words = NDArray[np.uint64]
 
 
-class _Ids(ctypes.Structure):
+class _Ids(Structure):
     _fields_ = [
         ("values", c_void_p), ("kind", c_int64), ("count", c_int64), ("offsets", c_void_p), ("offset_bytes", c_int64),
         ("base", c_int64), ("row_valid", c_void_p), ("row_bit", c_int64), ("id_valid", c_void_p), ("id_bit", c_int64),
@@ -33,13 +29,13 @@ class _Ids(ctypes.Structure):
     ]  # fmt: skip
 
 
-class _RowMappingFields(ctypes.Structure):
+class _RowMappingFields(Structure):
     _fields_ = [
         ("what", c_int64), ("rows", c_uint64), ("salt", c_uint64), ("multiplier", c_uint64), ("shift", c_int64),
     ]  # fmt: skip
 
 
-class _Numbers(ctypes.Structure):
+class _Numbers(Structure):
     _fields_ = [("x", c_void_p), ("valid", c_void_p), ("bit", c_int64), ("fill", c_float)]
 
 
@@ -72,36 +68,23 @@ class Lists(NamedTuple):
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
 
-@functools.cache
-def _library() -> Any:
-    ids, mappings, numbers = POINTER(_Ids), POINTER(_RowMappingFields), c_void_p
-    buckets = None, [numbers, c_int64, numbers, c_int64, c_int64, numbers]
-    signatures: Signatures = {
+library = CLibrary(
+    "librowwise_ingest.so",
+    {
         "rw_ingest_isa": (c_char_p, []),
-        "rw_ingest_limit": (c_int64, [c_char_p]),
-        "rw_count": (c_int64, [ids]),
-        "rw_bags": (c_int64, [ids, mappings, numbers, numbers, c_int64, c_int64]),
-        "rw_singles": (c_int64, [numbers, numbers, c_int64, numbers, c_int64, numbers]),
-        "rw_changes": (None, [ids, numbers]),
-        "rw_map": (c_int64, [numbers, numbers, c_int64, mappings]),
-        "rw_text": (None, [numbers, numbers, c_int64, c_int64, numbers]),
-        "rw_fill": (c_int64, [numbers, c_int64, numbers, c_int64, c_int64, numbers]),
-        "rw_turn": (None, [numbers, c_int64, c_int64, numbers]),
-        "rw_buckets32": buckets,
-        "rw_buckets64": buckets,
-    }
-    return bind_library(LIBRARY, signatures)
-
-
-def isa() -> str:
-    """The instruction set that the kernels use."""
-    return _library().rw_ingest_isa().decode()
-
-
-def limit_isa(name: str) -> None:
-    """Use the kernels of this instruction set: 'base', 'avx2' or 'avx512'. The results are the same bits."""
-    if not _library().rw_ingest_limit(name.encode()):
-        raise NativeError(f"this processor has no {name}", "one of base, avx2, avx512")
+        "rw_ingest_limit": (c_int64, [c_char_p]),  # 0: there is no such instruction set
+        "rw_count": (c_int64, [_Ids]),
+        "rw_bags": (c_int64, [_Ids, _RowMappingFields, Int64s, Int64s, c_int64, c_int64]),
+        "rw_singles": (c_int64, [_Ids, _RowMappingFields, c_int64, Int64s, c_int64, Int64s]),
+        "rw_changes": (None, [_Ids, Numbers]),
+        "rw_map": (c_int64, [Int64s, Int64s, c_int64, _RowMappingFields]),
+        "rw_text": (None, [Uint8s, Int64s, c_int64, c_int64, Numbers]),
+        "rw_fill": (c_int64, [_Numbers, c_int64, Int64s, c_int64, c_int64, Float32s]),
+        "rw_turn": (None, [Float32s, c_int64, c_int64, Float32s]),
+        "rw_buckets32": (None, [Float32s, c_int64, Float32s, c_int64, c_int64, Int64s]),
+        "rw_buckets64": (None, [Float64s, c_int64, Float64s, c_int64, c_int64, Int64s]),
+    },
+)
 
 
 @final
@@ -119,7 +102,7 @@ class PickedIds:
         assert order_R is None or order_R.dtype == np.int64
         self._keep_alive = (lists, order_R)  # the structure below has bare pointers into them
         self._ids = _Ids(
-            order=None if order_R is None else _pointer(order_R),
+            order=None if order_R is None else address_of(order_R),
             rows=lists.rows if order_R is None else len(order_R),
             first=ALL if first is None else first,
         )
@@ -131,8 +114,7 @@ class PickedIds:
         """Write the mapped ids to the front of `out_N`, and the offsets; true if CHECK found one out of range."""
         assert len(out_N) >= self.total
         assert offsets_R1 is None or len(offsets_R1) == self.rows + 1
-        offsets, to_rows = None if offsets_R1 is None else _pointer(offsets_R1), byref(_c_mapping(mapping))
-        return bool(_library().rw_bags(byref(self._ids), to_rows, _pointer(out_N), offsets, self.total, len(out_N)))
+        return bool(library.rw_bags(self._ids, _c_mapping(mapping), out_N, offsets_R1, self.total, len(out_N)))
 
     def mapped(self, mapping: RowMapping) -> tuple[Ints, Ints]:
         """The mapped ids and their offsets, in new arrays."""
@@ -144,7 +126,7 @@ class PickedIds:
         """Set begins_R[r] where row r has other ids than row r - 1. Rows already set, and row 0, are not compared."""
         assert begins_R.dtype == np.bool_
         assert len(begins_R) == self.rows
-        _library().rw_changes(byref(self._ids), _pointer(begins_R))
+        library.rw_changes(self._ids, begins_R)
 
 
 @final
@@ -173,8 +155,7 @@ class BoundIds:
 
     def write(self, address: int, total: int, offsets_R1: Ints) -> bool:
         """Write the mapped ids to an address with room for them; true if CHECK found one out of range."""
-        call, offsets = _library().rw_bags, offsets_R1.ctypes.data
-        return bool(call(byref(self._ids), byref(self._mapping), address, offsets, total, total))
+        return bool(library.rw_bags(self._ids, self._mapping, address, offsets_R1, total, total))
 
 
 @final
@@ -201,9 +182,7 @@ class SingleIds:
             outs: where the ids of each feature go, as addresses.
         """
         self._fields_FI[:, 0], self._fields_FI[:, 2] = addresses, count
-        order, features = order_R.ctypes.data, len(addresses)
-        call = _library().rw_singles
-        return bool(call(self._ids, self._mappings, features, order, len(order_R), outs.ctypes.data))
+        return bool(library.rw_singles(self._ids, self._mappings, len(addresses), order_R, len(order_R), outs))
 
 
 @final
@@ -234,13 +213,12 @@ class FilledColumns:
         count, rows = out_FR.shape
         assert count == len(self._columns)
         assert order_R is None or begin + rows <= len(order_R)
-        order = None if order_R is None else _pointer(order_R)
-        return bool(_library().rw_fill(self._columns, count, order, begin, rows, _pointer(out_FR)))
+        return bool(library.rw_fill(self._columns, count, order_R, begin, rows, out_FR))
 
 
 def transpose(columns_FR: Floats, out_RF: Floats) -> None:
     assert columns_FR.shape == out_RF.shape[::-1]
-    _library().rw_turn(_pointer(columns_FR), columns_FR.shape[0], columns_FR.shape[1], _pointer(out_RF))
+    library.rw_turn(columns_FR, *columns_FR.shape, out_RF)
 
 
 def map_ids(values_N: Ints, mapping: RowMapping, out: Ints | None = None) -> Ints:
@@ -249,7 +227,7 @@ def map_ids(values_N: Ints, mapping: RowMapping, out: Ints | None = None) -> Int
     out = np.empty(len(values_N), np.int64) if out is None else out
     if out.dtype != np.int64 or out.shape != values_N.shape or not out.flags.c_contiguous:
         raise SpecError(f"out is {out.dtype}{list(out.shape)}", f"contiguous int64[{len(values_N)}]")
-    _library().rw_map(_pointer(values_N), _pointer(out), len(values_N), byref(_c_mapping(mapping)))
+    library.rw_map(values_N, out, len(values_N), _c_mapping(mapping))
     return out
 
 
@@ -268,8 +246,8 @@ def bucketize(x_N: NDArray[np.float32 | np.float64], borders_K: NDArray[np.float
     padded = np.full(2 * half - 1, np.inf, x_N.dtype)
     padded[: len(borders_K)] = _rounded_up(borders_K) if single else borders_K
     found_N = np.empty(len(x_N), np.int64)
-    call = _library().rw_buckets32 if single else _library().rw_buckets64
-    call(_pointer(x_N), len(x_N), _pointer(padded), half, len(borders_K), _pointer(found_N))
+    call = library.rw_buckets32 if single else library.rw_buckets64
+    call(x_N, len(x_N), padded, half, len(borders_K), found_N)
     return found_N
 
 
@@ -280,14 +258,14 @@ def mix_bytes(data: NDArray[np.uint8], offsets_N1: Ints) -> Words:
     if count and (offsets_N1[0] < 0 or offsets_N1[-1] > len(data) or (offsets_N1[1:] < offsets_N1[:-1]).any()):
         raise DataError(f"offsets of text descend, or lie outside the {len(data)} bytes", "an undamaged column")
     hash_N = np.empty(max(count, 0), np.uint64)
-    _library().rw_text(_pointer(data), _pointer(offsets_N1), len(hash_N), len(data), _pointer(hash_N))
+    library.rw_text(data, offsets_N1, len(hash_N), len(data), hash_N)
     return hash_N
 
 
 def _c_mapping(mapping: RowMapping) -> _RowMappingFields:
     if not 1 <= mapping.rows <= ALL:
         raise SpecError(f"rows={mapping.rows}", "1 to 2**63 - 1")
-    return _RowMappingFields(what=mapping.what, rows=mapping.rows, salt=mapping.salt & WORD)
+    return _RowMappingFields(what=mapping.what, rows=mapping.rows, salt=mapping.salt)
 
 
 def _rounded_up(borders_K: NDArray[np.float32 | np.float64]) -> Floats:
@@ -298,8 +276,8 @@ def _rounded_up(borders_K: NDArray[np.float32 | np.float64]) -> Floats:
 
 
 def _point_to(ids: _Ids, lists: Lists) -> None:
-    ids.values, ids.kind, ids.count = _pointer(lists.values), KINDS[lists.values.dtype], len(lists.values)
-    ids.offsets = None if lists.offsets is None else _pointer(lists.offsets)
+    ids.values, ids.kind, ids.count = address_of(lists.values), KINDS[lists.values.dtype], len(lists.values)
+    ids.offsets = None if lists.offsets is None else address_of(lists.offsets)
     ids.offset_bytes = 0 if lists.offsets is None else lists.offsets.itemsize
     ids.base = lists.base
     ids.row_valid, ids.row_bit = bitmap_place(lists.row_valid)
@@ -308,7 +286,7 @@ def _point_to(ids: _Ids, lists: Lists) -> None:
 
 def _count(ids: _Ids) -> int:
     """The ids of the selected rows; refuses offsets outside the values."""
-    total: int = _library().rw_count(byref(ids))
+    total: int = library.rw_count(ids)
     if total < 0:
         raise DataError(f"offsets of lists descend, or lie outside the {ids.count} values", "an undamaged column")
     return total
@@ -316,9 +294,4 @@ def _count(ids: _Ids) -> int:
 
 def bitmap_place(bitmap: Bitmap | None) -> tuple[int, int]:
     """The address of a bitmap, or 0, and its first bit."""
-    return (0, 0) if bitmap is None else (_pointer(bitmap.bytes), bitmap.first)
-
-
-def _pointer(array: NDArray[Any]) -> int:
-    assert array.flags.c_contiguous
-    return array.ctypes.data
+    return (0, 0) if bitmap is None else (address_of(bitmap.bytes), bitmap.first)

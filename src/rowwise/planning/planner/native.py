@@ -4,57 +4,57 @@ This is the planner's only call into compiled code. `PlacementProblem` guarantee
 copies only.
 """
 
-import ctypes
-import functools
 from collections.abc import Sequence
-from ctypes import POINTER, c_double, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint64
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.base.library import Signatures, bind_library
+from rowwise.base.library import CLibrary, Float64s, Int32s, NativeStruct, NeedsMemory, Uint8s
 from rowwise.planning.perf.access import Floats
 from rowwise.planning.perf.cost import Hinges, Ints
 from rowwise.planning.perf.links import LinkArrays
 from rowwise.planning.planner.problem import NO_UNIT, Index, Placement, PlacementProblem
 
-LIBRARY = "librowwise_plan.so"
 UNBOUNDED = 1e300
+OUT_OF_MEMORY = "the planner's search ran out of memory"
 MAX_LOADS, MAX_HINGES = 128, 256  # sizes of arrays in _c/plan.h
 
 
-class _Problem(ctypes.Structure):
-    _fields_ = [
+class _Problem(NativeStruct):
+    converts = True
+    _fields_ = (
         *((name, c_int32) for name in ("items", "options", "pieces", "hosts", "devices", "loads", "tiers", "groups")),
-        ("item_begin", c_void_p), ("option_begin", c_void_p), ("option_unit_kind", c_void_p), ("piece_load", c_void_p),
-        ("piece_link", c_void_p), ("piece_bytes", c_void_p), ("limit", c_void_p), ("item_rule", c_void_p),
-        ("allowed", c_void_p), ("home", c_void_p), ("stay_bytes", c_void_p), ("group_end", c_void_p),
-        ("group_power", c_void_p), ("constant", c_double), ("hinges", c_int32), ("hinge_weight", c_void_p),
-        ("hinge_offset", c_void_p), ("hinge_out", c_void_p),
-    ]  # fmt: skip
+        ("item_begin", Int32s), ("option_begin", Int32s), ("option_unit_kind", Uint8s), ("piece_load", Float64s),
+        ("piece_link", Float64s), ("piece_bytes", Float64s), ("limit", Float64s), ("item_rule", Int32s),
+        ("allowed", Uint8s), ("home", Int32s), ("stay_bytes", Float64s), ("group_end", Int32s),
+        ("group_power", Float64s), ("constant", c_double), ("hinges", c_int32), ("hinge_weight", Float64s),
+        ("hinge_offset", Float64s), ("hinge_out", Float64s),
+    )  # fmt: skip
 
 
-class _Effort(ctypes.Structure):
+class _Effort(Structure):
     _fields_ = [
         ("seed", c_uint64), ("moves", c_int64), ("hot", c_double), ("cold", c_double), ("limit_s", c_double),
         ("smooth", c_double), ("bytes_price", c_double),
     ]  # fmt: skip
 
 
-class _AnnealResult(ctypes.Structure):
+class _AnnealResult(Structure):
     _fields_ = [("cost", c_double), ("over", c_double), ("moves", c_int64), ("stopped", c_int32)]
 
 
-class _Neuroshard(ctypes.Structure):
+class _Neuroshard(Structure):
     _fields_ = [*((name, c_int32) for name in ("beam", "candidates", "depth", "grid")), ("widest", c_double)]
 
 
-class _Links(ctypes.Structure):
-    _fields_ = [
+class _Links(NativeStruct):
+    converts = True
+    _fields_ = (
         *((name, c_int32) for name in ("hosts", "groups", "collective", "keep_first")),
-        *((name, c_void_p) for name in ("latency", "rate", "group", "uplink")), ("size_bytes", c_double),
-    ]  # fmt: skip
+        ("latency", Float64s), ("rate", Float64s), ("group", Int32s), ("uplink", Float64s), ("size_bytes", c_double),
+    )  # fmt: skip
 
 
 class AnnealingEffort(NamedTuple):
@@ -86,19 +86,19 @@ class Candidate(NamedTuple):
     out_of_time: bool
 
 
-@functools.cache
-def _library() -> Any:
-    problem, links, effort, numbers = POINTER(_Problem), POINTER(_Links), POINTER(_Effort), c_void_p
-    signatures: Signatures = {
-        "rw_cost": (c_double, [problem, numbers, POINTER(c_double)]),
-        "rw_anneal": (_AnnealResult, [problem, effort, numbers, numbers]),
-        "rw_greedy": (c_int32, [problem, numbers, c_int32, c_int32, numbers, numbers, c_double, numbers]),
-        "rw_neuroshard": (c_double, [problem, POINTER(_Neuroshard), numbers, c_int32, numbers, numbers, numbers]),
-        "rw_order_seconds": (c_double, [links, numbers]),
-        "rw_order_exact": (c_double, [links, numbers]),
-        "rw_order_anneal": (c_double, [links, effort, numbers]),
-    }
-    return bind_library(LIBRARY, signatures)
+_seconds = NeedsMemory(c_double, 0, OUT_OF_MEMORY)
+library = CLibrary(
+    "librowwise_plan.so",
+    {
+        "rw_cost": (c_double, [_Problem, Int32s, POINTER(c_double)]),
+        "rw_anneal": (_AnnealResult, [_Problem, _Effort, Int32s, Int32s]),
+        "rw_greedy": (c_int32, [_Problem, Int32s, c_int32, c_int32, Float64s, Float64s, c_double, Int32s]),
+        "rw_neuroshard": (c_double, [_Problem, _Neuroshard, Int32s, c_int32, Int32s, Int32s, POINTER(c_int32)]),
+        "rw_order_seconds": (_seconds, [_Links, Int32s]),
+        "rw_order_exact": (_seconds, [_Links, Int32s]),
+        "rw_order_anneal": (_seconds, [_Links, _Effort, Int32s]),
+    },
+)
 
 
 def _parameters(effort: AnnealingEffort) -> _Effort:
@@ -106,14 +106,25 @@ def _parameters(effort: AnnealingEffort) -> _Effort:
     return _Effort(**fields)
 
 
+def _hinge_fields(hinges: Hinges | None) -> dict[str, Any]:
+    if hinges is None:
+        return {}
+    assert len(hinges.outs_H) <= MAX_HINGES
+    return {
+        "hinges": len(hinges.outs_H),
+        "hinge_weight": hinges.weights_HK.T,
+        "hinge_offset": hinges.offsets_H,
+        "hinge_out": hinges.outs_H,
+    }
+
+
 class NativeProblem:
-    """A problem as the C structure; keeps the arrays alive that its pointers point to."""
+    """A problem as the C structure."""
 
     def __init__(self, problem: PlacementProblem, homes: Homes | None = None) -> None:
         self.problem = problem
         phi, topology = problem.phi, problem.topology
         assert phi.width <= MAX_LOADS
-        self._arrays: list[NDArray[Any]] = []
         self._struct = _Problem(
             items=len(problem.members),
             options=len(problem.option_kind),
@@ -123,42 +134,27 @@ class NativeProblem:
             loads=phi.width,
             tiers=len(problem.limit_M),
             groups=len(phi.ends),
-            item_begin=self._pointer(problem.item_begin, np.int32),
-            option_begin=self._pointer(problem.option_begin, np.int32),
-            option_unit_kind=self._pointer(problem.unit_kind_O, np.uint8),
-            piece_load=self._pointer(problem.pieces.load_NK, np.float64),
-            piece_link=self._pointer(problem.pieces.link_N, np.float64),
-            piece_bytes=self._pointer(problem.pieces.bytes_NM, np.float64),
-            limit=self._pointer(problem.limit_M, np.float64),
-            item_rule=self._pointer(problem.rule_I, np.int32),
-            allowed=self._pointer(problem.allowed_RU, np.uint8),
-            home=self._pointer(homes.unit_N, np.int32) if homes else None,
-            stay_bytes=self._pointer(homes.stay_bytes_N, np.float64) if homes else None,
-            group_end=self._pointer(np.array(phi.ends), np.int32),
-            group_power=self._pointer(np.array(phi.powers), np.float64),
+            item_begin=problem.item_begin,
+            option_begin=problem.option_begin,
+            option_unit_kind=problem.unit_kind_O,
+            piece_load=problem.pieces.load_NK,
+            piece_link=problem.pieces.link_N,
+            piece_bytes=problem.pieces.bytes_NM,
+            limit=problem.limit_M,
+            item_rule=problem.rule_I,
+            allowed=problem.allowed_RU,
+            home=homes.unit_N if homes else None,
+            stay_bytes=homes.stay_bytes_N if homes else None,
+            group_end=np.array(phi.ends),
+            group_power=np.array(phi.powers),
             constant=phi.constant,
-            **self._hinges(phi.hinges),
+            **_hinge_fields(phi.hinges),
         )
-
-    def _hinges(self, hinges: Hinges | None) -> dict[str, int]:
-        if hinges is None:
-            return {"hinges": 0}
-        assert len(hinges.outs_H) <= MAX_HINGES
-        return {
-            "hinges": len(hinges.outs_H),
-            "hinge_weight": self._pointer(hinges.weights_HK.T, np.float64),
-            "hinge_offset": self._pointer(hinges.offsets_H, np.float64),
-            "hinge_out": self._pointer(hinges.outs_H, np.float64),
-        }
-
-    def _pointer(self, array: NDArray[Any], kind: Any) -> int:
-        self._arrays.append(np.ascontiguousarray(array, dtype=kind))
-        return self._arrays[-1].ctypes.data
 
     def cost(self, unit_of_N: Index) -> tuple[float, float]:
         """Seconds, and bytes over the limits as a share of them."""
         over, unit_N = c_double(), np.ascontiguousarray(unit_of_N, dtype=np.int32)
-        return float(_library().rw_cost(self._struct, unit_N.ctypes.data, over)), over.value
+        return float(library.rw_cost(self._struct, unit_N, over)), over.value
 
     def candidate(self, placement: Placement) -> Candidate:
         return Candidate(placement, *self.cost(placement.unit_N), 0, False)
@@ -166,9 +162,9 @@ class NativeProblem:
     def anneal(self, start: Placement, effort: AnnealingEffort) -> Candidate:
         """The best placement met while annealing. See [Note: Annealing] in `_c/anneal.c`."""
         choice_I, unit_N = start.choice_I.astype(np.int32), start.unit_N.astype(np.int32)
-        result = _library().rw_anneal(self._struct, _parameters(effort), choice_I.ctypes.data, unit_N.ctypes.data)
+        result = library.rw_anneal(self._struct, _parameters(effort), choice_I, unit_N)
         if result.cost < 0:
-            raise MemoryError("the planner's search ran out of memory")
+            raise MemoryError(OUT_OF_MEMORY)
         return Candidate(Placement(choice_I, unit_N), result.cost, result.over, result.moves, bool(result.stopped))
 
     def greedy(
@@ -188,16 +184,7 @@ class NativeProblem:
         key = None if key_N is None else np.ascontiguousarray(key_N, dtype=np.float64)
         scales = None if scale is None else np.ascontiguousarray(scale, dtype=np.float64)
         unit_N = np.full(self._struct.pieces, NO_UNIT, dtype=np.int32)
-        done = _library().rw_greedy(
-            self._struct,
-            order.ctypes.data,
-            len(order),
-            measure,
-            None if key is None else key.ctypes.data,
-            None if scales is None else scales.ctypes.data,
-            link_limit,
-            unit_N.ctypes.data,
-        )
+        done = library.rw_greedy(self._struct, order, len(order), measure, key, scales, link_limit, unit_N)
         return unit_N if done == len(order) else None
 
     def neuroshard(self, halving_IL: Index, beam: int, candidates: int, depth: int, grid: int) -> "MethodResult":
@@ -206,8 +193,7 @@ class NativeProblem:
         table = np.ascontiguousarray(halving_IL, dtype=np.int32)
         room = len(self.problem.members) + depth + 1  # each halving makes one more shard
         piece, rank, count = np.zeros(room, np.int32), np.zeros(room, np.int32), c_int32()
-        out = (piece.ctypes.data, rank.ctypes.data, ctypes.byref(count))
-        cost = _library().rw_neuroshard(self._struct, parameters, table.ctypes.data, table.shape[1], *out)
+        cost = library.rw_neuroshard(self._struct, parameters, table, table.shape[1], piece, rank, count)
         return MethodResult(piece[: count.value], rank[: count.value], cost if cost < UNBOUNDED else None)
 
 
@@ -236,29 +222,20 @@ class OrderProblem:
 
     def __init__(self, net: LinkArrays, collective: int, size_bytes: float, *, keep_first: bool) -> None:
         """`collective`: its number in `_c/order.c`. `keep_first`: host 0 is first, and groups stay together."""
-        kinds = (np.float64, np.float64, np.int32, np.float64)
-        self._arrays = [np.ascontiguousarray(array, dtype=kind) for array, kind in zip(net, kinds, strict=True)]
-        pointers = [array.ctypes.data for array in self._arrays]
-        self._struct = _Links(net.hosts, len(net.uplink_G), collective, keep_first, *pointers, size_bytes)
+        self._struct = _Links(net.hosts, len(net.uplink_G), collective, keep_first, *net, size_bytes)
 
     def seconds(self, order: Ints) -> float:
         order_H = np.ascontiguousarray(order, dtype=np.int32)
-        return _check_memory(_library().rw_order_seconds(self._struct, order_H.ctypes.data))
+        return library.rw_order_seconds(self._struct, order_H)
 
     def exact(self, given: Ints) -> Ints:
         """The best of all orders of at most 8 hosts; the given one unless another is better."""
         order_H = given.astype(np.int32)
-        _check_memory(_library().rw_order_exact(self._struct, order_H.ctypes.data))
+        library.rw_order_exact(self._struct, order_H)
         return order_H.astype(np.int64)
 
     def anneal(self, start: Ints, effort: AnnealingEffort) -> Ints:
         """The best order met while annealing."""
         order_H = start.astype(np.int32)
-        _check_memory(_library().rw_order_anneal(self._struct, _parameters(effort), order_H.ctypes.data))
+        library.rw_order_anneal(self._struct, _parameters(effort), order_H)
         return order_H.astype(np.int64)
-
-
-def _check_memory(seconds: float) -> float:
-    if seconds < 0:
-        raise MemoryError("the planner's search ran out of memory")
-    return seconds

@@ -212,8 +212,8 @@ class _Clustering:
         tries = max(1, min(self.effort.tries, MAX_TRY_PAIRS // (len(label_N) * total)))
         settings = self.settings._replace(tries=tries)
         for batch in _batches(cells):
-            output = ClusterBuffers(buffers.centroids_KD, buffers.weight_K, len(batch))
-            native.cluster_cells(points, cells[batch], distinct_C[batch], settings, output, label_N)
+            output = ClusterBuffers(buffers.centroids_KD, buffers.weight_K, len(batch), label_N)
+            native.cluster_cells(points, cells[batch], distinct_C[batch], settings, output)
             buffers.used_C[batch] = output.used_C
         return _drop_unused(cells, buffers, label_N)
 

@@ -9,20 +9,20 @@ Staged gradients keep row numbers. A lookup and its update each pin their rows, 
 and no budget is too small for gradient accumulation: a single call of a kernel must fit.
 """
 
-import ctypes
 import errno
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from ctypes import byref
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rowwise.base.errors import StateError, StoreError
+from rowwise.base.library import address_of
 from rowwise.base.quantity import format_bytes
 from rowwise.tables.store import native
 from rowwise.tables.store.native import NativeTable, Segment, Status
@@ -61,7 +61,7 @@ class DiskRows(RecordStore):
         """`folder`: where the file without a name is made."""
         super().__init__(tables)
         self.folder = folder
-        self._library, self._tier = native.library(), None
+        self._library, self._tier = native.library, None
         described = (NativeTable * len(tables))()
         for table, entry in zip(tables, described, strict=True):
             slots = len(table.row_memory) - table.overflow
@@ -69,15 +69,15 @@ class DiskRows(RecordStore):
             assert slots % WAYS == 0, table.name
             entry.rows, entry.slots, entry.overflow, entry.policy = table.rows, slots, table.overflow, policy == "lfu"
             entry.row_bytes, entry.state_bytes = table.row_bytes, table.state_width * 4
-            entry.row_memory, entry.state_memory = table.row_memory.data_ptr(), table.state_memory.data_ptr()
-            entry.slot_rows = table.slot_rows.data_ptr()
+            entry.row_memory, entry.state_memory = address_of(table.row_memory), address_of(table.state_memory)
+            entry.slot_rows = address_of(table.slot_rows)
         status = Status()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"{folder}: {UNUSABLE}: {error.strerror}", A_FOLDER) from None
         path = os.fsencode(folder)
-        self._tier = self._library.tier_open(path, segment_bytes, uring, len(tables), described, byref(status))
+        self._tier = self._library.tier_open(path, segment_bytes, uring, len(tables), described, status)
         self._check(status)
 
     @classmethod
@@ -107,7 +107,7 @@ class DiskRows(RecordStore):
         slots_N, status = ids.values_N.clone(), Status()
         segments = _segments(ids, slots_N)
         with self.lock:
-            self._library.tier_pin(self._tier, len(segments), segments, changes, counts, byref(status))
+            self._library.tier_pin(self._tier, len(segments), segments, changes, counts, status)
         if status.code == native.BAD_ID:
             raise RuntimeError(f"rowwise: an id is outside table {self.tables[status.table].name!r}")
         self._check(status)
@@ -123,7 +123,7 @@ class DiskRows(RecordStore):
         ids = ids._replace(values_N=ids.values_N.contiguous())
         segments, status = _segments(ids, ids.values_N), Status()
         with self.lock:
-            self._library.tier_read_ahead(self._tier, len(segments), segments, byref(status))
+            self._library.tier_read_ahead(self._tier, len(segments), segments, status)
         if status.code != native.BAD_ID:
             self._check(status)
 
@@ -133,8 +133,7 @@ class DiskRows(RecordStore):
         stored = torch.empty(len(rows_U), one.row_bytes, dtype=torch.uint8)
         state = torch.empty(len(rows_U), one.state_width)
         found = torch.empty(len(rows_U), dtype=torch.bool)
-        pointers = [x.data_ptr() for x in (stored, state, found)]
-        self._call("tier_read", table, rows_U.data_ptr(), len(rows_U), *pointers)
+        self._call("tier_read", table, rows_U, len(rows_U), stored, state, found)
         new_U = (~found).nonzero().flatten()
         if len(new_U):
             stored[new_U], state[new_U] = one.initial(rows_U[new_U])
@@ -142,13 +141,13 @@ class DiskRows(RecordStore):
 
     def write(self, table: int, rows_U: Tensor, stored: Tensor, state: Tensor) -> None:
         rows_U, stored, state = rows_U.long().contiguous(), stored.contiguous(), state.contiguous()
-        self._call("tier_write", table, rows_U.data_ptr(), len(rows_U), stored.data_ptr(), state.data_ptr())
+        self._call("tier_write", table, rows_U, len(rows_U), stored, state)
 
     def written(self, table: int, first: int, last: int) -> Tensor:
         with self.lock:
             self._call("tier_flush")
             rows_U = torch.empty(self._library.tier_written(self._tier, table, first, last, None), dtype=torch.int64)
-            self._library.tier_written(self._tier, table, first, last, rows_U.data_ptr())
+            self._library.tier_written(self._tier, table, first, last, rows_U)
         return rows_U
 
     def forget(self, table: int) -> None:
@@ -156,10 +155,10 @@ class DiskRows(RecordStore):
             self._library.tier_forget(self._tier, table)
 
     def use(self) -> StoreUse:
-        values = (ctypes.c_double * len(native.IO_COUNTERS))()
+        values = np.zeros(len(native.IO_COUNTERS))
         with self.lock:
             self._library.tier_io(self._tier, values)
-        counted: dict[str, Any] = dict(zip(native.IO_COUNTERS, values, strict=True))
+        counted: dict[str, Any] = dict(zip(native.IO_COUNTERS, values.tolist(), strict=True))
         counted |= {name: int(counted[name]) for name in ("reads", "read_bytes", "written_bytes")}
         of_disk = StoreUse(**counted, disk_bytes=self.disk_bytes)
         of_tables = (StoreUse(tables={one.name: self.counters(number)}) for number, one in enumerate(self.tables))
@@ -170,16 +169,16 @@ class DiskRows(RecordStore):
         return f"on disk ({self.folder})"
 
     def counters(self, table: int) -> CacheCounters:
-        values = (ctypes.c_int64 * len(native.COUNTERS))()
+        values = np.zeros(len(native.COUNTERS), np.int64)
         self._library.tier_counters(self._tier, table, values)
-        counted = dict(zip(native.COUNTERS, values, strict=True))
+        counted = dict(zip(native.COUNTERS, values.tolist(), strict=True))
         return CacheCounters(**counted, memory_bytes=_memory_bytes(self.tables[table]))
 
     def read_intervals(self, since_s: float) -> list[tuple[float, float]]:
         """When rows were read, by time.perf_counter: the latest 4,096 intervals that end after `since_s`."""
-        begins, ends = ((ctypes.c_double * native.MAX_INTERVALS)() for _ in range(2))
+        begins, ends = np.zeros((2, native.MAX_INTERVALS))
         count = self._library.tier_busy(self._tier, since_s, native.MAX_INTERVALS, begins, ends)
-        return list(zip(begins[:count], ends[:count], strict=True))
+        return list(zip(begins[:count].tolist(), ends[:count].tolist(), strict=True))
 
     def _make_new_rows(self, number: int) -> None:
         """Fill the slots of rows that were never written."""
@@ -187,14 +186,14 @@ class DiskRows(RecordStore):
         if not count:
             return
         rows_U, slots_U = torch.empty(2, count, dtype=torch.int64)
-        self._library.tier_new_rows(self._tier, number, rows_U.data_ptr(), slots_U.data_ptr())
+        self._library.tier_new_rows(self._tier, number, rows_U, slots_U)
         table = self.tables[number]
         table.row_memory[slots_U], table.state_memory[slots_U] = table.initial(rows_U)
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = Status()
         with self.lock:
-            getattr(self._library, name)(self._tier, *arguments, byref(status))
+            getattr(self._library, name)(self._tier, *arguments, status)
         self._check(status)
 
     def _check(self, status: Status) -> None:

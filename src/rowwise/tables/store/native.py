@@ -1,14 +1,11 @@
-"""The C++ library of `disk.py`, by ctypes: a cache of rows in memory over a log on disk.
+"""The C++ library of `disk.py`: a cache of rows in memory over a log on disk.
 
 Calls run without Python's lock; the caller makes them one after the other. Arguments are not checked here.
 """
 
-import ctypes
-import functools
-from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_void_p
-from typing import Any
+from ctypes import Structure, c_char_p, c_double, c_int32, c_int64, c_void_p
 
-from rowwise.base.library import Signatures, bind_library
+from rowwise.base.library import CLibrary, Float64s, Int64s, Numbers
 
 LIBRARY = "librowwise_tier.so"
 OK, BAD_ID, TOO_SMALL, DAMAGED, IO, LOG_FULL, MEMORY, FORKED = range(8)
@@ -17,7 +14,7 @@ IO_COUNTERS = ("reads", "read_bytes", "written_bytes", "read_wait_s", "write_wai
 MAX_INTERVALS = 4096
 
 
-class Status(ctypes.Structure):
+class Status(Structure):
     """The outcome of a call."""
 
     _fields_ = [
@@ -25,41 +22,39 @@ class Status(ctypes.Structure):
     ]  # fmt: skip
 
 
-class NativeTable(ctypes.Structure):
+class NativeTable(Structure):
     """A table and the memory of its slots."""
 
     _fields_ = [
         *((name, c_int64) for name in ("rows", "row_bytes", "state_bytes", "slots", "overflow", "policy")),
-        ("row_memory", c_void_p), ("state_memory", c_void_p), ("slot_rows", c_void_p),
-    ]  # fmt: skip
+        *((name, c_void_p) for name in ("row_memory", "state_memory", "slot_rows")),
+    ]
 
 
-class Segment(ctypes.Structure):
+class Segment(Structure):
     """The ids of one feature, and where their slots go."""
 
     _fields_ = [("table", c_int64), ("wide", c_int64), ("ids", c_void_p), ("count", c_int64), ("slots", c_void_p)]
 
 
-@functools.cache
-def library() -> Any:
-    """The library, with the types of its functions."""
-    status, numbers = POINTER(Status), c_void_p
-    signatures: Signatures = {
-        "tier_open": (c_void_p, [c_char_p, c_int64, c_int32, c_int64, POINTER(NativeTable), status]),
+library = CLibrary(
+    LIBRARY,
+    {
+        "tier_open": (c_void_p, [c_char_p, c_int64, c_int32, c_int64, NativeTable, Status]),
         "tier_close": (None, [c_void_p]),
-        "tier_pin": (None, [c_void_p, c_int64, POINTER(Segment), c_int32, c_int32, status]),
-        "tier_read_ahead": (None, [c_void_p, c_int64, POINTER(Segment), status]),
-        "tier_new_rows": (c_int64, [c_void_p, c_int64, numbers, numbers]),
-        "tier_unpin": (None, [c_void_p, status]),
-        "tier_read": (None, [c_void_p, c_int64, numbers, c_int64, numbers, numbers, numbers, status]),
-        "tier_write": (None, [c_void_p, c_int64, numbers, c_int64, numbers, numbers, status]),
-        "tier_flush": (None, [c_void_p, status]),
-        "tier_written": (c_int64, [c_void_p, c_int64, c_int64, c_int64, numbers]),
+        "tier_pin": (None, [c_void_p, c_int64, Segment, c_int32, c_int32, Status]),
+        "tier_read_ahead": (None, [c_void_p, c_int64, Segment, Status]),
+        "tier_new_rows": (c_int64, [c_void_p, c_int64, Numbers, Numbers]),
+        "tier_unpin": (None, [c_void_p, Status]),
+        "tier_read": (None, [c_void_p, c_int64, Numbers, c_int64, Numbers, Numbers, Numbers, Status]),
+        "tier_write": (None, [c_void_p, c_int64, Numbers, c_int64, Numbers, Numbers, Status]),
+        "tier_flush": (None, [c_void_p, Status]),
+        "tier_written": (c_int64, [c_void_p, c_int64, c_int64, c_int64, Numbers]),
         "tier_forget": (None, [c_void_p, c_int64]),
-        "tier_counters": (None, [c_void_p, c_int64, numbers]),
-        "tier_io": (None, [c_void_p, numbers]),
-        "tier_busy": (c_int64, [c_void_p, c_double, c_int64, numbers, numbers]),
+        "tier_counters": (None, [c_void_p, c_int64, Int64s]),
+        "tier_io": (None, [c_void_p, Float64s]),
+        "tier_busy": (c_int64, [c_void_p, c_double, c_int64, Float64s, Float64s]),
         "tier_disk_bytes": (c_int64, [c_void_p]),
         "tier_file": (c_int32, [c_void_p]),
-    }
-    return bind_library(LIBRARY, signatures)
+    },
+)

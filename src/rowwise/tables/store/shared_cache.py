@@ -9,16 +9,15 @@ Processes never wait for each other; see [Note: Shared sets] in `_cpp/shared_cac
 """
 
 import ctypes
-import functools
 import os
-from ctypes import POINTER, byref, c_int32, c_int64, c_void_p
-from typing import Any, NamedTuple, final
+from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
+from typing import NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rowwise.base.errors import StoreError
-from rowwise.base.library import Signatures, bind_library
+from rowwise.base.library import CLibrary, Int64s, Uint8s, address_of
 from rowwise.tables.store.native import LIBRARY
 from rowwise.tables.store.policy import DEFAULT_POLICY, WAYS, Ints, Policy
 
@@ -26,8 +25,26 @@ Bytes = NDArray[np.uint8]
 TAGS, MAX_TAGS = 16, 1 << 20  # the byte of a cache's memory where tags are counted
 
 
-class _Shape(ctypes.Structure):
+class _Shape(Structure):
     _fields_ = [(name, c_int64) for name in ("slots", "row_bytes", "keys", "lfu")]
+
+
+library = CLibrary(
+    LIBRARY,
+    {
+        "shared_cache_bytes": (c_int64, [_Shape]),
+        "shared_cache_open": (c_void_p, [Uint8s, _Shape]),
+        "shared_cache_close": (None, [c_void_p]),
+        "shared_cache_take": (
+            c_int64,
+            [c_void_p, c_int64, c_int64, Int64s, Int64s, c_int64, Int64s, POINTER(c_int64)],
+        ),
+        "shared_cache_missing": (c_void_p, [c_void_p]),
+        "shared_cache_put": (None, [c_void_p, c_int64, c_int64, Int64s, Uint8s]),
+        "shared_cache_warm": (None, [c_void_p, c_int64, c_int64, Int64s, Uint8s, Int64s]),
+        "read_rows": (c_int32, [c_int32, c_int64, Int64s, c_int64, Uint8s]),
+    },
+)
 
 
 class CacheShape(NamedTuple):
@@ -41,7 +58,7 @@ class CacheShape(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """Memory of the cache."""
-        return int(_library().shared_cache_bytes(byref(self._native)))
+        return int(library.shared_cache_bytes(self._native))
 
     @property
     def _native(self) -> _Shape:
@@ -92,8 +109,8 @@ class SharedCache:
     def __init__(self, memory: Bytes, shape: CacheShape, tag: int = 0) -> None:
         assert memory.nbytes >= shape.size_bytes
         self.shape, self.tag, self._memory = shape, tag, memory
-        self._library = _library()
-        self._cache = self._library.shared_cache_open(memory.ctypes.data, byref(shape._native))
+        self._library = library  # for `__del__`, when modules may be gone
+        self._cache = library.shared_cache_open(memory, shape._native)
         if not self._cache:
             raise StoreError("no memory to open a cache of rows")
 
@@ -107,36 +124,31 @@ class SharedCache:
         Rows and offsets are trusted. Places of a table begin with 0, in the order of the batch.
         """
         distinct = c_int64()
-        missing = self._library.shared_cache_take(
-            self._cache, self.tag, len(features.array), features.array.ctypes.data, offsets.ctypes.data, batch,
-            rows_N.ctypes.data, byref(distinct),
-        )  # fmt: skip
+        missing = library.shared_cache_take(
+            self._cache, self.tag, len(features.array), features.array, offsets, batch, rows_N, distinct
+        )
         if missing < 0:
             raise StoreError(f"no memory for the map of a batch of {len(rows_N)} ids")
         if not missing:
             return MissingRows(np.empty((0, 4), np.int64), distinct.value)
-        address = self._library.shared_cache_missing(self._cache)
+        address = library.shared_cache_missing(self._cache)
         found = np.ctypeslib.as_array(ctypes.cast(address, POINTER(c_int64)), (missing, 4)).copy()
         return MissingRows(found, distinct.value)
 
     def put(self, missing: MissingRows, rows_MB: Bytes) -> None:
         """Copy rows into the memory of their tables, and into the cache."""
-        count, wanted = len(missing.rows_M4), missing.rows_M4.ctypes.data
-        self._library.shared_cache_put(self._cache, self.tag, count, wanted, rows_MB.ctypes.data)
+        library.shared_cache_put(self._cache, self.tag, len(missing.rows_M4), missing.rows_M4, rows_MB)
 
     def put_defaults(self, missing: MissingRows, rows_TB: Bytes) -> None:
         """Copy a table's default row to each of these places; the cache itself stays without them."""
-        assert rows_TB.flags.c_contiguous
-        first, row_bytes = rows_TB.ctypes.data, self.shape.row_bytes
+        first, row_bytes = address_of(rows_TB), self.shape.row_bytes
         for _, address, table, _ in missing.rows_M4.tolist():
             ctypes.memmove(address, first + table * row_bytes, row_bytes)
 
     def warm(self, keys_M: Ints, rows_MB: Bytes, counts_M: Ints) -> None:
         """Put rows into the cache that were accessed so often; those that come last leave last."""
         keys_M, counts_M = (np.ascontiguousarray(x, np.int64) for x in (keys_M, counts_M))
-        self._library.shared_cache_warm(
-            self._cache, self.tag, len(keys_M), keys_M.ctypes.data, rows_MB.ctypes.data, counts_M.ctypes.data
-        )
+        library.shared_cache_warm(self._cache, self.tag, len(keys_M), keys_M, rows_MB, counts_M)
 
 
 def next_tag(memory: Bytes) -> int:
@@ -150,22 +162,6 @@ def read_rows(file: int, begins_M: Ints, rows_MB: Bytes) -> None:
     """Read rows from places in a file; raises OSError. Those that are not in memory are read at the same time."""
     begins_M = np.ascontiguousarray(begins_M, np.int64)
     count, row_bytes = rows_MB.shape
-    error = _library().read_rows(file, count, begins_M.ctypes.data, row_bytes, rows_MB.ctypes.data)
+    error = library.read_rows(file, count, begins_M, row_bytes, rows_MB)
     if error:
         raise OSError(error, os.strerror(error))
-
-
-@functools.cache
-def _library() -> Any:
-    numbers = c_void_p
-    signatures: Signatures = {
-        "shared_cache_bytes": (c_int64, [POINTER(_Shape)]),
-        "shared_cache_open": (c_void_p, [numbers, POINTER(_Shape)]),
-        "shared_cache_close": (None, [c_void_p]),
-        "shared_cache_take": (c_int64, [c_void_p, c_int64, c_int64, numbers, numbers, c_int64, numbers, numbers]),
-        "shared_cache_missing": (c_void_p, [c_void_p]),
-        "shared_cache_put": (None, [c_void_p, c_int64, c_int64, numbers, numbers]),
-        "shared_cache_warm": (None, [c_void_p, c_int64, c_int64, numbers, numbers, numbers]),
-        "read_rows": (c_int32, [c_int32, c_int64, numbers, c_int64, numbers]),
-    }
-    return bind_library(LIBRARY, signatures)

@@ -4,31 +4,38 @@
 every missed row enters has more hits. Both ignore batches, so they pin nothing.
 """
 
-import ctypes
-import functools
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_int64, c_void_p
-from typing import Any, Literal, NamedTuple, final
+from ctypes import Structure, c_int64
+from typing import Literal, NamedTuple, final
 
 import numpy as np
 
 from rowwise.base.errors import SpecError
-from rowwise.base.library import Signatures, bind_library
+from rowwise.base.library import CLibrary, Int32s, Int64s, NativeStruct
 from rowwise.tables.store.policy import Ints, Policy, set_of, sets_of
 
-LIBRARY = "librowwise_simulate.so"
 CacheKind = Policy | Literal["full_lru", "belady"]
 
 
-class _Trace(ctypes.Structure):
-    _fields_ = [
-        ("row", c_void_p), ("accesses", c_int64), ("rows", c_int64), ("batch_end", c_void_p), ("batches", c_int64),
+class _Trace(NativeStruct):
+    _fields_ = (
+        ("row", Int32s), ("accesses", c_int64), ("rows", c_int64), ("batch_end", Int64s), ("batches", c_int64),
         ("skip", c_int64),
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
-class _Counts(ctypes.Structure):
+class _Counts(Structure):
     _fields_ = [(name, c_int64) for name in ("hits", "misses", "evictions", "overflows")]
+
+
+library = CLibrary(
+    "librowwise_simulate.so",
+    {
+        "rw_simulate_sets": (c_int64, [_Trace, Int64s, c_int64, c_int64, _Counts]),
+        "rw_simulate_lru": (c_int64, [_Trace, c_int64, _Counts]),
+        "rw_simulate_belady": (c_int64, [_Trace, c_int64, _Counts]),
+    },
+)
 
 
 class SimulatedCounts(NamedTuple):
@@ -73,30 +80,18 @@ def simulate(trace: Trace, cache_rows: int, kind: CacheKind) -> SimulatedCounts:
     if cache_rows < 1:
         raise SpecError(f"a cache of {cache_rows} rows", "at least 1")
     numbers = _Trace(
-        row=trace.number_N.ctypes.data, accesses=len(trace.number_N), rows=len(trace.ids_R),
-        batch_end=trace.end_B.ctypes.data, batches=len(trace.end_B), skip=trace.skip,
+        row=trace.number_N, accesses=len(trace.number_N), rows=len(trace.ids_R),
+        batch_end=trace.end_B, batches=len(trace.end_B), skip=trace.skip,
     )  # fmt: skip
-    counts, library = _Counts(), _library()
+    counts = _Counts()
     match kind:
         case "lru" | "lfu":
             sets = sets_of(cache_rows)
-            set_R = set_of(trace.ids_R, sets)
-            done = library.rw_simulate_sets(byref(numbers), set_R.ctypes.data, sets, kind == "lfu", byref(counts))
+            done = library.rw_simulate_sets(numbers, set_of(trace.ids_R, sets), sets, kind == "lfu", counts)
         case "full_lru":
-            done = library.rw_simulate_lru(byref(numbers), cache_rows, byref(counts))
+            done = library.rw_simulate_lru(numbers, cache_rows, counts)
         case "belady":
-            done = library.rw_simulate_belady(byref(numbers), cache_rows, byref(counts))
+            done = library.rw_simulate_belady(numbers, cache_rows, counts)
     if not done:
         raise MemoryError(f"no memory for a cache of {cache_rows} rows")
     return SimulatedCounts(counts.hits, counts.misses, counts.evictions, counts.overflows)
-
-
-@functools.cache
-def _library() -> Any:
-    trace, counts = POINTER(_Trace), POINTER(_Counts)
-    signatures: Signatures = {
-        "rw_simulate_sets": (c_int64, [trace, c_void_p, c_int64, c_int64, counts]),
-        "rw_simulate_lru": (c_int64, [trace, c_int64, counts]),
-        "rw_simulate_belady": (c_int64, [trace, c_int64, counts]),
-    }
-    return bind_library(LIBRARY, signatures)

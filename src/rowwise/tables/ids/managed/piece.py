@@ -15,17 +15,16 @@ An id waits for admission in the one slot that its hash names in its bucket. An 
 off as many occurrences as it has, and takes the slot when none is left.
 """
 
-import ctypes
-from ctypes import byref
 from dataclasses import dataclass
 from typing import NoReturn, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rowwise.base.errors import StateError, TableMemoryError
 from rowwise.tables.ids.managed import native
-from rowwise.tables.ids.managed.native import NativeManaged, NativeRowState
+from rowwise.tables.ids.managed.native import NativeManaged, NativeRowState, library
 from rowwise.tables.managed import ID
 from rowwise.tables.ops.arena import Arena
 
@@ -76,14 +75,13 @@ class ManagedPiece:
     def find(self, ids_N: Tensor) -> Tensor:
         """The rows of ids of these buckets, numbered as in the full table; of an unknown id the first of its bucket."""
         rows_N = torch.empty_like(ids_N)
-        native.library().managed_find(self._open(), ids_N.data_ptr(), len(ids_N), rows_N.data_ptr())
+        library.managed_find(self._open(), ids_N, len(ids_N), rows_N)
         return rows_N + self.first_row
 
     def observe(self, ids_N: Tensor, counts_N: Tensor) -> Tensor:
         """Change the map by the ids of a step and their occurrences; returns the ids that lost their rows."""
-        library, handle = native.library(), self._open()
-        step = int(self._arena.steps_T[self._index])
-        if library.managed_observe(handle, ids_N.data_ptr(), counts_N.data_ptr(), len(ids_N), step) != native.OK:
+        handle, step = self._open(), int(self._arena.steps_T[self._index])
+        if library.managed_observe(handle, ids_N, counts_N, len(ids_N), step) != native.OK:
             raise TableMemoryError(f"table {self.table.name!r}: no memory for the new ids of a step", "smaller batches")
         self._ids += int(counts_N.sum())
         self._arena.reset_rows(self._index, self._list(native.RESET))
@@ -92,15 +90,18 @@ class ManagedPiece:
 
     @property
     def counters(self) -> ManagedCounters:
-        numbers = (ctypes.c_int64 * len(native.COUNTERS))()
-        native.library().managed_counters(self._open(), numbers)
-        counts = {name: n + self._closed[name] for name, n in zip(native.COUNTERS, numbers, strict=True)}
+        self._open()
+        counts = {name: n + self._closed[name] for name, n in self._counts().items()}
         return ManagedCounters(rows=self.rows - len(self.buckets), ids=self._ids, **counts)
 
+    def _counts(self) -> dict[str, int]:
+        numbers = np.zeros(len(native.COUNTERS), np.int64)
+        library.managed_counters(self._map, numbers)
+        return dict(zip(native.COUNTERS, numbers.tolist(), strict=True))
+
     def _list(self, which: int) -> Tensor:
-        library = native.library()
         numbers_U = torch.empty(library.managed_list(self._map, which, None), dtype=torch.int64)
-        library.managed_list(self._map, which, numbers_U.data_ptr())
+        library.managed_list(self._map, which, numbers_U)
         return numbers_U
 
     def _open(self) -> int:
@@ -123,8 +124,7 @@ class ManagedPiece:
             ttl=policy.ttl_steps or 0,
         )
         self._check(state[ID])
-        addresses = NativeRowState(**{name: tensor.data_ptr() for name, tensor in state.items()})
-        self._map = native.library().managed_open(byref(settings), byref(addresses))
+        self._map = library.managed_open(settings, NativeRowState(**state))
         if self._map is None:
             raise TableMemoryError(f"table {self.table.name!r}: no memory for the index of its ids", "fewer rows")
         return self._map
@@ -144,11 +144,9 @@ class ManagedPiece:
     def _close(self) -> None:
         if getattr(self, "_map", None) is None:
             return
-        numbers = (ctypes.c_int64 * len(native.COUNTERS))()
-        native.library().managed_counters(self._map, numbers)
-        for name, number in zip(native.COUNTERS, numbers, strict=True):
+        for name, number in self._counts().items():
             self._closed[name] += number if name != "in_use" else 0
-        native.library().managed_close(self._map)
+        library.managed_close(self._map)
         self._map = None
 
 
@@ -156,6 +154,5 @@ def find_buckets(ids_N: Tensor, buckets: int) -> Tensor:
     """The bucket of each id."""
     ids_N = ids_N.contiguous()
     buckets_N = torch.empty_like(ids_N)
-    bits = buckets.bit_length() - 1
-    native.library().managed_buckets(ids_N.data_ptr(), len(ids_N), bits, buckets_N.data_ptr())
+    library.managed_buckets(ids_N, len(ids_N), buckets.bit_length() - 1, buckets_N)
     return buckets_N
