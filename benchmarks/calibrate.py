@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from parts import calibrate_dreamshard
 from parts import planner_tasks as tasks
-from parts.report import at_least, at_most, exactly, finish, geomean, options, parsed
+from parts.report import at_least, at_most, exactly, finish, geomean, options, parsed, show
 
 from rowwise.planning.calibrate.steps import StepMeasurement, StepTimes, measure_plans
 from rowwise.planning.calibrate.train_network import (
@@ -141,7 +141,7 @@ def measure_chosen(args: argparse.Namespace) -> list[dict]:
             StepMeasurement(question.workloads, (planned.plan,), question.batch, rounds=args.rounds)
         )
         rows.append({"task": number, "tables": len(question.workloads), **compared(planned.plan.forecast, step)})
-        print(describe(rows[-1]), flush=True)
+        show(rows[-1])
     return rows
 
 
@@ -155,12 +155,6 @@ def compared(expected, step: StepTimes) -> dict:
         "predicted_stages_ms": {k: [1e3 * s for s in v] for k, v in expected.stages_s.items()},
         "measured_stages_ms": {k: [1e3 * s for s in v] for k, v in step.stages_s.items()},
     }
-
-
-def describe(row: dict) -> str:
-    return ", ".join(
-        f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items() if "stages" not in k
-    )
 
 
 def chosen_floors(rows: list[dict]) -> list[dict]:
@@ -189,7 +183,7 @@ def measure_plans_of_a_model(args: argparse.Namespace) -> list[dict]:
     for (name, placement), step in zip(plans.items(), steps, strict=True):
         searched = replace(found, placement=placement, cost=problem.cost(placement))
         rows.append({"plan": name, **compared(forecast(problem, searched), step)})
-        print(describe(rows[-1]), flush=True)
+        show(rows[-1])
     return rows
 
 
@@ -300,7 +294,7 @@ def measure_oracle(args: argparse.Namespace) -> list[dict]:
         row = about | {f"{name}_over_bound": geomean(found) for name, found in ratios.items()}
         row |= {"tasks": len(ratios["best"]), "best_over_oracle": row["best_over_bound"] / row["oracle_over_bound"]}
         rows.append(row)
-        print(describe(row), flush=True)
+        show(row)
     return rows
 
 
@@ -317,7 +311,8 @@ def oracle_floors(rows: list[dict]) -> list[dict]:
 
 def measure_dreamshard(args: argparse.Namespace) -> list[dict]:
     rows = calibrate_dreamshard.run(1 if args.smoke else 4 if args.quick else 20)
-    calibrate_dreamshard.show(rows)
+    for row in rows:
+        show(row)
     return rows
 
 

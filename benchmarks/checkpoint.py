@@ -27,7 +27,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from parts.report import at_least, at_most, exactly, finish, options, parsed
+from parts.report import at_least, at_most, exactly, finish, options, parsed, show
 from parts.timer import timed_s
 from torch import nn
 
@@ -134,7 +134,7 @@ def measure_files(args: argparse.Namespace) -> list[dict]:
 def row(kind: str, name: str, size: int, times: list[float]) -> dict:
     median, best = statistics.median(times), min(times)
     found = {"kind": kind, "name": name, "bytes": size, "median_s": median, "best_s": best, "rounds": len(times)}
-    print(f"{name:24} {size / median / 1e9:6.2f} GB/s  best {size / best / 1e9:6.2f} GB/s", flush=True)
+    show(found)
     return found
 
 

@@ -34,7 +34,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 from parts.ops_work import Work, ids_for, rows_for
 from parts.recipe_job import job_of
-from parts.report import at_least, at_most, environment, exactly, finish, options, parsed
+from parts.report import at_least, at_most, environment, exactly, finish, options, parsed, show
 from parts.timer import least_s
 from parts.tiny_data import make_tiny
 from rich.progress import track
@@ -156,11 +156,7 @@ def bytes_of(args: argparse.Namespace) -> list[dict]:
         full = next(row for row in rows if row["way"] == "full")
         for row in rows:
             row["less"] = full["written"] / row["written"]
-            print(
-                f"{row['samples']:7,} apart ({row['touched']:.1%} touched) {row['optimizer']:16} {row['way']:20}"
-                f" {row['written'] / 1e6:8.1f} MB, {row['less']:5.2f}x less;  longest chain {max(row['chain'])};"
-                f"  write {sum(row['write_s']):.1f} s, read {row['read_s']:.2f} s ({row['read_busy_s']:.2f} busy)"
-            )
+            show(row)
         found += rows
     return found
 
@@ -192,9 +188,7 @@ def marking_of(args: argparse.Namespace) -> list[dict]:
         times[marked].append(time.perf_counter() - begin)
     best, more = min(times[False]), min(updates[True]) - min(updates[False])
     row = {"kind": "marking", "step_ms": best * 1e3, "update_ms": min(updates[False]) * 1e3, "more_ms": more * 1e3}
-    print(
-        f"a step takes {row['step_ms']:.2f} ms, its update {row['update_ms']:.2f} ms; marking {row['more_ms']:.3f} ms"
-    )
+    show(row)
     return [row]
 
 
@@ -211,7 +205,7 @@ def packing_of(args: argparse.Namespace) -> list[dict]:
             back = least_s(lambda bits=bits, x=packed, dim=dim: dequantise(x, dim, bits), 5)
             gb = rows_ND.numel() * 4 / 1e9
             found.append({"kind": "packing", "dim": dim, "bits": bits, "gb_s": gb / there, "back_gb_s": gb / back})
-            print("dim {dim:4}, {bits} bits: {gb_s:5.2f} GB/s, back {back_gb_s:5.2f} GB/s".format(**found[-1]))
+            show(found[-1])
     return found
 
 
@@ -224,7 +218,7 @@ def quality_of(args: argparse.Namespace) -> list[dict]:
         for bits in (32, 8, 4):
             scores = go_back_half_way(recipe, seed, bits, args)
             found.append({"kind": "quality", "recipe": recipe, "seed": seed, "bits": bits, **scores})
-            print("{recipe:22} seed {seed}  {bits:2} bits  NE {ne:.5f}  AUC {auc:.5f}".format(**found[-1]))
+            show(found[-1])
     return found
 
 

@@ -13,7 +13,7 @@ Needs: a C++ compiler
 import time
 
 import torch
-from parts.report import at_least, at_most, finish, options, parsed
+from parts.report import at_least, at_most, finish, options, parsed, show
 
 from rowwise import (
     DCN,
@@ -83,8 +83,7 @@ def main() -> None:
     rows = []
     for name in ("DLRM", "xDeepFM") if args.smoke else MODELS:
         rows.append(row := measure(name, size, repeats))
-        print("{model:9} {plain_samples_s:9.0f} samples/s, compiled {compiled_samples_s:9.0f}".format(**row), end="")
-        print(" ({ratio:.2f}x), compiled in {compile_s:.1f} s, losses off by {off:.1e}".format(**row), flush=True)
+        show(row)
     floors = [at_most("relative difference of losses, most", max(row["off"] for row in rows), 1e-5)]
     if not args.smoke:
         floors.append(at_least("speed of xDeepFM, without is 1", rows[-1]["ratio"], 1.2))

@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 from parts.dlrm import BOTTOM, DENSE, DIM, FEATURES, TOP, WIDTH, TorchInteraction, torch_mlp
 from parts.limits import PEAK_SIZE, SMOKE_SIZE, Rows, dlrm_flops, limit_of, peak_flops_s, rows_s, share_floor
-from parts.report import at_least, environment, exactly, finish, geomean, options, parsed
+from parts.report import at_least, environment, exactly, finish, geomean, options, parsed, show
 from parts.timer import timed_s
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -212,17 +212,11 @@ def main() -> None:
     for work in all_works(args):
         torch.set_num_threads(work.threads)
         rows.append(MEASURES[work.kind](work, 0.0 if args.smoke else 1.0 if args.quick else 5.0))
-        print(describe(rows[-1]), flush=True)
+        show(rows[-1])
     # `assert_equal` raises where the sides do not agree.
     agree = [exactly("cells in which both sides agree", len(rows), 16)]
     floors = agree if args.smoke else floors_of(rows, library)
     finish("dense_cpu", rows, floors, args, environment={**environment(), "library": library})
-
-
-def describe(row: dict) -> str:
-    line = "{kind:>12} {what:22} {dtype} B{batch:<5} {threads}T  ours {ours_ms:8.2f} ms  torch {peer_ms:8.2f} ms"
-    share = f"  limit {row['limit_ms']:.2f} ms, share {row['limit_share']:.2f}" if "limit_share" in row else ""
-    return f"{line.format(**row)}  ratio {row['ratio']:.2f}{share}"
 
 
 if __name__ == "__main__":

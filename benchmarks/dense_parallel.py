@@ -19,7 +19,7 @@ from math import prod
 from pathlib import Path
 
 from parts.dense_parallel_work import measure, measure_torch, units_of
-from parts.report import at_least, at_most, finish, options, parsed
+from parts.report import at_least, at_most, finish, options, parsed, show
 from rich.progress import track
 
 from rowwise.parallel.comm.spawn import run_processes
@@ -115,17 +115,10 @@ def main() -> None:
         floors.append(
             at_most("peak memory of construction, of the bound", built["peak_bytes"] / built["bound_bytes"], 1.0)
         )
-    print("kind               MB a step   formula   shared memory   gloo      torch over gloo")
-    for row in rows:
-        line = f"{row['kind']:18} {row['sent_bytes'] / 1e6:9.2f} {row['predicted_bytes'] / 1e6:9.2f}"
-        line += f" {row['shared_memory_ms']:12.1f} ms {row['gloo_ms']:8.1f} ms"
-        print(line + (f" {row['torch_ms']:11.1f} ms" if "torch_ms" in row else ""))
-    line = (
-        f"construction of {built['parameters'] / 1e6:.0f} million parameters: {built['peak_bytes'] / 1e6:.0f} MB a rank"
-    )
-    print(f"{line}; {built['whole_bytes'] / 1e6:.0f} MB whole, bound {built['bound_bytes'] / 1e6:.0f} MB")
     for row in rows:
         row.pop("losses"), row.pop("torch_losses", None)
+        show(row)
+    show(built)
     finish("dense_parallel", [*rows, built], floors, args)
 
 

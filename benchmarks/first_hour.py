@@ -50,7 +50,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 from parts import BENCHMARKS
 from parts.first_hour_data import is_written, write_first, write_rows
 from parts.first_hour_sides import Rows, Run, Work, inspect, run_ensemble, run_rowwise, run_trees, sides_of
-from parts.report import at_least, at_most, environment, exactly, finish, options, parsed
+from parts.report import at_least, at_most, environment, exactly, finish, options, parsed, show
 
 SECTIONS = ("effort", "speed", "quality")
 SETS = ("movielens", "adult", "reviews", "flights")
@@ -78,7 +78,7 @@ def effort() -> list[dict]:
         lines = [line for line in code if line.strip() and "watch" not in line.lower() and "alone" not in line]
         rows.append({"section": "effort", "side": side, "commands": commands, "files": len(code and [script])})
         rows[-1]["lines"] = len(lines)
-        print("{side:14} {commands} commands, {files} files, {lines} lines".format(**rows[-1]), flush=True)
+        show(rows[-1])
     return rows
 
 
@@ -110,16 +110,8 @@ def measure_speed(rows: Rows, sides: dict[str, Run], args: argparse.Namespace) -
                 fastest = max(several, key=lambda one: one["epoch_samples_s"])
                 row |= {"inspect_s": rows.inspect_s, "phases_ms": fastest["phases_ms"]}
             found.append(row)
-            print(describe(row, found), flush=True)
+            show(row)
     return found
-
-
-def describe(row: dict, rows: list[dict]) -> str:
-    work = "{side:13} {model:6} B{batch:<4} {threads}T".format(**row)
-    ours = next(r for r in reversed(rows) if r["side"] == "rowwise")
-    speed = "  ".join(f"{s.split('_')[0]} {row[s]:7,.0f} ({ours[s] / row[s]:.1f}x)" for s in SPEEDS)
-    inspected = f" after {row['inspect_s']:.1f} s of inspect" if "inspect_s" in row else ""
-    return f"{work}  {speed}  start {row['first_step_s']:.1f} s{inspected}  {row['peak_bytes'] / 1e9:.2f} GB"
 
 
 def measure_quality(rows: Rows, sides: dict[str, Run], args: argparse.Namespace, runs: Path) -> list[dict]:
@@ -155,8 +147,7 @@ def quality_runs(
 
 def add_quality(found: list[dict], rows: Rows, side: str, model: str, seed: int, result: dict) -> None:
     found.append({"section": "quality", "set": rows.folder.name, "side": side, "model": model, "seed": seed, **result})
-    line = "{set:10} {side:13} {model:8} seed {seed}  AUC {auc:.4f}  log loss {log_loss:.4f}  {seconds:.0f} s"
-    print(line.format(**found[-1]), flush=True)
+    show(found[-1])
 
 
 def saved_rows(rows: list[dict], args: argparse.Namespace) -> list[dict]:

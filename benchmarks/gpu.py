@@ -29,7 +29,7 @@ from pathlib import Path
 from parts.gpu_work import Tables, WorkBatch, host_milliseconds, kernel_times, limits, milliseconds
 from parts.gpu_yardstick import Yardstick
 from parts.ops_work import Work, ids_for, rows_for
-from parts.report import at_least, at_most, environment, exactly, finish, options, parsed, save, saved
+from parts.report import at_least, at_most, environment, exactly, finish, options, parsed, save, saved, show
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -231,7 +231,7 @@ def sweep(sizes: Sizes, device: torch.device) -> list[dict]:
                     specialise.lookup_shape = usual
             best = min(tried, key=tried.__getitem__)
             rows.append({**work._asdict(), "chosen_ms": chosen_ms, "best": best, "best_ms": tried[best]})
-            print(f"dim {dim}, {work.pooling} ids: tiles, bags, ids {best}, {tried[best] / chosen_ms:.2f} of the time")
+            show(rows[-1])
     return rows
 
 
@@ -363,7 +363,7 @@ def cached(sizes: Sizes, device: torch.device) -> list[dict]:
                                   for i in range(len(rows_T))),
                 }
             )  # fmt: skip
-            print(f"{ids}, {share:.0%} cached: {step_s * 1e3:.2f} ms, {found[-1]['hit_rate']:.1%} hit", flush=True)
+            show(found[-1])
     return found
 
 

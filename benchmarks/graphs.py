@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 from parts.graph_peers import pyg_ways
 from parts.graph_work import evaluate, power_law, split_ratings, train
-from parts.report import at_least, exactly, finish, options, parsed
+from parts.report import at_least, exactly, finish, options, parsed, show
 from parts.timer import in_turns
 from parts.tiny_data import make_tiny
 
@@ -149,15 +149,11 @@ def measure(args: argparse.Namespace) -> list[dict]:
         nodes = 2_000 if args.smoke else 50_000 if args.quick else 1_000_000
         rows += speed(nodes, 20 * nodes, 3 if args.quick else 7)
         for row in rows:
-            print(f"{row['way']:14} {row['edges']:>11,} edges  {row['seconds']:.4f} s", flush=True)
+            show(row)
     if "quality" in args.only:
         learned = quality(args.data, 1 if args.quick else SEEDS, 2 if args.smoke else 60)
         for row in learned:
-            found = "  ".join(f"{metric} {row[metric]:.4f}" for metric in (*PUBLISHED, "recall@20"))
-            print(
-                f"seed {row['seed']}  {row['way']:6} {row['most'] or '':4} {row['kept']:4.0%} of edges  {found}",
-                flush=True,
-            )
+            show(row)
         rows += learned
     return rows
 

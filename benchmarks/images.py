@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from parts.image_work import Scenes, TrainedTowers, logits_of, make_scenes, right_of, train
-from parts.report import at_least, at_most, finish, options, parsed
+from parts.report import at_least, at_most, finish, options, parsed, show
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
@@ -75,7 +75,7 @@ def photographs(sizes: tuple[int, ...], folder: Path) -> list[dict]:
                 took_s.append((time.perf_counter() - begin_s) / len(files))
             row = {"part": "photographs", "ssim": similar, "size": size, "share": share}
             rows.append(row | {"prefix_ms": 1e3 * took_s[0], "whole_ms": 1e3 * took_s[1]})
-            print(f"photographs  SSIM {similar}  {size:3} pixels  {share:4.0%} of the bytes", flush=True)
+            show(rows[-1])
     return rows
 
 
@@ -151,12 +151,10 @@ def measure(seed: int, amounts: tuple, folder: Path) -> list[dict]:
     price, of_bytes = calibrated.cheapest()
     curve = [tested_on.dynamic(one, of_bytes) for one in PRICES[::5]]
     rows = [*tested_on.static(), *curve, tested_on.dynamic(price, of_bytes) | {"chosen": True}]
+    rows = [{"part": "scenes", "seed": seed} | row for row in rows]
     for row in rows:
-        line = (
-            f"seed {seed}  {row['policy']:18} accuracy {row['accuracy']:.3f}  {row['products'] / 1e6:5.2f} M products"
-        )
-        print(f"{line}  {row['bytes']:6.0f} bytes", flush=True)
-    return [{"part": "scenes", "seed": seed} | row for row in rows]
+        show(row)
+    return rows
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ import torch
 from parts import ingest_data as data
 from parts import ingest_handoff, ingest_kernels, ingest_memory, ingest_scaling, ingest_store
 from parts import ingest_peers as peers
-from parts.report import at_least, at_most, exactly, finish, options, parsed
+from parts.report import at_least, at_most, exactly, finish, options, parsed, show
 
 from rowwise import Table
 from rowwise.ingest import Batcher, Batching
@@ -256,7 +256,7 @@ def main() -> None:
         found = list(RUN[section](args))
         print(f"{section}: {time.perf_counter() - begin_s:.0f} s", flush=True)
         for row in found:
-            print("  " + ", ".join(f"{k} {shown(v)}" for k, v in row.items()), flush=True)
+            show(row)
         rows += [{"section": section, **row} for row in found]
         floors += [] if args.smoke else [{**floor, "section": section} for floor in FLOORS[section](found)]
     if args.save and args.save.exists():
@@ -266,10 +266,6 @@ def main() -> None:
     if args.smoke:
         floors = list(smoke_floors(rows, args.only))
     finish("ingest", rows, floors, args)
-
-
-def shown(value: object) -> str:
-    return f"{value:,.3f}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import torch
 from parts.ops_work import Work, ids_for, rows_for
-from parts.report import at_least, exactly, finish, geomean, has_peer, options, parsed
+from parts.report import at_least, exactly, finish, geomean, has_peer, options, parsed, show
 
 import rowwise.tables.ops  # noqa: F401 - registers ours
 
@@ -186,13 +186,6 @@ def measure(cell: Cell, quick: bool) -> dict:
     }
 
 
-def describe(row: dict) -> str:
-    op = f"{row['op']} {row['buckets'] or ''}"
-    size = f"{row['segments']:>2} x {row['batch']} x {row['pooling']}"
-    where = f"{op:<14} {row['dtype']} {size:<15} {row['threads']}T"
-    return f"{where}  ours {row['ours_ms']:7.2f} ms  {row['peer']} {row['peer_ms']:7.2f} ms  ratio {row['ratio']:.2f}"
-
-
 FLOORS = {"permute": 1.5, "concatenate": 2.0, "bucketize": 3.0, "deduplicate": 3.0}
 
 
@@ -214,7 +207,7 @@ def main() -> None:
     rows = []
     for cell in wanted:
         rows.append(measure(cell, args.quick))
-        print(describe(rows[-1]), flush=True)
+        show(rows[-1])
     # `measure` raises where the sides do not agree.
     floors = [exactly("cells in which both sides agree", len(rows), len(wanted))] if args.smoke else floors_of(rows)
     finish("jagged", rows, floors, args)

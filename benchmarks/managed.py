@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from parts.report import at_least, at_most, exactly, finish, options, parsed
+from parts.report import at_least, at_most, exactly, finish, options, parsed, show
 from rich.progress import Progress
 from torch import nn
 
@@ -228,9 +228,8 @@ def main() -> None:
         rows.append(train(table_of(stream.items), stream, progress, UNBOUNDED))
         rows.append(reshard(1000 * min(scale, 10), 10))
     distinct = stream.distinct()
-    for row in rows[:-1]:
-        print("{table:40} {rows:>10,} rows  AUC {auc:.4f}  {step_ms:6.2f} ms a step".format(**row))
-    print(f"{distinct:,} distinct ids in {stream.batches * BATCH:,} samples")
+    for row in rows:
+        show(row)
     floors = floors_of(rows, distinct, budget, smoke=args.smoke)
     finish("managed", rows, floors, args, distinct=distinct)
 

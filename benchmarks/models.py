@@ -35,7 +35,7 @@ from functools import partial
 from pathlib import Path
 
 from parts.model_work import DATA, DEPTHS, STACKS, Data, Job, step_speed, train, write_stream
-from parts.report import RESULTS, at_least, at_most, exactly, finish, options, parsed
+from parts.report import RESULTS, at_least, at_most, exactly, finish, options, parsed, show
 from parts.tiny_data import make_tiny
 from rich.progress import Progress
 
@@ -173,7 +173,7 @@ def main() -> None:
         if not args.only:
             runs.forget()
     for line in lines:
-        print("  ".join(f"{key} {value}" for key, value in line.items()))
+        show(line)
     floors = (
         floors_of(lines)
         if not args.smoke

@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 
 from parts.noise_work import WORLDS, World, run
-from parts.report import at_least, at_most, exactly, finish, options, parsed
+from parts.report import at_least, at_most, exactly, finish, options, parsed, show
 from rich.progress import Progress
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4)
@@ -53,11 +53,8 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict]:
                     for loss in args.losses:
                         found = run(WORLDS[name], place, seed, changes(loss, WORLDS[name], smoke=args.smoke))
                         rows.append({"world": name, "wrong": share, "loss": loss, "seed": seed, **found})
+                        show(rows[-1])
                         progress.advance(task)
-                print(
-                    "\n".join(summary([row for row in rows if (row["world"], row["wrong"]) == (name, share)])),
-                    flush=True,
-                )
     return rows
 
 
@@ -65,23 +62,6 @@ def changes(loss: str, world: World, *, smoke: bool) -> list[str]:
     return [change.format(steps=world.steps, rise=world.steps // RISE) for change in LOSSES[loss]] + (
         ["train.steps=10"] if smoke else []
     )
-
-
-def summary(rows: list[dict]) -> list[str]:
-    """A line for each loss: means, and the widest difference between seeds."""
-    lines = []
-    for loss in dict.fromkeys(row["loss"] for row in rows):
-        mine = [row for row in rows if row["loss"] == loss]
-        metric = WORLDS[mine[0]["world"]].metric
-        values = [row[metric] for row in mine]
-        drop, ne = (
-            statistics.mean(x) for x in ([row["best"] - row["last"] for row in mine], [row["ne"] for row in mine])
-        )
-        found = (
-            f"{metric} {statistics.mean(values):.4f} ± {max(values) - min(values):.4f}  drop {drop:.4f}  NE {ne:.4f}"
-        )
-        lines.append(f"{mine[0]['world']:17} {mine[0]['wrong']:4.0%} wrong  {loss:19} {found}")
-    return lines
 
 
 def values_of(rows: list[dict], world: str, wrong: float, loss: str) -> list[float]:

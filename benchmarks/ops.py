@@ -25,7 +25,7 @@ import torch
 from parts import BENCHMARKS
 from parts.limits import Rows
 from parts.ops_work import FbgemmPeer, Work, ids_for, rows_for
-from parts.report import at_least, environment, exactly, finish, geomean, has_peer, options, parsed, save
+from parts.report import at_least, environment, exactly, finish, geomean, has_peer, options, parsed, save, show
 
 from rowwise import Adagrad, Adam, Embeddings, Jagged, Lamb, RowType, RowWiseAdagrad, Sgd, Table
 
@@ -146,7 +146,7 @@ def measure_fbgemm(works: list[Work], rows: list[int], quick: bool) -> list[dict
                 times["ours"].append(ours.step(jagged[k], grad))
                 times["peer"].append(peer.step(batches[k], offsets, grad))
             out.append(row_of(work, "fbgemm-gpu-cpu " + peer.version, times))
-            print(describe(out[-1]), flush=True)
+            show(out[-1])
         del ours, peer
         gc.collect()
         torch.ops.rowwise.drop_kept()
@@ -167,7 +167,7 @@ def measure_elsewhere(works: list[Work], rows: list[int], quick: bool, python: s
                 times["ours"].append(ours.step(jagged[repeat % 3], grad))
                 times["peer"].append(peer.step(repeat % 3))
             out.append(row_of(work, f"fbgemm-gpu-cpu {peer.version}", times))
-            print(describe(out[-1]), flush=True)
+            show(out[-1])
         peer.close()
         del ours, peer
         gc.collect()
@@ -191,7 +191,7 @@ def measure_row_types(works: list[Work], rows: list[int], quick: bool) -> list[d
             for row_type, mine in zip(types[1:], times[1:], strict=True):
                 found = row_of(work._replace(row_type=row_type), "rowwise fp16", {"ours": mine, "peer": times[0]})
                 out.append(found)
-                print(describe(found), flush=True)
+                show(found)
         del sides
         gc.collect()
     return out
@@ -220,7 +220,7 @@ def measure_torch(works: list[Work], rows: list[int], quick: bool) -> list[dict]
                 optimizer.step()
                 times["peer"].append((middle - begin, time.perf_counter() - middle))
             out.append(row_of(work, f"torch EmbeddingBag + {SPARSE[name].__name__}", times))
-            print(describe(out[-1]), flush=True)
+            show(out[-1])
         del ours, bags, optimizer
         gc.collect()
     return out
@@ -244,14 +244,6 @@ def row_of(work: Work, peer: str, times: dict[str, list]) -> dict:
         row["gather_share"] = row["limit_ms"] / row["ours_forward_ms"]
         row["limit_share"] = (row["limit_ms"] + row["rewrite_ms"]) / (row["ours_forward_ms"] + row["ours_rest_ms"])
     return row
-
-
-def describe(row: dict) -> str:
-    where = "{optimizer:>15} {row_type} D{dim:<3} B{batch:<5} L{pooling:<2} {ids:<7} {threads}T".format(**row)
-    share = " gather {gather_share:.2f} limit {limit_share:.2f}".format(**row) if "gather_share" in row else ""
-    ours = f"{row['ours_forward_ms']:.2f}/{row['ours_rest_ms']:.2f}"
-    peer = f"{row['peer_forward_ms']:.2f}/{row['peer_rest_ms']:.2f}"
-    return f"{where}  ours {ours} ms  {row['peer']} {peer} ms  ratio {row['ratio']:.2f}{share}"
 
 
 def floors_of(rows: list[dict]) -> list[dict]:

@@ -45,7 +45,7 @@ from parts.pipeline_disk import DiskOrder
 from parts.pipeline_ranks import Order
 from parts.pipeline_staleness import StalenessOrder
 from parts.pipeline_timeline import TimelineOrder
-from parts.report import at_least, at_most, exactly, finish, has_peer, options, parsed
+from parts.report import at_least, at_most, exactly, finish, has_peer, options, parsed, show
 from parts.shard_work import Load, Shape
 from parts.tiers_work import Size
 
@@ -68,19 +68,8 @@ def launched(
     """What the first rank of a fresh group found."""
     rows = run_processes(ranks, function, order, shared_memory=transport == SHARED, threads=threads)[0]
     for row in rows:
-        print(describe(row), flush=True)
+        show(row)
     return rows
-
-
-def describe(row: dict) -> str:
-    line = "{section:8} {transport:13} link {link:10} {side:21} {ms:7.2f} ms  noise {noise:.2f}".format(**row)
-    for name in ("cpu_ms", "exposed_ms", "limit_ms", "sequential_ms", "predicted_ms"):
-        line += f"  {name.partition('_')[0]} {row[name]:.2f} ms" if name in row else ""
-    if "compute_ms" in row:
-        line += "  latency {latency_ms:.2f} ms, compute {compute_ms:.1f} ms".format(**row)
-    if "latencies" in row:
-        line += ", {latencies:.1f} latencies in a sequential step".format(**row)
-    return line
 
 
 def orders(args: argparse.Namespace) -> list[Order]:

@@ -25,7 +25,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 from parts import planner_tasks as tasks
-from parts.report import at_least, at_most, exactly, finish, geomean, has_peer, options, parsed
+from parts.report import at_least, at_most, exactly, finish, geomean, has_peer, options, parsed, show
 
 from rowwise.parallel.plan import Plan, Tier
 from rowwise.planning.perf.access import Workload
@@ -91,9 +91,7 @@ def run_ns4(quick: bool) -> list[dict]:
         with ProcessPoolExecutor(2) as pool:
             for seed, bound_s, took_s in pool.map(_certified, range(count)):
                 rows[seed] |= {"certified_s": max(bound_s, rows[seed]["bound_s"]), "certify_took_s": took_s}
-                print(
-                    f"ns4-{seed}: {rows[seed]['cost_s'] / rows[seed]['certified_s']:.4f} of what is proven", flush=True
-                )
+                show(rows[seed])
     return rows
 
 
@@ -113,7 +111,7 @@ def run_pool(quick: bool) -> list[dict]:
     rows = []
     for name, devices, fill, seconds, baselines in cases:
         rows.append(compared(name, tasks.pool_task(devices, fill), seconds, baselines))
-        print(f"{name}: gap {rows[-1]['gap']:.4f} in {rows[-1]['took_s']:.2f} s", flush=True)
+        show(rows[-1])
     return rows
 
 
@@ -129,8 +127,9 @@ def beside_torchrec(name: str, question: PlanRequest, seconds: float, sorts: tup
     for sort in sorts:
         cost_s, took_s = torchrec_rating(question, sort)
         row[f"torchrec_{sort}"] = {"cost_s": cost_s, "took_s": took_s}
-    print(f"{name}: TorchRec {row['torchrec_storage']['cost_s'] / row['cost_s']:.3f} of ours", flush=True)
-    return {"task": name, **row}
+    row = {"task": name, **row}
+    show(row)
+    return row
 
 
 def run_torchrec(quick: bool) -> list[dict]:
@@ -179,7 +178,7 @@ def run_lists(quick: bool) -> list[dict]:
     rows = []
     for one in lists:
         rows.append(compared(one.name, tasks.listed(one), 1.0 if one.devices < 64 else 5.0, few))
-        print(f"{one.name}: gap {rows[-1]['gap']:.4f} in {rows[-1]['took_s']:.2f} s", flush=True)
+        show(rows[-1])
     return rows
 
 
@@ -204,7 +203,7 @@ def run_giant(quick: bool) -> list[dict]:
             "took_s": took_s, "fullest_bytes": np.array(forecast.memory_bytes).max(0).tolist(),
             "limits_bytes": list(forecast.limits_bytes), "tiles": len(planned.plan.tiles), "fits": True, "valid": True,
         })  # fmt: skip
-        print(f"{name}: {forecast.step_s * 1e3:.2f} ms, gap {forecast.gap:.4f}, in {took_s:.1f} s", flush=True)
+        show(rows[-1])
     return rows
 
 

@@ -16,7 +16,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from parts.recipe_job import job_of
-from parts.report import exactly, finish, options, parsed
+from parts.report import exactly, finish, options, parsed, show
 from rich.progress import Progress
 
 from rowwise.recipes.compose import make_evaluator, make_model, make_settings, resolve
@@ -52,7 +52,7 @@ def main() -> None:
                 rows.append({"seed": seed, "row_type": name, **found["model"]})
             rows.append({"seed": seed, "row_type": TEACHER, **found[TEACHER]})
     for row in rows:
-        print("seed {seed}  {row_type:>19}  NE {ne:.5f}  AUC {auc:.5f}".format(**row))
+        show(row)
     floors = smoke_floors(rows) if args.smoke else floors_of(rows)
     finish("quality", rows, floors, args)
 

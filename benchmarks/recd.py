@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from parts.limits import Rows, limit_of, rows_s, share_floor
-from parts.report import exactly, finish, options, parsed
+from parts.report import exactly, finish, options, parsed, show
 from torch.profiler import ProfilerActivity, profile
 
 from rowwise import Embeddings, Plan, RowWiseAdagrad, Table
@@ -199,13 +199,6 @@ def row_of(where: str, load: Load, found: list[dict]) -> dict:
     return row
 
 
-def describe(row: dict) -> str:
-    line = "{where:10} batch {batch}, {users} shared features of {pooling} ids, {items} own of {item_ids}"
-    step = ": x {repeats_of_ids:.2f}  step {ms_expanded:.1f} -> {ms_shared:.1f}, merged {ms_merged:.1f} ms"
-    forward = ", forward {forward_ms_expanded:.1f} -> {forward_ms_shared:.1f}"
-    return (line + step + forward).format(**row)
-
-
 def floors_of(rows: list[dict]) -> list[dict]:
     floors = []
     for row in rows:
@@ -253,7 +246,7 @@ def main() -> None:
         rows.append(row_of(ALONE, one, [alone(one)]))
         rows.append(row_of("two ranks", one, run_processes(WORLD, on_ranks, one, shared_memory=True)))
         for row in rows[-2:]:
-            print(describe(row), flush=True)
+            show(row)
     floors = result_floors(rows) if args.smoke else floors_of(rows)
     finish("recd", rows, floors, args)
 

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from parts.report import at_least, exactly, finish, options, parsed
+from parts.report import at_least, exactly, finish, options, parsed, show
 from parts.serve_work import OK, serving, usage_of
 from parts.tiny_data import make_tiny
 
@@ -251,20 +251,12 @@ def floors_of(rows: list[Row], *, smoke: bool) -> list[dict]:
     return floors
 
 
-def describe(row: Row) -> str:
-    how = "exact" if row["exact"] else "index"
-    shown = [
-        f"{name} {value:,.4g}" for name, value in row.items() if isinstance(value, float | int) and name != "exact"
-    ]
-    return f"{row['section']:10} {how:6} " + "  ".join(shown)
-
-
 def main() -> None:
     args = parsed(options("retrieval", __doc__, only=SECTIONS, data=True))
     rows: list[Row] = []
     for row in run_sections(args):
         rows.append(row)
-        print(describe(row), flush=True)
+        show(row)
     floors = floors_of(rows, smoke=args.smoke)
     finish("retrieval", rows, floors, args)
 

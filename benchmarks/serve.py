@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 
 import torch
 from parts import BENCHMARKS
-from parts.report import at_least, at_most, exactly, finish, options, parsed
+from parts.report import at_least, at_most, exactly, finish, options, parsed, show
 from parts.serve_work import (
     DENSE,
     OK,
@@ -186,22 +186,7 @@ def main() -> None:
         size = "smoke" if args.smoke else "quick" if args.quick else "full"
         rows = measure_all(Path(folder), SIZES[size], SECONDS[size])
     for row in rows:
-        if "overload" in row:
-            found = (
-                f"{row['requests_s']:.0f} answers/s, {row['refused']} refused, {row['refused_p99_ms']:.1f} ms at p99"
-            )
-            print(f"{row['overload']:g} times the rate of clients: {found}")
-    print("request  workers  clients  arriving/s  requests/s      p50      p99    p99.9   server's processor")
-    for row in rows:
-        times = "".join(f"{row[name]:9.2f}" for name in ("p50_ms", "p99_ms", "p99.9_ms"))
-        rate = f"{row['rate']:10.0f}" if row["rate"] else " " * 10
-        who = (
-            f"{row['request']:8} {row.get('workers', 'all'):>7}  {row['clients']:7}  {rate}  {row['requests_s']:10.0f}"
-        )
-        more = f", {row['peer']}" if "peer" in row else ""
-        if "versions" in row:
-            more = f", {row['answered']} of {row['versions']} versions answered"
-        print(f"{who}{times} ms {row.get('server_cpu_ms', 0):9.3f} ms a request{more}")
+        show(row)
     finish("serve", rows, floors_of(rows, args), args)
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from parts.report import at_least, at_most, finish, geomean, has_peer, options, parsed
+from parts.report import at_least, at_most, finish, geomean, has_peer, options, parsed, show
 from parts.timer import in_turns
 from torch import Tensor, nn
 
@@ -97,7 +97,6 @@ def main() -> None:
     repeats = 3 if args.smoke else 20 if args.quick else 60
     weights = [torch.rand(rows, DIM, generator=torch.Generator().manual_seed(k)) * 2 - 1 for k in range(TABLES)]
     found, errors = [], []
-    print("rows   batch  ids a bag     rowwise    torchrec   ratio")
     for row_type in TYPES:
         ours, theirs = make_ours(weights, row_type), make_theirs(weights, row_type) if there else None
         for cell in (Cell(row_type, batch, pooling) for batch in batches for pooling in POOLINGS):
@@ -106,17 +105,10 @@ def main() -> None:
                 errors += [relative_error(work(), cell, weights) for work in works]
                 taken = in_turns(dict(enumerate(works)), repeats)
                 times = [sorted(seconds)[repeats // 5] for seconds in taken.values()]
-            row = {
-                "row_type": str(row_type),
-                "batch": cell.batch,
-                "pooling": cell.pooling,
-                "rowwise_us": 1e6 * times[0],
-            }
-            line = f"{row_type}  {cell.batch:6}  {cell.pooling:9}  {1e6 * times[0]:7.0f} us"
+            row = cell._asdict() | {"row_type": str(row_type), "rowwise_us": 1e6 * times[0]}
             if there:
                 row |= {"torchrec_us": 1e6 * times[1], "ratio": times[1] / times[0]}
-                line += f"  {1e6 * times[1]:7.0f} us  {row['ratio']:5.2f}x"
-            print(line, flush=True)
+            show(row)
             found.append(row)
     floors = [at_most("squared error of pooled vectors, over that of rounding", max(errors), 1.2)]
     if not args.smoke:

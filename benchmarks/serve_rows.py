@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from parts.redis_server import RedisServer
-from parts.report import at_least, at_most, exactly, finish, options, parsed
+from parts.report import at_least, at_most, exactly, finish, options, parsed, show
 from parts.serve_work import TABLES, changing, make_requests, measure, serving, write_versions
 from torch import Tensor
 
@@ -133,9 +133,7 @@ def describe(name: str, measured: Measured, rows: int) -> dict:
     quantiles = {f"p{q}_ms": 1e3 * float(np.quantile(taken, q / 100)) for q in (50, 99)}
     row = {"case": name, "rows_s": rows / float(np.median(taken)), **quantiles, "wrong": measured.wrong}
     row |= {origin: getattr(measured.counts, origin) for origin in ("cache", "redis", "files", "defaults")}
-    print(
-        f"{name:34} {row['rows_s']:12,.0f} rows/s  p50 {row['p50_ms']:7.3f} ms  p99 {row['p99_ms']:7.3f} ms", flush=True
-    )
+    show(row)
     return row
 
 
@@ -174,7 +172,8 @@ def measure_tiers(folder: Path, size: tuple, batch: int, batches: int) -> tuple[
     trace = Trace.of(keys.reshape(-1), per_batch, skip=half * per_batch)
     simulated = simulate(trace, cache.shape.slots, cache.shape.policy).hit_rate
     hit_rate = 1 - sum(warm.misses) / (per_batch * (batches - half))
-    print(f"hit rate {hit_rate:.4f}, of the simulator {simulated:.4f}", flush=True)
+    rates = {"case": "hit rate", "found": hit_rate, "simulated": simulated}
+    show(rates)
     with closing(RedisServer(folder / "redis")) as redis:
         tiers = make_tiers(manifest, memory, parse_addresses(redis.address), None)
         shared = open_tables(models, tiers)
@@ -199,7 +198,7 @@ def measure_tiers(folder: Path, size: tuple, batch: int, batches: int) -> tuple[
         exactly("rows that Redis had, of those of a batch", from_redis.counts.files, 0),
         at_least("time of rows from Redis over time of cached rows", times[1] / times[0], 5.0),
     ]
-    return [*found, {"case": "hit rate", "found": hit_rate, "simulated": simulated}], floors
+    return [*found, rates], floors
 
 
 def _nothing() -> None:
@@ -234,8 +233,8 @@ def measure_faults(folder: Path, faults: int) -> tuple[list[dict], list[dict]]:
                 answers, wrong = answers + one["requests"], wrong + one["wrong_logits"]
             thread.join()
     counts = {fault: made.count(fault) for fault in ("kill", "flush", "stop")}
-    print(f"{answers:,} answers, {wrong} wrong, {len(versions)} changes of the version, faults: {counts}", flush=True)
     row = {"case": "faults", "answers": answers, "wrong": wrong, "versions": len(versions), **counts}
+    show(row)
     return [row], [exactly("wrong logits while Redis has faults", wrong, 0)]
 
 
@@ -247,8 +246,7 @@ def measure_fleet(folder: Path) -> tuple[list[dict], list[dict]]:
         done = subprocess.run([*command, "--rows", str(rows), "--json"], capture_output=True, text=True, check=True)
         for check in json.loads(done.stdout)["checks"]:
             found.append({"case": "fleet", "rows": rows, **check})
-            ratio = check["p99_over_forecast"]
-            print(f"{rows:3} rows, {check['rate']:6.0f} requests/s: p99 over its forecast {ratio:.2f}", flush=True)
+            show(found[-1])
     worst = max(abs(one["p99_over_forecast"] - 1) for one in found)
     return found, [at_most("p99 of requests at random times over its forecast, less 1", worst, 0.25)]
 
@@ -278,9 +276,7 @@ def measure_accuracy(folder: Path, rows: int, test_rows: int) -> list[dict]:
             assert resolved.rows.test is not None
             (values,) = make_evaluator(resolved, model, resolved.rows.test)().tasks.values()
             row[kind] = values["auc"]
-        print(
-            f"{share:6.0%} of rows replaced: AUC {row['zeros']:.4f} zeros, {row['mean row']:.4f} mean rows", flush=True
-        )
+        show(row)
         found.append(row)
     return found
 
@@ -306,8 +302,7 @@ def measure_defaults(run: Path, models: Path) -> list[dict]:
             assert resolved.rows.test is not None
             (values,) = make_evaluator(resolved, model, resolved.rows.test)().tasks.values()
             row |= {f"{kind} auc": values["auc"], f"{kind} ne": values["ne"]}
-        shown = ", ".join(f"{key} {value:.5f}" for key, value in row.items() if key not in ("case", "hit_rate"))
-        print(f"hit rate {hit_rate:4.0%}: {shown}", flush=True)
+        show(row)
         found.append(row)
     return found
 

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from parts.report import at_most, exactly, finish, options, parsed
+from parts.report import at_most, exactly, finish, options, parsed, show
 from parts.serve_work import changing, make_requests, measure, serving, usage_of, write_versions
 
 CLIENTS = 32  # connections
@@ -44,8 +44,7 @@ def main() -> None:
                 usage = usage_of(server.pid)
                 row |= {"memory_bytes": usage.memory_bytes, "descriptors": usage.descriptors}
                 rows.append(row | {"after_s": time.monotonic() - begin_s, "versions": len(made)})
-                line = f"{rows[-1]['after_s']:6.0f} s  {kind:8}  p99 {row['p99_ms']:6.1f} ms  {len(made):4} versions"
-                print(f"{line}  {usage.memory_bytes / 1e6:7.1f} MB  {usage.descriptors} open files", flush=True)
+                show(rows[-1])
                 if row["wrong_logits"]:
                     sys.exit(f"{row['wrong_logits']} wrong logits")
     settled = rows[min(SETTLED, rounds - 2) :]

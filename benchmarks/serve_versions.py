@@ -29,7 +29,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
-from parts.report import at_least, at_most, exactly, finish, options, parsed
+from parts.report import at_least, at_most, exactly, finish, options, parsed, show
 from parts.serve_work import OK, Served, beside, changing, make_requests, processes_of, serving, write_versions
 
 from rowwise.serve.package import list_versions, write_traffic
@@ -175,13 +175,7 @@ def main() -> None:
             with serving(models, requests) as server:
                 for every_s in EVERY_s[:: 2 if args.smoke else 1]:
                     rows.append(row := measure(models, server, every_s, seconds, clients, kill_s))
-                    print(
-                        f"every {every_s:g} s, {clients} clients, {row['kills']} kills: {row['answered']} of "
-                        f"{row['asked']} versions answered, at most {row['behind_s']:.1f} s behind, the last one after "
-                        f"{row['last_s']:.1f} s; a change alone {row['alone_s']:.1f} s; {row['wrong_answers']} of "
-                        f"{row['answers']} answers wrong, {row['lost']} lost",
-                        flush=True,
-                    )
+                    show(row)
     floors = [exactly("answers with other bits than predict's", sum(row["wrong_answers"] for row in rows), 0)]
     if not args.smoke:
         floors += [

@@ -37,7 +37,7 @@ os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 33))
 import torch
 from parts import shard_bytes, shard_plans, shard_rowwise
 from parts.limits import share_floor
-from parts.report import at_least, at_most, environment, exactly, finish, has_peer, options, parsed
+from parts.report import at_least, at_most, environment, exactly, finish, has_peer, options, parsed, show
 from parts.shard_ranks import AHEAD, OURS, THEIRS, Order, elastic, everything, scaling, speed
 from parts.shard_work import Load, Shape
 
@@ -57,14 +57,8 @@ def launched(function: Callable[..., list[dict]], order: Order) -> list[dict]:
     """What the first rank of a fresh group found."""
     rows = run_processes(WORLD, function, order, shared_memory=order.transport == SHARED)[0]
     for row in rows:
-        print(describe(row), flush=True)
+        show(row)
     return rows
-
-
-def describe(row: dict) -> str:
-    what = "{kind:7} {layout:10} {transport} batch {batch:>4}, {pooling:>3} ids, {ranks} ranks  {side:18}".format(**row)
-    share = f"  limit {row['limit_ms']:.2f} ms, share {row['limit_share']:.2f}" if "limit_share" in row else ""
-    return what + "  {ms:7.2f} ms  {samples_s:9,.0f} samples/s  noise {noise:.2f}".format(**row) + share
 
 
 def measure_speed(args: argparse.Namespace) -> list[dict]:

@@ -29,7 +29,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from parts.report import at_least, exactly, finish, options, parsed
+from parts.report import at_least, exactly, finish, options, parsed, show
 from parts.s3_server import s3_server
 from parts.timer import timed_s
 
@@ -184,9 +184,9 @@ def measure(args: argparse.Namespace) -> list[dict]:
 
 def row(name: str, size: int, times: list[float]) -> dict:
     median, best = statistics.median(times), min(times)
-    each = f"{median / SMALL * 1e3:6.2f} ms each" if name.endswith("small") else f"{size / median / 1e9:6.2f} GB/s"
-    print(f"{name:16} {each}", flush=True)
-    return {"name": name, "bytes": size, "median_s": median, "best_s": best, "rounds": len(times)}
+    found = {"name": name, "bytes": size, "median_s": median, "best_s": best, "rounds": len(times)}
+    show(found)
+    return found
 
 
 def floors_of(rows: list[dict]) -> list[dict]:

@@ -29,7 +29,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from parts.report import at_least, at_most, exactly, finish, options, parsed
+from parts.report import at_least, at_most, exactly, finish, options, parsed, show
 from parts.tiers_policy import measure_policy
 from parts.tiers_resident import measure_resident
 from parts.tiers_sides import OURS, PEERS, ROCKS, THREADS, Steps, run_side
@@ -49,7 +49,7 @@ GIGABYTES = {"full": 20.0, "quick": 2.0, "smoke": 0.05}
 def measure_sides(size: Size, steps: Steps, folder: Path, *, peers: bool) -> list[dict]:
     ours = run_side(OURS, size, steps, folder)
     rows = [row_of_step(ours, size)]
-    print(describe(rows[0]), flush=True)
+    show(rows[0])
     if not peers:
         return rows
     rows.append({"section": "peers", "side": OURS, "rows_ms": best_mean(ours["rows_s"], RUN) * 1e3, "end_ms": 0.0})
@@ -66,8 +66,7 @@ def measure_sides(size: Size, steps: Steps, folder: Path, *, peers: bool) -> lis
     base = rows[1]["rows_ms"]
     for row in rows[1:]:
         row["times"] = (row["rows_ms"] + row["end_ms"]) / base
-        line = "{side:14} rows {rows_ms:7.1f} ms and {end_ms:.1f} ms of making room, {times:.1f}x"
-        print(line.format(**row), flush=True)
+        show(row)
     return rows
 
 
@@ -82,13 +81,6 @@ def row_of_step(found: dict, size: Size) -> dict:
     about = {"section": "step", "threads": THREADS, **size._asdict(), **speeds, "limit_samples_s": size.batch / limit_s}
     hit_rate = found["hits"] / (found["hits"] + found["misses"])
     return about | {"ms": disk_s * 1e3, "memory_ms": memory_s * 1e3, "hit_rate": hit_rate, **rows_ms, **row}
-
-
-def describe(row: dict) -> str:
-    speed = "on disk {samples_s:,.0f} samples/s ({ms:.1f} ms), in memory {memory_samples_s:,.0f} ({memory_ms:.1f} ms)"
-    disk = "hit rate {hit_rate:.3f}, {misses:,.0f} misses and {reads:,.0f} reads a step, {reads_s:,.0f} reads/s"
-    rows = "rows alone {rows_ms:.1f} ms, in memory {memory_rows_ms:.1f} ms"
-    return f"{speed}; {disk}; {rows}".format(**row)
 
 
 def floors_of(rows: list[dict]) -> list[dict]:

@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 from parts.dlrm import BOTTOM, DENSE, FEATURES, TOP, WIDTH
 from parts.limits import PEAK_SIZE, SMOKE_SIZE, Rows, dlrm_flops, limit_of, peak_flops_s, rows_s, share_floor
-from parts.report import at_least, environment, exactly, finish, has_peer, options, parsed
+from parts.report import at_least, environment, exactly, finish, has_peer, options, parsed, show
 from parts.train_sides import DENSE_OPTIMIZERS, FULL, SIDES, SMOKE, Side, Size, parts_of, same_start
 
 from rowwise.tables.ops import linear
@@ -71,7 +71,7 @@ def measure_steps(optimizer: str, args: argparse.Namespace, size: Size) -> list[
             rows.append(row_of(name, optimizer, n, found, size) | (limit if name.endswith("fp32") else {}))
             if name.endswith("fp32"):
                 rows[-1]["limit_share"] = rows[-1]["limit_ms"] / rows[-1]["ms"]
-            print(describe(rows[-1]), flush=True)
+            show(rows[-1])
     return rows
 
 
@@ -92,12 +92,6 @@ def take_turns(sides: dict[str, Side], batches: dict[str, list], seconds: float)
             side.step(batch)
             times[name].append(time.perf_counter() - begin)
     return times
-
-
-def describe(row: dict) -> str:
-    share = f"  limit {row['limit_ms']:.2f} ms, share {row['limit_share']:.2f}" if "limit_share" in row else ""
-    line = "{side:14} {optimizer:7} {threads}T  {ms:7.2f} ms  {samples_s:7,.0f} samples/s"
-    return line.format(**row) + share
 
 
 def row_of(name: str, optimizer: str, threads: int, times: list[float], size: Size) -> dict:
@@ -129,7 +123,7 @@ def measure_memory(args: argparse.Namespace) -> list[dict]:
         command = [sys.executable, "-W", "ignore", __file__, "--peak-of", name, *(["--smoke"] if args.smoke else [])]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
         rows.append({"kind": "memory", "side": name, "peak_bytes": int(done.stdout.split()[-1])})
-        print(f"{name:14} peak memory {rows[-1]['peak_bytes'] / 1e9:.2f} GB", flush=True)
+        show(rows[-1])
     return rows
 
 

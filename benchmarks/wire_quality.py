@@ -22,7 +22,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from parts.report import at_most, exactly, finish, options, parsed
+from parts.report import at_most, exactly, finish, options, parsed, show
 from parts.tiny_data import make_tiny
 from parts.wire_training import train
 from rich.progress import Progress
@@ -63,7 +63,7 @@ def main() -> None:
             args.data = make_tiny(Path(folder))
         rows = measure(args)
     for row in rows:
-        print("{recipe:22} seed {seed}  {wire:4}  NE {ne:.5f}  AUC {auc:.5f}  {steps} steps".format(**row))
+        show(row)
     floors = smoke_floors(rows) if args.smoke else floors_of(rows)
     finish("wire_quality", rows, floors, args)
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from parts.report import at_least, at_most, exactly, finish, options, parsed
+from parts.report import at_least, at_most, exactly, finish, options, parsed, show
 from parts.tiny_data import make_tiny
 from rich.progress import Progress
 
@@ -42,20 +42,6 @@ def train(name: str, seed: int, data: Path) -> dict:
     metrics = {m: values[m] for m in ("auc", "ne", "recall@10", "recall@50", "ndcg@10") if m in values}
     about = {"steps": result["steps"], "wall_s": result["wall_s"], "memory_gb": result["peak_memory_bytes"] / 1e9}
     return {"recipe": name, "seed": seed, **metrics, **about}
-
-
-def summary(rows: list[dict]) -> list[str]:
-    """A line a recipe: means, and the widest difference between seeds."""
-    lines = []
-    for name in dict.fromkeys(row["recipe"] for row in rows):
-        mine = [row for row in rows if row["recipe"] == name]
-        parts = [name.ljust(28)]
-        for metric in (m for m in mine[0] if m not in ("recipe", "seed", "steps", "wall_s", "memory_gb")):
-            values = [row[metric] for row in mine]
-            parts.append(f"{metric} {statistics.mean(values):.4f} (spread {max(values) - min(values):.4f})")
-        parts.append(f"{statistics.mean(row['wall_s'] for row in mine):.0f} s")
-        lines.append("  ".join(parts))
-    return lines
 
 
 def floors_of(rows: list[dict]) -> list[dict]:
@@ -90,8 +76,8 @@ def main() -> None:
             for seed in range(1 if args.quick else SEEDS):
                 progress.update(task, description=f"{name}, seed {seed}")
                 rows.append(train(name, seed, args.data))
+                show(rows[-1])
                 progress.advance(task)
-    print("\n".join(summary(rows)))
     finish("zoo", rows, floors_of(rows), args)
 
 

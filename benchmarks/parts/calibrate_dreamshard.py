@@ -122,12 +122,3 @@ def floors_of(rows: list[dict]) -> list[dict]:
             at_most(f"{name}, tasks that more greedy ones fit", max(fits[g] for g in GREEDY) - fits["dreamshard"], 0),
         ]
     return floors
-
-
-def show(rows: list[dict]) -> None:
-    for row in rows:
-        over = "     -" if row["over_search"] is None else f"{row['over_search']:.4f}"
-        print(
-            f"{row['tables']:>4} on {row['devices']:>2}  {row['method']:<20} {over} of ours on {row['compared']:>2}"
-            f" tasks, fits {row['fit']:>2} of {row['tasks']}, {row['took_ms']:.1f} ms"
-        )

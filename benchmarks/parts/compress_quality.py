@@ -1,6 +1,5 @@
 """What tables in few bytes cost in AUC: every method on the same rows, maps of half of the time, films, and advice."""
 
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +8,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from parts.compress_work import FIRST, LAST, Sales, as_it_is, fetch, trained
+from parts.report import show
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.compress.advise import advise, write_recipe
 from rowwise.recipes.compress.folder import TrialFolderSpec, lock_folder, open_folder
@@ -42,7 +42,7 @@ def quality(sales: Sales, ratios: Sequence[float], seeds: int, methods: Sequence
                 continue
             scores = [trained(sales.resolved, maps, seed) for seed in range(seeds)]
             rows.append(_row(method, ratio, sales, maps, build_s, scores))
-            print(said(rows[-1]), flush=True)
+            show(rows[-1])
     return rows
 
 
@@ -59,7 +59,7 @@ def half_of_time(sales: Sales, seeds: int) -> list[Row]:
     maps["hash"] = late.maps("hash", 100.0, histories)
     for name, one in maps.items():
         rows.append(_row(name, 100.0, late, one, 0.0, [trained(late.resolved, one, seed) for seed in range(seeds)]))
-        print("half:", said(rows[-1]), flush=True)
+        show(rows[-1])
     return rows
 
 
@@ -81,7 +81,7 @@ def films(data: Path, seeds: int, methods: Sequence[str]) -> list[Row]:
         size = sum(table_bytes(table, maps.get(table.name)) for table in large)
         auc = [score["auc"] for score in scores]
         rows.append({"method": method, "bytes": size, "auc": auc, "ne": [s["ne"] for s in scores], "probe_s": probe_s})
-        print(f"films: {method:18} {size:9,} bytes  AUC {statistics.mean(auc):.4f}", flush=True)
+        show(rows[-1])
     return rows
 
 
@@ -99,19 +99,10 @@ def advice(sales: Sales, ratio: float, seeds: int, at: Path) -> Row:
     took_s = time.perf_counter() - begin_s
     scores = [as_it_is(recipe, seed) for seed in range(seeds)]
     tables = {one.name: {"method": one.method, "bytes": one.size_bytes} for one in found.tables}
-    auc = [score["auc"] for score in scores]
-    print(f"advice: {found.size_bytes:,} bytes, AUC {statistics.mean(auc):.4f}, {tables}", flush=True)
     about = {"method": "advice", "ratio": ratio, "bytes": found.size_bytes, "tables": tables, "took_s": took_s}
-    return about | {"auc": auc, "ne": [score["ne"] for score in scores]}
-
-
-def said(row: Row) -> str:
-    """One line for people."""
-    auc, ne = statistics.mean(row["auc"]), statistics.mean(row["ne"])
-    size = f"{row['bytes']:11,} bytes ({row['map_bytes']:,} of them maps)"
-    return (
-        f"{row['method']:22} 1/{row['ratio']:<4g} {size:45} AUC {auc:.4f}  NE {ne:.4f}  built in {row['build_s']:.1f} s"
-    )
+    about |= {"auc": [score["auc"] for score in scores], "ne": [score["ne"] for score in scores]}
+    show(about)
+    return about
 
 
 def _row(

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import torch
 
+from parts.report import show
 from parts.timer import least_s
 from rowwise import Embeddings, Jagged, RowWiseAdagrad, Table
 from rowwise.tables.ids.arrays import entry_map, ranked_map
@@ -23,7 +24,7 @@ def scale(ids: int, rows: int) -> Row:
     """A learned map of so many ids, in a process of its own, whose memory is what it takes."""
     with mp.get_context("spawn").Pool(1) as pool:
         row = pool.apply(_make, (ids, rows))
-    print("scale:", row, flush=True)
+    show(row)
     return row
 
 
@@ -88,7 +89,7 @@ def speed(ids: int, asked: int) -> list[Row]:
         step_s = least_s(lambda module=module: _step(module, module.stored, batch), TIMES)
         rows.append({"map": name, "million_ids_s": asked / found_s / 1e6, "step_ms": 1e3 * step_s})
     for row in rows:
-        print("speed:", {key: round(x, 2) if isinstance(x, float) else x for key, x in row.items()}, flush=True)
+        show(row)
     return rows
 
 

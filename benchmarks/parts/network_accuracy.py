@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parts.report import at_least, at_most
+from parts.report import at_least, at_most, show
 
 SETTINGS = [  # batch, bottom and top widths, wire and layout of a run of two ranks
     {"train.batch": batch, "model.bottom": width, "model.top": width, "wire": wire, "layout": layout}
@@ -40,13 +40,10 @@ def accuracy_floors(args: argparse.Namespace) -> tuple[list[dict], dict]:
             _rowwise(folder, "calibrate", "profile", "--minutes", "3" if args.quick else "6", "--nproc", "2")
         settings = SETTINGS[::2] if args.quick else SETTINGS
         rows = [_run_beside(folder, SETTINGS.index(one), one) for one in settings]
-    errors = [row["predicted_s"] / row["measured_s"] - 1 for row in rows]
-    sizes = list(map(abs, errors))
+    sizes = [abs(row["predicted_s"] / row["measured_s"] - 1) for row in rows]
     predicted, measured = ([row[name] for row in rows] for name in ("predicted_s", "measured_s"))
     by_stage = share_by_stage(rows)
-    print(f"simulated over measured less 1, median {statistics.median(errors):+.1%}", flush=True)
-    for stage, share in sorted(by_stage.items(), key=lambda item: -abs(item[1])):
-        print(f"  {stage:10} {share:+6.1%} of a step", flush=True)
+    show(by_stage)
     floors = [
         at_most("error of a simulated step, median", statistics.median(sizes), 0.10),
         at_most("error of a simulated step, worst", max(sizes), 0.25),
@@ -86,10 +83,7 @@ def _run_beside(folder: Path, number: int, settings: dict[str, object]) -> dict:
     found = json.loads(_rowwise(folder, "simulate", "--check", str(run), "--json"))
     row = {**settings, "predicted_s": found["predicted_s"], "measured_s": found["measured_s"]}
     row["stages"] = {s["stage"]: [s["predicted_s"], s["measured_s"]] for s in found["stages"]}
-    print(
-        f"{row['predicted_s'] * 1e3:8.2f} ms simulated, {row['measured_s'] * 1e3:8.2f} ms measured  {settings}",
-        flush=True,
-    )
+    show(row)
     return row
 
 

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from parts import BENCHMARKS
 from parts.network_accuracy import PROFILE
-from parts.report import at_least, at_most, exactly
+from parts.report import at_least, at_most, exactly, show
 from rowwise.base.textfile import decode_json
 from rowwise.cli.net_show import slow_hosts
 from rowwise.planning.perf.hardware import Hardware, Machine, read_hardware
@@ -83,7 +83,7 @@ def search_floors(args) -> tuple[list[dict], dict]:
                 "search_s": time.perf_counter() - begin_s,
             }
         )
-        print("search", rows[-1], flush=True)
+        show(rows[-1])
     best = rows[0]
     if args.smoke:
         return [at_least("16 hosts: mean random order over the order found", best["random_over_found"], 1.0)], {}
@@ -163,7 +163,7 @@ def order_floors(lab, args) -> tuple[list[dict], dict]:
                 "predicted_found_s": found.seconds,
             }
         )
-        print("order", rows[-1], flush=True)
+        show(rows[-1])
     gains = [row["gain"] for row in rows]
     errors = [abs(row["predicted_given_s"] / row["given_s"] - 1) for row in rows]
     errors += [abs(row["predicted_found_s"] / row["found_s"] - 1) for row in rows]
@@ -282,9 +282,8 @@ def training_floors(lab, args) -> tuple[list[dict], dict]:
                     more = ["--network", "../net.json"] if name == "ordered" else []
                     times[name].append(step_s(train(lab, racks, Path(top) / f"{name}{number}", [*changes, *more])))
         given_s, ordered_s = (statistics.median(taken) for taken in times.values())
-        oversubscription = 800 / uplink
         rows.append({"uplink": uplink, "width": width, "given_s": given_s, "ordered_s": ordered_s})
-        print(f"training at {oversubscription:g}:1, layers of {width}:", rows[-1], given_s / ordered_s, flush=True)
+        show(rows[-1])
     gains = [row["given_s"] / row["ordered_s"] for row in rows]
     floors = [
         at_least("lab at 4:1, layers of 512: step in a bad order over --network", gains[0], 1.5),

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from parts import BENCHMARKS
-from parts.report import at_least, at_most, exactly
+from parts.report import at_least, at_most, exactly, show
 from rowwise.parallel.comm.interface import Comm
 from rowwise.planning.perf.hardware import hardware_named
 from rowwise.planning.perf.links import Network, NetworkHost, PairLink
@@ -73,8 +73,7 @@ def sum_floors(args: argparse.Namespace) -> tuple[list[dict], list[dict]]:
     floors += [exactly("sums: bytes beside the formula's", sum(row["bytes_beside_formula"] for row in rows), 0)]
     for row in rows:
         row["ring_over"] = round(ring_s[row["size_mb"]] / row["seconds"], 3)
-        line = "{sum:20} {size_mb} MB  {seconds:.3f} s (predicted {predicted_s:.3f})  ring / this {ring_over:.2f}"
-        print((line + "  uplink {uplink_bytes:,} bytes").format(**row), flush=True)
+        show(row)
         least = {"two levels, fp32": 1.1, "two levels, int8": 2.0}.get(row["sum"]) if row["size_mb"] == 1.0 else None
         if row["sum"].startswith("two") and not args.smoke:
             name = f"a ring over {row['sum']}: seconds of a sum of {row['size_mb']} MB at 16:1"
@@ -175,9 +174,6 @@ def quality_rows(data: Path, seed: int, *, smoke: bool) -> list[dict]:
         wire = Wire(far=far, error_feedback=True)
         row = {"seed": seed, "far": far, "feedback": feedback and far != FP32}
         row |= train(resolved, wire, TRAINING_WORLD, feedback=feedback)
-        print(
-            "seed {seed}  {far:8} feedback {feedback!s:5}  NE {ne:.5f}  AUC {auc:.5f}  {steps} steps".format(**row),
-            flush=True,
-        )
+        show(row)
         rows.append(row)
     return rows

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from parts.report import show
 from rowwise.checkpoint.diff import diff
 from rowwise.checkpoint.named import open_named
 
@@ -71,7 +72,7 @@ def measure_staleness(order: StalenessOrder) -> list[dict]:
             if staleness == 0:
                 plain = train(order, runs, 0)
                 rows[-1]["differences"] = differences(trained[0], plain)
-            print("staleness {staleness:3}  AUC {auc:.4f}, spread {spread:.4f}".format(**rows[-1]), flush=True)
+            show(rows[-1])
     return rows
 
 

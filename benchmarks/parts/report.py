@@ -6,7 +6,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -120,6 +120,18 @@ def print_table(floors: list[dict]) -> None:
     for f in floors:
         print(f"{'ok  ' if f['ok'] else 'MISS'}  {f['value']:>8}  (floor {f['floor']})  {f['name']}")
     print()
+
+
+def shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"[{', '.join(map(shown, value))}]" if isinstance(value, list) else str(value)
+
+
+def show(row: Mapping[str, object]) -> None:
+    """A row as soon as it is measured; what it nests is in the JSON alone."""
+    cells = (f"{name} {shown(value)}" for name, value in row.items() if not isinstance(value, dict))
+    print("  ".join(cells), flush=True)
 
 
 def save(result: dict, path: Path | None) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from parts.dlrm import DIM, FEATURES, linears
-from parts.report import at_most
+from parts.report import at_most, show
 from parts.shard_plans import Case
 from parts.shard_work import Load, Shape, parts_of, whole_model
 from rowwise.tables.spec import RowType, row_bytes
@@ -70,7 +70,7 @@ def measure(launch: Any, world: int, quick: bool, wires: Sequence[str] = WIRES) 
         by = {" ".join(key): n for key, n in sent.items()}
         over = sent.total() / sum(wanted.values())
         rows.append({"kind": "bytes", "side": "rowwise", **case._asdict(), "sent": by, "formula": wanted, "over": over})
-        print(f"{case.layout:12} {case.wire} {sent.total() / 1e6:.2f} MB, {over:.3f} of the formula  {by}")
+        show(rows[-1])
     return rows
 
 

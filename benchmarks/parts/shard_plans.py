@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from parts.dlrm import linears
+from parts.report import show
 from parts.shard_torchrec import LAYOUTS, TorchRec, join
 from parts.shard_work import NAMES, Load, Shape, Side, parts_of, whole_model
 from rowwise.tables.spec import Topology
@@ -93,8 +94,7 @@ def rows_of(system: str, how: str, cases: Sequence[Case], ranks: Sequence[list[W
     for case, found in zip(cases, zip(*ranks, strict=True), strict=True):
         away = {"difference": difference(found, whole), "moved": yardstick}
         row = {"kind": "plans", "side": system, "how": how, **case._asdict(), **away}
-        what = "{side:8} {how:11} {layout:17} {wire} {determinism:8}".format(**row)
-        print(what + " away by {difference:.2g}, moved {moved:.2g}".format(**row), flush=True)
+        show(row)
         rows.append(row)
     return rows
 

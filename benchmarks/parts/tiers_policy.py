@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parts.report import show
 from rowwise.tables.store.disk import DiskRows
 from rowwise.tables.store.policy import POLICIES, WAYS, Policy
 from rowwise.tables.store.row_store import SlotIds, SlotTable
@@ -36,7 +37,7 @@ def measure_policy(folder: Path, accesses: int) -> list[dict]:
             simulated = simulate(Trace.of(trace_N, batch), ROWS // CACHED_PART, policy).hit_rate
             row = {"section": "policy", "policy": policy, "batch": batch, "live": live, "simulated": simulated}
             rows.append(row | {"measured": MEASURED[policy]})
-            print("{policy} batch {batch:<5} hit rate {live:.4f}, simulated {simulated:.4f}".format(**row), flush=True)
+            show(row)
     return rows
 
 

@@ -7,6 +7,7 @@ import time
 
 import torch
 
+from parts.report import show
 from parts.tiers_rowwise import Rowwise
 from parts.tiers_work import Size, gradient_of, ids_by_table
 from parts.timer import timed_s
@@ -63,5 +64,5 @@ def measure_resident(size: Size, steps: int) -> list[dict]:
     best = {name: min(found) for name, found in times.items()}
     row = {"section": "resident", "seam_ms": best["seam"] * 1e3, "direct_ms": best["direct"] * 1e3}
     row |= {"call_us": call_s * 1e6, "share": CALLS_OF_STEP * call_s / best["direct"]}
-    print("resident: {seam_ms:.3f} ms with the seam, {direct_ms:.3f} without; a call {call_us:.2f} us".format(**row))
+    show(row)
     return [row]
