@@ -27,7 +27,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from parts.gpu_work import Tables, WorkBatch, host_milliseconds, kernel_times, limits, milliseconds
-from parts.gpu_yardstick import Yardstick
 from parts.ops_work import Work, ids_for, rows_for
 from parts.report import at_least, at_most, environment, exactly, finish, options, parsed, save, saved, show
 from torch import Tensor, nn
@@ -36,7 +35,6 @@ from torch.optim import Optimizer
 from rowwise import Adagrad, Adam, Batch, Embeddings, Jagged, RowWiseAdagrad, Sgd, Table
 from rowwise.ingest.ahead import read_ahead
 from rowwise.models.dlrm import DLRM
-from rowwise.tables.ops._triton import specialise
 from rowwise.tables.ops.faults import check_faults
 from rowwise.tables.ops.host_rows import host_rows
 from rowwise.train.breakdown import Breakdown
@@ -109,7 +107,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def grid(sizes: Sizes, device: torch.device) -> list[dict]:
-    """Times of lookups and updates, as shares of the copy speed, beside FBGEMM and plain CUDA."""
+    """Times of lookups and updates, as shares of the copy speed, beside FBGEMM."""
     copy_Bps = limits(device, sizes.megabytes)["copy_Bps"]
     rows = []
     for dim in sizes.dims:
@@ -128,7 +126,7 @@ def _timed(sizes: Sizes, tables: Tables, device: torch.device, copy_Bps: float) 
     lookup_ms = milliseconds(tables.lookup, device, sizes.repeats)
     update_ms = milliseconds(tables.update, device, sizes.repeats)
     check_faults(device)
-    found = {
+    return {
         **tables.work._asdict(),
         "lookup_ms": lookup_ms,
         "update_ms": update_ms,
@@ -136,13 +134,8 @@ def _timed(sizes: Sizes, tables: Tables, device: torch.device, copy_Bps: float) 
         "update_host_ms": host_milliseconds(tables.update, device, sizes.repeats),
         "lookup_share": tables.lookup_bytes() / (lookup_ms / 1e3) / copy_Bps,
         "update_share": tables.update_bytes() / (update_ms / 1e3) / copy_Bps,
+        "kernels_ms": kernel_times(tables.update) if device.type == "cuda" else {},
     }
-    if device.type == "cuda":
-        yardstick = Yardstick(tables)
-        found["yardstick_equal"] = torch.equal(yardstick.lookup(), tables.lookup())
-        found["yardstick_lookup_ms"] = milliseconds(yardstick.lookup, device, sizes.repeats)
-        found["kernels_ms"] = kernel_times(tables.update)
-    return found
 
 
 def _times_of_fbgemm(sizes: Sizes, works: list[Work], device: torch.device, *, checks: bool) -> Iterator[dict]:
@@ -209,30 +202,6 @@ def torch_peers(sizes: Sizes, device: torch.device) -> list[dict]:
             lookup_ms, update_ms = times[work]
             found.append({**work._asdict(), "lookup_ms": lookup_ms, "update_ms": update_ms, "torch_ms": torch_ms})
     return found
-
-
-def sweep(sizes: Sizes, device: torch.device) -> list[dict]:
-    """Other shapes than the table of `specialise` chooses; the fastest is what the table should say."""
-    usual, rows = specialise.lookup_shape, []
-    of_one = [(tiles, bags, 1) for tiles in (1, 2, 4) for bags in (1, 2, 4, 8)]
-    of_many = [(1, bags, ids) for bags in (1, 2, 4) for ids in (2, 4, 8)]
-    for dim in sizes.dims:
-        one, many = sizes.works(dim, "uniform")
-        made = Tables.make(sizes.rows, one, OPTIMIZERS[one.optimizer], device)
-        for work, shapes in ((one, of_one), (many, of_many)):
-            tables = made.with_work(work)
-            chosen_ms = milliseconds(tables.lookup, device, sizes.repeats)
-            tried = {}
-            for shape in shapes[:2] if device.type == "cpu" else shapes:
-                specialise.lookup_shape = lambda *_, shape=shape: specialise.LookupShape(*shape)
-                try:
-                    tried[shape] = milliseconds(tables.lookup, device, sizes.repeats)
-                finally:
-                    specialise.lookup_shape = usual
-            best = min(tried, key=tried.__getitem__)
-            rows.append({**work._asdict(), "chosen_ms": chosen_ms, "best": best, "best_ms": tried[best]})
-            show(rows[-1])
-    return rows
 
 
 def train(sizes: Sizes, device: torch.device) -> list[dict]:
@@ -392,7 +361,6 @@ SECTIONS: dict[str, Callable[[Sizes, torch.device], list[dict]]] = {
     "bits": bits,
     "grid": grid,
     "torch": torch_peers,
-    "sweep": sweep,
     "train": train,
     "cached": cached,
 }
@@ -416,9 +384,6 @@ def floors_of(rows: list[dict], *, smoke: bool) -> list[dict]:
             floors.append(at_least(f"{what}: as fast as torch's EmbeddingBag and its {row['optimizer']}", ratio, 10))
         elif not smoke and row["section"] == "train":
             floors += _floors_of_training(row)
-        elif not smoke and row["section"] == "sweep":
-            name = f"dim {row['dim']}, {row['pooling']} ids: time of the chosen shape over the best"
-            floors.append(at_most(name, row["chosen_ms"] / row["best_ms"], 1.05))
     return floors if smoke else floors + _floors_of_zipf([row for row in found if row["section"] == "grid"])
 
 
@@ -445,9 +410,7 @@ def _floors_of_grid(row: dict) -> list[dict]:
         floors.append(at_least(f"{what}: as fast as FBGEMM", row["fbgemm_ms"] / ours_ms, 0.95))
         ratio = row["fbgemm_unchecked_ms"] / ours_ms
         floors.append(at_least(f"{what}: as fast as FBGEMM without its checks of ids", ratio, None))
-    floors.append(exactly(f"{what}: sums other than a plain CUDA kernel's", not row["yardstick_equal"], 0))
-    yardstick = row["yardstick_lookup_ms"] / row["lookup_ms"]
-    return [*floors, at_least(f"{what}: lookups as fast as a plain CUDA kernel", yardstick, 0.95)]
+    return floors
 
 
 def _floors_of_training(row: dict) -> list[dict]:

@@ -14,9 +14,9 @@ import torch
 
 from parts.gpu_trace import Seen, watch
 from rowwise import Jagged, RowWiseAdagrad, Table
-from rowwise.tables.ops._triton import operators
 from rowwise.tables.ops.arena import Arena
 from rowwise.tables.ops.layout import make_group
+from rowwise.tables.ops.operators import gpu_operators
 from rowwise.tables.ops.update import next_step
 from rowwise.tables.spec import RowType
 
@@ -70,19 +70,19 @@ def moved(seen: Seen) -> int:
 
 
 def measure(case: Case) -> Iterator[dict]:
-    arena = Arena.allocate([case.table], torch.device("cpu"))
+    arena, kernels = Arena.allocate([case.table], torch.device("cpu")), gpu_operators()
     group, jagged = make_group(arena.pieces, arena.offsets), batch_of(case)
     features, offsets = group.for_sources(jagged.features), jagged.offsets()
     ids, distinct, dim = len(jagged.values_N), len(jagged.values_N.unique()), case.table.dim
     with watch(shuffle=3) as seen:
-        operators.pool(arena.rows, features, jagged.values_N, offsets, None, case.batch, dim)
+        kernels["pool"](arena.rows, features, jagged.values_N, offsets, None, case.batch, dim)
     rows, pooled = ids * case.table.row_bytes, case.batch * dim * 4
     yield _row("lookup", case, seen, rows + pooled + (ids + len(offsets)) * 8)
     grad = torch.randn(case.batch, dim)
     with watch(shuffle=5) as seen:
-        operators.update(
+        kernels["update"](
             arena.rows, arena.state, group.tables_TC, *next_step(arena, group), features, jagged.values_N, offsets,
-            None, grad, case.batch, False,
+            None, grad, case.batch, False, None,
         )  # fmt: skip
     yield _row("update", case, seen, ids * dim * 4 + distinct * (2 * case.table.row_bytes + STATE_BYTES))
 

@@ -12,13 +12,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from parts.ops_work import Work, ids_for
 from rowwise import Table
-from rowwise.tables.ops._triton.operators import LAUNCHES
 from rowwise.tables.ops.arena import Arena
 from rowwise.tables.ops.layout import TableGroup, make_group
+from rowwise.tables.ops.operators import gpu_operators
 from rowwise.tables.ops.update import next_step
 from rowwise.tables.row_optimizers import RowOptimizer
 from rowwise.tables.spec import RowType
 
+KERNELS = gpu_operators()
 SECTOR_BYTES = 64  # of optimizer state, read and written
 WARM, REPEATS = 3, 20
 
@@ -153,12 +154,12 @@ class Tables:
         batch = (x.to(device) for x in (self.values, self.offsets, self.grad))
         return Tables(arena, self.group, self.features, *batch, self.work)
 
-    def lookup(self, operators: dict[str, Callable[..., Tensor]] = LAUNCHES) -> Tensor:
+    def lookup(self, operators: dict[str, Callable[..., Tensor]] = KERNELS) -> Tensor:
         return operators["pool"](
             self.arena.rows, self.features, self.values, self.offsets, None, self.work.batch, self.group.columns
         )
 
-    def update(self, operators: dict[str, Callable[..., None]] = LAUNCHES) -> None:
+    def update(self, operators: dict[str, Callable[..., None]] = KERNELS) -> None:
         hyper, keys = next_step(self.arena, self.group)
         operators["update"](
             self.arena.rows, self.arena.state, self.group.tables_TC, hyper, keys, self.features, self.values,
