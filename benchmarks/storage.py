@@ -7,10 +7,8 @@ The server is a process of this machine (`parts/s3_server.py`), on the same core
 
     write   a checkpoint that is copied to the server, every byte verified on the way; and its files, put as they are
     read    a checkpoint that is read into tensors, every byte verified; and its files, fetched into memory
-    small   reads of a kilobyte
 
-The same files are put and fetched by obstore, pyarrow and, if it is installed (`pip install s3fs`), s3fs. There is no
-network and no cloud here: the figures compare clients, and show what checkpoints add to them.
+There is no network and no cloud here: the figures show what checkpoints add to their client.
 
 The last printed line is one JSON object.
 
@@ -19,7 +17,6 @@ Needs: 2 GB of memory
 """
 
 import argparse
-import importlib.util
 import os
 import statistics
 import tempfile
@@ -42,7 +39,6 @@ from rowwise.checkpoint.write import write
 
 AT_LEAST = 0.80  # of what the client reaches with plain objects
 KEYS = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
-SMALL = 100  # reads of a kilobyte
 FILES = 2  # at once, on both sides
 THREADS = STORE_THREADS * CONCURRENCY  # of plain reads, as many requests as rowwise has
 
@@ -81,69 +77,6 @@ class Plain:
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(one, *zip(*ranges_of("plain", files), strict=True)))
 
-    def small(self, files: list[Path]) -> None:
-        for k in range(SMALL):
-            self.client.get_range(self.store, f"plain/{files[0].name}", start=k * 1000, end=k * 1000 + 1000)
-
-
-class Arrow:
-    """The client of pyarrow."""
-
-    def __init__(self, endpoint: str) -> None:
-        from pyarrow import fs
-
-        self.store = fs.S3FileSystem(
-            access_key="key", secret_key="secret", endpoint_override=endpoint, region="us-east-1"
-        )
-
-    def put(self, files: list[Path]) -> None:
-        def one(path: Path) -> None:
-            with path.open("rb") as source, self.store.open_output_stream(f"bucket/arrow/{path.name}") as target:
-                while piece := source.read(PART_bytes):
-                    target.write(piece)
-
-        with ThreadPoolExecutor(FILES) as pool:
-            list(pool.map(one, files))
-
-    def get(self, files: list[Path], into: memoryview) -> None:
-        opened = {f"arrow/{path.name}": self.store.open_input_file(f"bucket/arrow/{path.name}") for path in files}
-
-        def one(key: str, begin: int, end: int, at: int) -> None:
-            into[at : at + end - begin] = memoryview(opened[key].read_at(end - begin, begin))
-
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(one, *zip(*ranges_of("arrow", files), strict=True)))
-
-    def small(self, files: list[Path]) -> None:
-        with self.store.open_input_file(f"bucket/arrow/{files[0].name}") as file:
-            for k in range(SMALL):
-                file.read_at(1000, k * 1000)
-
-
-class Fsspec:
-    """The client of fsspec for S3."""
-
-    def __init__(self, endpoint: str) -> None:
-        import s3fs
-
-        self.store = s3fs.S3FileSystem(
-            key="key", secret="secret", endpoint_url=endpoint, client_kwargs={"region_name": "us-east-1"},
-            skip_instance_cache=True, use_listings_cache=False,
-        )  # fmt: skip
-
-    def put(self, files: list[Path]) -> None:
-        for path in files:
-            self.store.put_file(str(path), f"bucket/fsspec/{path.name}", chunksize=PART_bytes, max_concurrency=8)
-
-    def get(self, files: list[Path], into: memoryview) -> None:
-        keys, begins, ends, places = zip(*ranges_of("bucket/fsspec", files), strict=True)
-        for at, found in zip(places, self.store.cat_ranges(list(keys), list(begins), list(ends)), strict=True):
-            into[at : at + len(found)] = found
-
-    def small(self, files: list[Path]) -> None:
-        for k in range(SMALL):
-            self.store.cat_file(f"bucket/fsspec/{files[0].name}", start=k * 1000, end=k * 1000 + 1000)
-
 
 def measure(args: argparse.Namespace) -> list[dict]:
     rows, rounds = (4_000, 1) if args.smoke else (400_000, 5) if args.quick else (1_500_000, 5)
@@ -160,9 +93,7 @@ def measure(args: argparse.Namespace) -> list[dict]:
         out = torch.zeros_like(table)
         plain_out = bytearray(size)
         shard = LocalShard.whole("model/x", out)
-        clients = {"obstore": Plain(server.endpoint), "pyarrow": Arrow(server.endpoint)}
-        if importlib.util.find_spec("s3fs"):
-            clients["s3fs"] = Fsspec(server.endpoint)
+        plain = Plain(server.endpoint)
         for k in range(rounds + 1):
             took = {"rowwise write": timed_s(lambda k=k: copy_checkpoint(one, StorageFolder(storage, f"{k}")))}
             there = Checkpoint.open(StorageFolder(storage, f"{k}/step-000000001"))
@@ -170,16 +101,14 @@ def measure(args: argparse.Namespace) -> list[dict]:
             took["rowwise read"] = timed_s(lambda source=there: source.fill_all([shard]))
             if not torch.equal(out, table):
                 raise AssertionError("what was read is not what was written")
-            for client, plain in clients.items():
-                took[f"{client} write"] = timed_s(lambda p=plain: p.put(files))
-                took[f"{client} read"] = timed_s(lambda p=plain: p.get(files, memoryview(plain_out)))
-                took[f"{client} small"] = timed_s(lambda p=plain: p.small(files))
+            took["obstore write"] = timed_s(lambda: plain.put(files))
+            took["obstore read"] = timed_s(lambda: plain.get(files, memoryview(plain_out)))
             for path in (Path(name) / "bucket").glob(f"{k}%2F*"):
                 path.unlink()
             if k or args.smoke:  # the first round opens connections
                 for what, s in took.items():
                     times.setdefault(what, []).append(s)
-    return [row(what, SMALL if what.endswith("small") else size, found) for what, found in times.items()]
+    return [row(what, size, found) for what, found in times.items()]
 
 
 def row(name: str, size: int, times: list[float]) -> dict:
@@ -191,14 +120,10 @@ def row(name: str, size: int, times: list[float]) -> dict:
 
 def floors_of(rows: list[dict]) -> list[dict]:
     found = {r["name"]: r["median_s"] for r in rows}
-    floors = [at_least(f"{kind} over plain objects", found[f"obstore {kind}"] / found[f"rowwise {kind}"], AT_LEAST)
-              for kind in ("write", "read")]  # fmt: skip
-    for other in ("pyarrow", "s3fs"):
-        for kind in ("write", "read", "small"):
-            if f"{other} {kind}" in found:
-                ratio = found[f"{other} {kind}"] / found[f"obstore {kind}"]
-                floors.append(at_least(f"obstore over {other}, {kind}", ratio, None))
-    return floors
+    return [
+        at_least(f"{kind} over plain objects", found[f"obstore {kind}"] / found[f"rowwise {kind}"], AT_LEAST)
+        for kind in ("write", "read")
+    ]
 
 
 def main() -> None:

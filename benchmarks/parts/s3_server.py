@@ -3,11 +3,11 @@
     python benchmarks/parts/s3_server.py FOLDER [--port PORT] [--faults JSON]
 
 Objects are files, so a server that is killed and started again has the objects that were complete. It answers GET with
-ranges, HEAD, PUT (also `If-None-Match: *`), DELETE, lists (version 2) and uploads in parts. Signatures are not checked;
-the SHA-256 of a signed payload is. Faults are drawn by a seeded generator for each request: `errors` (500 or 503),
-`busy` (429), `resets` (the connection ends in the middle of an answer or before one) and `lost` (the request has its
-effect, and its answer is lost), each as a share of all requests, and `slow_s`, the longest delay of one request in ten.
-Requests whose time differs by more than `skew_s` from the server's are refused, as by S3.
+ranges, HEAD, PUT (also `If-None-Match: *`), DELETE, lists (version 2) and uploads in parts, as obstore asks for them.
+Signatures are not checked; the SHA-256 of a signed payload is. Faults are drawn by a seeded generator for each request:
+`errors` (500 or 503), `busy` (429), `resets` (the connection ends in the middle of an answer or before one) and `lost`
+(the request has its effect, and its answer is lost), each as a share of all requests, and `slow_s`, the longest delay
+of one request in ten. Requests whose time differs by more than `skew_s` from the server's are refused, as by S3.
 """
 
 import argparse
@@ -115,10 +115,10 @@ class Handler(BaseHTTPRequestHandler):
         return abs(time.time() - calendar.timegm(signed)) > most_s
 
     def act(self, body: Path) -> None:
-        if not self.bucket.is_dir() and not (self.command == "PUT" and not self.key):
+        if not self.bucket.is_dir():
             self.answer_error(404, "NoSuchBucket")
         elif not self.key:
-            self.on_bucket(body)
+            self.delete_several(body) if self.command == "POST" else self.list()
         elif self.command == "PUT":
             self.put(body)
         elif self.command == "POST":
@@ -135,33 +135,18 @@ class Handler(BaseHTTPRequestHandler):
     def path_of(self, key: str) -> Path:
         return self.bucket / quote(key, safe="")
 
-    def on_bucket(self, body: Path) -> None:
-        if self.command == "PUT":
-            self.bucket.mkdir(exist_ok=True)
-            self.answer(200)
-        elif self.command == "POST":  # several deletes
-            keys = [one.text or "" for one in ElementTree.parse(body).iter() if one.tag.endswith("Key")]
-            for key in keys:
-                self.path_of(key).unlink(missing_ok=True)
-            gone = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
-            self.answer(200, f"<DeleteResult>{gone}</DeleteResult>".encode())
-        elif self.command == "HEAD" or "location" in self.query:
-            self.answer(200, b"<LocationConstraint>us-east-1</LocationConstraint>")
-        else:
-            self.list()
+    def delete_several(self, body: Path) -> None:
+        keys = [one.text or "" for one in ElementTree.parse(body).iter() if one.tag.endswith("Key")]
+        for key in keys:
+            self.path_of(key).unlink(missing_ok=True)
+        gone = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
+        self.answer(200, f"<DeleteResult>{gone}</DeleteResult>".encode())
 
     def list(self) -> None:
-        prefix, delimiter = self.query.get("prefix", ""), self.query.get("delimiter", "")
-        after = max(self.query.get("continuation-token", ""), self.query.get("start-after", ""))
+        prefix, after = self.query.get("prefix", ""), self.query.get("continuation-token", "")
         keys = sorted(key for key in map(unquote, os.listdir(self.bucket)) if key.startswith(prefix) and key > after)
-        folders, objects, last = set(), [], ""
-        for key in keys:
-            if len(objects) + len(folders) >= PAGE:
-                break
-            last, inside = key, key[len(prefix) :]
-            if delimiter and delimiter in inside:
-                folders.add(prefix + inside.partition(delimiter)[0] + delimiter)
-                continue
+        objects, more = [], len(keys) > PAGE
+        for key in keys[:PAGE]:
             try:
                 status = self.path_of(key).stat()
             except FileNotFoundError:
@@ -171,13 +156,11 @@ class Handler(BaseHTTPRequestHandler):
                 f"<Contents><Key>{escape(key)}</Key><LastModified>{when}</LastModified><ETag>{tag(status)}</ETag>"
                 f"<Size>{status.st_size}</Size></Contents>"
             )
-        more = bool(keys) and last != keys[-1]
-        token = f"<NextContinuationToken>{escape(last)}</NextContinuationToken>" if more else ""
-        common = "".join(f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in sorted(folders))
+        token = f"<NextContinuationToken>{escape(keys[PAGE - 1])}</NextContinuationToken>" if more else ""
         self.answer(
             200,
             f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}"
-            f"<KeyCount>{len(objects)}</KeyCount>{''.join(objects)}{common}</ListBucketResult>".encode(),
+            f"<KeyCount>{len(objects)}</KeyCount>{''.join(objects)}</ListBucketResult>".encode(),
         )
 
     def put(self, body: Path) -> None:
@@ -248,36 +231,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def receive(self, body: Path) -> bool:
         """Write the request's body to a file; False if it does not match the checksum in its signature."""
-        signed = self.headers.get("x-amz-content-sha256", "")
-        chunked = signed.startswith("STREAMING") or "aws-chunked" in self.headers.get("Content-Encoding", "")
-        length = int(self.headers.get("Content-Length") or 0)
-        outer = self.headers.get("Transfer-Encoding", "") == "chunked"
-        if not length and not outer:
-            body.touch()
-            return True
-        sums = hashlib.sha256() if len(signed) == 64 else None
-        source = Unchunked(self.rfile) if outer else self.rfile
+        signed, sums = self.headers.get("x-amz-content-sha256", ""), hashlib.sha256()
+        left = int(self.headers.get("Content-Length") or 0)
         with body.open("wb", buffering=0) as file:
-            if chunked:
-                shutil.copyfileobj(inner := Unchunked(source), file, PIECE_bytes)
-                inner.finish()
-            else:
-                self.copy(source, file, None if outer else length, sums)
-        if outer:
-            source.finish()
-        return sums is None or sums.hexdigest() == signed
-
-    def copy(self, source, file, length: int | None, sums) -> None:
-        while length is None or length:
-            piece = source.read(PIECE_bytes if length is None else min(length, PIECE_bytes))
-            if not piece and length is None:
-                return
-            if not piece:
-                raise ConnectionAbortedError
-            if sums is not None:
+            while left:
+                piece = self.rfile.read(min(left, PIECE_bytes))
+                if not piece:
+                    raise ConnectionAbortedError
                 sums.update(piece)
-            file.write(piece)
-            length = None if length is None else length - len(piece)
+                file.write(piece)
+                left -= len(piece)
+        return len(signed) != 64 or sums.hexdigest() == signed
 
     def head(self, code: int, length: int, headers: dict[str, str]) -> None:
         self.send_response(code)
@@ -299,39 +263,6 @@ class Handler(BaseHTTPRequestHandler):
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
         raise ConnectionAbortedError
-
-
-class Unchunked:
-    """The content of a body that comes in chunks, each after a line with its size."""
-
-    def __init__(self, file) -> None:
-        self.file, self.left, self.ended = file, 0, False
-
-    def readline(self) -> bytes:
-        line = bytearray()
-        while not line.endswith(b"\n") and (byte := self.read(1)):
-            line += byte
-        return bytes(line)
-
-    def read(self, most: int) -> bytes:
-        if not self.left and not self.ended:
-            line = self.file.readline()
-            self.left = int(line.split(b";")[0] or b"0", 16)
-            self.ended = not self.left
-        piece = self.file.read(min(most, self.left)) if self.left else b""
-        if self.left and not piece:
-            raise ConnectionAbortedError
-        self.left -= len(piece)
-        if piece and not self.left:
-            self.file.readline()
-        return piece
-
-    def finish(self) -> None:
-        """Read the trailers after the last chunk."""
-        while not self.ended and self.read(PIECE_bytes):
-            pass
-        while self.file.readline().strip():
-            pass
 
 
 def tag(status: os.stat_result) -> str:
