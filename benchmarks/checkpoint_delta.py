@@ -6,8 +6,6 @@ Sections:
 
     bytes    ten checkpoints of 26 tables of dim 64 at Zipf(1.05) traffic, an id a feature, so many samples apart: what
              is written, and how long writing and reading back take (files are in the page cache)
-    marking  how much longer a step of `train_step.py` takes when changed rows are marked
-    packing  rows to fewer bits and back, GB of floats a second on one thread
     quality  NE of recipes that went back to a rounded checkpoint half-way, beside those that went back to an exact one,
              which is as if they had not stopped; what it costs is held against what another seed does
 
@@ -35,7 +33,6 @@ import torch
 from parts.ops_work import Work, ids_for, rows_for
 from parts.recipe_job import job_of
 from parts.report import at_least, at_most, environment, exactly, finish, options, parsed, show
-from parts.timer import least_s
 from parts.tiny_data import make_tiny
 from rich.progress import track
 from torch import nn
@@ -58,8 +55,8 @@ WAYS = {
 }
 RECIPES = ("movielens-dlrm", "complete-journey-dlrm")
 STEPS = {"movielens-dlrm": 4 * 157, "complete-journey-dlrm": None}  # None: as many as its epoch has
-SEEDS, AT_LEAST, MARKING, SMOKE_STEPS = 3, 6.0, 0.03, 4
-SECTIONS = ("bytes", "marking", "packing", "quality")
+SEEDS, AT_LEAST, SMOKE_STEPS = 3, 6.0, 4
+SECTIONS = ("bytes", "quality")
 SMALLEST = ["incremental, 4 bits", "incremental, 8 bits"]
 
 
@@ -161,54 +158,6 @@ def bytes_of(args: argparse.Namespace) -> list[dict]:
     return found
 
 
-def marking_of(args: argparse.Namespace) -> list[dict]:
-    """Turn about: a step with marks and one without."""
-    from parts.train_sides import FULL, SMOKE, Ours, parts_of
-
-    torch.set_num_threads(1)
-    size = SMOKE if args.smoke else FULL
-    side = Ours("adam", size, halves=False)
-    arena = side.model.embeddings.arena
-    batches, touched = [side.prepare(parts_of(seed, size)) for seed in range(4)], arena.track()
-    times: dict[bool, list[float]] = {True: [], False: []}
-    updates: dict[bool, list[float]] = {True: [], False: []}
-    own = side.model.embeddings.update
-
-    def update() -> None:
-        begin = time.perf_counter()
-        own()
-        updates[arena.touched is not None].append(time.perf_counter() - begin)
-
-    side.model.embeddings.update = update
-    for number in range(16 if args.smoke else 40 if args.quick else 300):
-        marked = number // 4 % 2 == 0
-        arena.touched = touched if marked else None
-        begin = time.perf_counter()
-        side.step(batches[number % 4])
-        times[marked].append(time.perf_counter() - begin)
-    best, more = min(times[False]), min(updates[True]) - min(updates[False])
-    row = {"kind": "marking", "step_ms": best * 1e3, "update_ms": min(updates[False]) * 1e3, "more_ms": more * 1e3}
-    show(row)
-    return [row]
-
-
-def packing_of(args: argparse.Namespace) -> list[dict]:
-    from rowwise.tables.ops.quantise import dequantise, quantise
-
-    torch.set_num_threads(1)
-    found = []
-    for dim in (16, 64, 128):
-        rows_ND = torch.randn((64 << 10 if args.smoke else 4 << 20 if args.quick else 64 << 20) // (4 * dim), dim)
-        for bits in (8, 4):
-            packed = quantise(rows_ND, bits, "rows", range(len(rows_ND)))
-            there = least_s(lambda bits=bits, x=rows_ND: quantise(x, bits, "rows", range(len(x))), 5)
-            back = least_s(lambda bits=bits, x=packed, dim=dim: dequantise(x, dim, bits), 5)
-            gb = rows_ND.numel() * 4 / 1e9
-            found.append({"kind": "packing", "dim": dim, "bits": bits, "gb_s": gb / there, "back_gb_s": gb / back})
-            show(found[-1])
-    return found
-
-
 def quality_of(args: argparse.Namespace) -> list[dict]:
     found = []
     if args.smoke:
@@ -266,9 +215,6 @@ def floors_of(rows: Sequence[dict]) -> list[dict]:
             floor = AT_LEAST if row["way"].endswith("8 bits") and row["optimizer"] != "adam" else None
             name = f"bytes of full ones over those of {row['way']}, {row['samples']} samples apart, {row['optimizer']}"
             floors.append(at_least(name, row["less"], floor))
-        if row["kind"] == "marking":
-            value = row["more_ms"] / row["step_ms"]
-            floors.append(at_most("marking changed rows over the rest of a step", value, MARKING))
     return floors + quality_floors([row for row in rows if row["kind"] == "quality"])
 
 
@@ -294,7 +240,7 @@ def smoke_floors(rows: Sequence[dict]) -> list[dict]:
     return [
         exactly("ways to save less", len(written), len(WAYS)),
         exactly("increments in 4 and in 8 bits are smallest", int(smallest == SMALLEST), 1),
-        exactly("rows of marking, packing and quality", sum(kinds[k] for k in SECTIONS[1:]), 1 + 6 + 3),
+        exactly("rows of quality", kinds["quality"], 3),
     ]
 
 
@@ -302,7 +248,7 @@ def main() -> None:
     parser = options("checkpoint_delta", __doc__, only=SECTIONS, data=True)
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=RECIPES, help="whose quality is measured")
     args = parsed(parser)
-    measures = {"bytes": bytes_of, "marking": marking_of, "packing": packing_of, "quality": quality_of}
+    measures = {"bytes": bytes_of, "quality": quality_of}
     with tempfile.TemporaryDirectory() as folder:
         args.made = Path(folder)
         rows = [row for section in args.only for row in measures[section](args)]

@@ -7,10 +7,9 @@ that data happens to have. Trained on weeks 2 to 47, tested on 48 to 53, three s
 compressed, each to the same share of its bytes, all bytes counted: rows, maps, projections. Learned maps come from one
 probe of the training rows. `half`: the probe has seen the first half of the weeks only, and the model trains on the
 second. `advice`: the advisor's allocation under one budget for all tables, chosen on training weeks alone. `scale`: ten
-million ids into a million rows. `speed`: ids a second, and what a map adds to a training step. The last printed line is
-one JSON object.
+million ids into a million rows. The last printed line is one JSON object.
 
-Takes: 2 hours; --quick 2 minutes (films and speed)
+Takes: 2 hours; --quick 2 minutes (films)
 Needs: `rowwise data get movielens-100k` and `rowwise data get complete-journey`
 """
 
@@ -24,12 +23,12 @@ from tempfile import TemporaryDirectory
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from parts.compress_quality import FILMS_METHODS, advice, films, half_of_time, quality
-from parts.compress_speed import scale, speed
+from parts.compress_scale import scale
 from parts.compress_work import permuted
 from parts.report import at_least, at_most, exactly, finish, options, parsed
 from parts.tiny_data import make_tiny
 
-SECTIONS = ("quality", "half", "films", "advice", "scale", "speed")
+SECTIONS = ("quality", "half", "films", "advice", "scale")
 RATIOS = (10.0, 100.0)
 LEARNED = "learned"
 
@@ -43,9 +42,9 @@ def main() -> None:
     )
     args = parsed(parser)
     if args.smoke:
-        wanted, args.method = args.only or ("quality", "films", "scale", "speed"), ["hash", LEARNED]
+        wanted, args.method = args.only or ("quality", "films", "scale"), ["hash", LEARNED]
     else:
-        wanted = args.only or (("films", "speed") if args.quick else SECTIONS)
+        wanted = args.only or (("films",) if args.quick else SECTIONS)
     rows = kept(args.save) if args.only else {}
     with TemporaryDirectory() as folder:
         if args.smoke:
@@ -75,8 +74,6 @@ def measured(wanted: set[str], args: argparse.Namespace, folder: Path) -> dict[s
         rows["films"] = films(args.data, seeds, FILMS_METHODS[1:2] if args.smoke else FILMS_METHODS)
     if "scale" in wanted:
         rows["scale"] = scale(ids, ids // 10)
-    if "speed" in wanted:
-        rows["speed"] = speed(ids, ids // 10)
     return rows
 
 
@@ -88,7 +85,6 @@ def smoke_floors(rows: dict) -> list[dict]:
         exactly("methods that leave rows", sum(kept_to), 2),
         exactly("methods that were trained on films", len(rows["films"]), 1),
         at_most("bytes of many ids in few rows", rows["scale"]["bytes"], rows["scale"]["budget_bytes"]),
-        exactly("maps that were looked up", len(rows["speed"]), 7),
     ]
 
 

@@ -12,7 +12,6 @@
   memory-mapped files with sparse gradients, and RocksDB with MultiGet and a write batch, have the same memory
   (`parts/tiers_peers.py`). Sides are checked to have the same rows.
 - policy: hit rates of the cache, LRU and LFU, beside the simulator's on the same accesses.
-- resident: what tables in memory pay for the possibility of others on disk.
 
 Each side has a process of its own. The last printed line is one JSON object.
 
@@ -28,16 +27,14 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import torch
 from parts.report import at_least, at_most, exactly, finish, options, parsed, show
 from parts.tiers_policy import measure_policy
-from parts.tiers_resident import measure_resident
 from parts.tiers_sides import OURS, PEERS, ROCKS, THREADS, Steps, run_side
 from parts.tiers_work import Size, best_mean
 
-SECTIONS = ("step", "peers", "policy", "resident")
+SECTIONS = ("step", "peers", "policy")
 CACHED = 0.2  # of rows and state, of which the memory has as much
-OF_MEMORY, OF_LIMIT, PEER, NEAR, SEAM = 0.5, 0.8, 5.0, 0.01, 0.01
+OF_MEMORY, OF_LIMIT, PEER, NEAR = 0.5, 0.8, 5.0, 0.01
 ALIKE = 1e-4  # relative difference of sums of rows
 RUN = 20  # steps in a row
 FULL = Steps(rows=100, peers=20, settle=20, train=200)
@@ -104,8 +101,6 @@ def floors_of(rows: list[dict]) -> list[dict]:
                     abs(row["live"] - row["simulated"]), abs(row["live"] - row["measured"]) * (row["batch"] < 100)
                 )
                 floors.append(at_most(f"hit rate off the simulator's and others', {what}", off, NEAR))
-            case "resident":
-                floors.append(at_most("share of a step of rows that the seam takes", row["share"], SEAM))
     return floors + same_rows(rows)
 
 
@@ -136,9 +131,6 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict]:
         rows += measure_sides(size, steps, folder, peers="peers" in args.only)
     if "policy" in args.only:
         rows += measure_policy(folder, 20_000 if args.smoke else 150_000)
-    if "resident" in args.only:
-        torch.set_num_threads(THREADS)
-        rows += measure_resident(size.in_memory(), 2 if args.smoke else 1000)
     return rows
 
 
