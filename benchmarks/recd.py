@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from parts.limits import Rows, limit_of, rows_s, share_floor
-from parts.report import exactly, finish, options, parsed, show
+from parts.report import at_least, exactly, finish, options, parsed, show
 from torch.profiler import ProfilerActivity, profile
 
 from rowwise import Embeddings, Plan, RowWiseAdagrad, Table
@@ -203,8 +203,7 @@ def floors_of(rows: list[dict]) -> list[dict]:
     floors = []
     for row in rows:
         where = f"{row['where']}, {row['pooling']} ids, {row['items']} own features of {row['item_ids']}"
-        ok = bool(row["equal"])
-        floors.append({"name": f"{where}: results equal to the bit", "value": int(ok), "floor": 1, "ok": ok})
+        floors.append(exactly(f"{where}: results equal to the bit", int(row["equal"]), 1))
         if not row["items"]:
             kinds = [("rows", "rows looked up", "ids")]
             if row["ids_bytes_expanded"]:
@@ -212,12 +211,11 @@ def floors_of(rows: list[dict]) -> list[dict]:
             for key, what, repeated in kinds:
                 value = row[f"{key}_expanded"] / row[f"{key}_shared"] / row[f"repeats_of_{repeated}"]
                 name = f"{where}: {what} fall, of how often {repeated} repeat"
-                floors.append({"name": name, "value": round(value, 3), "floor": LEAST, "ok": value >= LEAST})
+                floors.append(at_least(name, value, LEAST))
         # No floors: on one device both forms do nearly the same work, so whatever else runs decides which is faster.
         timed = (("step", "ms", SHARED), ("forward", "forward_ms", SHARED), ("step, gradients merged", "ms", MERGED))
         for what, part, form in timed:
-            value = round(row[f"faster_{part}_{form}"], 2)
-            floors.append({"name": f"{where}: times faster, {what}", "value": value, "floor": None, "ok": True})
+            floors.append(at_least(f"{where}: times faster, {what}", row[f"faster_{part}_{form}"], None))
         if "limit_ms" in row:
             share = row["limit_ms"] / row["ms_expanded"]
             floors.append(share_floor(f"step of the expanded form, {where}", share))
