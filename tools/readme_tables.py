@@ -7,6 +7,7 @@ results that yields its tables and facts. README has three numbers, of the first
 """
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,8 +31,10 @@ OPTIMIZERS = {"sgd": "SGD", "rowwise_adagrad": "row-wise Adagrad", "adagrad": "A
 def table(head: str, cells: str | Callable[[Any], str], rows: Iterable[Any]) -> str:
     """Rows by a format of their fields, or by a function of each."""
     form = cells.format_map if isinstance(cells, str) else cells
-    columns = head.count(" | ") + 1
-    return "\n".join([f"| {head} |", "|" + "---|" * columns, *(f"| {form(row)} |" for row in rows)])
+    titles, lines = head.split(" | "), [f"| {form(row)} |" for row in rows]
+    if not lines:
+        return f"The benchmark has changed since this was measured. Not measured: {'; '.join(titles)}."
+    return "\n".join([f"| {head} |", "|" + "---|" * len(titles), *lines])
 
 
 def section(result: dict, parts: Parts) -> str:
@@ -96,10 +99,10 @@ def page(name: str, title: str, *benchmarks: str, any_of_them: bool = False) -> 
 
 
 def by(rows: Iterable[dict], *keys: str) -> dict[Any, list[dict]]:
-    """Rows with the same value of a key, or values of several, in the order of the first ones."""
-    found: dict[Any, list[dict]] = {}
+    """Rows with the same value of a key, or values of several, in the order of the first ones; of others none."""
+    found: dict[Any, list[dict]] = defaultdict(list)
     for row in rows:
-        found.setdefault(itemgetter(*keys)(row), []).append(row)
+        found[itemgetter(*keys)(row)].append(row)
     return found
 
 
@@ -448,13 +451,12 @@ def rows_beyond_memory(result: dict) -> Parts:
         "{share:.0%} | {zeros:.4f} | {mean row:.4f}",
         of["accuracy"],
     )
-    if "default rows" in of:
-        yield table(
-            "hit rate | AUC, NE with zeros | with mean rows | with means by access",
-            "{hit_rate:.0%} | {zero auc:.4f}, {zero ne:.4f} | {plain mean auc:.4f}, {plain mean ne:.4f} | "
-            "{mean auc:.4f}, {mean ne:.4f}",
-            of["default rows"],
-        )
+    yield table(
+        "hit rate | AUC, NE with zeros | with mean rows | with means by access",
+        "{hit_rate:.0%} | {zero auc:.4f}, {zero ne:.4f} | {plain mean auc:.4f}, {plain mean ne:.4f} | "
+        "{mean auc:.4f}, {mean ne:.4f}",
+        of["default rows"],
+    )
     yield table(
         "one worker, rows of a request | requests a second | p50, forecast | p99, forecast",
         "{rows} | {rate:,.0f} | {p50_ms:.1f} ms, {forecast_p50_ms:.1f} ms | {p99_ms:.1f} ms, {forecast_p99_ms:.1f} ms",
