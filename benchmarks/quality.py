@@ -16,7 +16,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from parts.recipe_job import job_of
-from parts.report import exactly, finish, options, parsed, show
+from parts.report import at_most, exactly, finish, options, parsed, show
 from rich.progress import Progress
 
 from rowwise.recipes.compose import make_evaluator, make_model, make_settings, resolve
@@ -68,16 +68,12 @@ def smoke_floors(rows: list[dict]) -> list[dict]:
 
 def floors_of(rows: list[dict]) -> list[dict]:
     """By how much each variant's NE is above that of fp32, the mean over seeds; nothing is asked of int8."""
-    floors = []
-    for name, ceiling in (("fp16", 0.0005), ("bf16", 0.0005), ("int8", None)):
-        more = above_exact(rows, name, "ne")
-        what = f"NE of {name} rows above that of fp32 rows ({'at most' if ceiling else 'reported'})"
-        floors.append(
-            {"name": what, "value": round(more, 6), "floor": ceiling, "ok": ceiling is None or more <= ceiling}
-        )
+    floors = [
+        at_most(f"NE of {name} rows above that of fp32 rows", above_exact(rows, name, "ne"), ceiling)
+        for name, ceiling in (("fp16", 0.0005), ("bf16", 0.0005), ("int8", None))
+    ]
     lost = -above_exact(rows, "fp32, bf16 products", "auc")
-    what = "AUC lost by 16-bit dense products (at most)"
-    return [*floors, {"name": what, "value": round(lost, 6), "floor": 0.001, "ok": lost <= 0.001}]
+    return [*floors, at_most("AUC lost by 16-bit dense products", lost, 0.001)]
 
 
 def above_exact(rows: list[dict], name: str, metric: str) -> float:

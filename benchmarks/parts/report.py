@@ -102,12 +102,12 @@ def geomean(values: Sequence[float]) -> float:
 
 def at_least(name: str, value: float, floor: float | None) -> dict:
     """A number and its floor; without one it is only reported."""
-    return {"name": name, "value": round(float(value), 4), "floor": floor, "ok": floor is None or bool(value >= floor)}
+    return {"name": name, "value": round(float(value), 6), "floor": floor, "ok": floor is None or bool(value >= floor)}
 
 
 def at_most(name: str, value: float, floor: float | None) -> dict:
     ok = floor is None or bool(value <= floor)
-    return {"name": f"{name} (at most)", "value": round(float(value), 4), "floor": floor, "ok": ok}
+    return {"name": f"{name} (at most)", "value": round(float(value), 6), "floor": floor, "ok": ok}
 
 
 def exactly(name: str, value: float, wanted: float) -> dict:
@@ -118,7 +118,7 @@ def exactly(name: str, value: float, wanted: float) -> dict:
 def print_table(floors: list[dict]) -> None:
     print()
     for f in floors:
-        print(f"{'ok  ' if f['ok'] else 'MISS'}  {f['value']:>8}  (floor {f['floor']})  {f['name']}")
+        print(f"{'ok  ' if f['ok'] else 'MISS'}  {f['value']:>10}  (floor {f['floor']})  {f['name']}")
     print()
 
 
