@@ -1,6 +1,7 @@
 // [Note: Orders of hosts] Random changes of an order, kept if it gets better or, while it is hot, not much worse: two
 // hosts swapped, a run of hosts reversed, one host moved. The largest of many times has plateaus, so a tenth of their
-// mean is added to it. `rowwise/planning/perf/collective.py` says what a collective takes; an all-reduce here is its ring.
+// mean is added to it. `rowwise/planning/perf/collective.py` says what a collective takes; an all-reduce here is its
+// ring.
 //
 // With `keep_first`, host 0 stays first, and a group that is not one run of hosts costs as much as the collective
 // again.
@@ -48,7 +49,8 @@ static int32_t target_of(const Links* links, int32_t k, int32_t distance) {
   return links->collective == HALVING_DOUBLING ? k ^ distance : (k - 1) / 2;
 }
 
-// Bytes a second of the flows of a step, which travel at once; see [Note: Flows] in rowwise/planning/perf/collective.py.
+// Bytes a second of the flows of a step, which travel at once; see [Note: Flows] in
+// rowwise/planning/perf/collective.py.
 static void find_rates(Scratch* s, const int32_t* order, int32_t distance) {
   const Links* links = s->links;
   const int32_t hosts = links->hosts, first = links->collective == TREE;

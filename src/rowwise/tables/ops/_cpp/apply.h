@@ -500,8 +500,8 @@ UpdateRows update_of_type(const Table& table) {
   });
 }
 
-// All optimizers; a table's rule is a place in this list. Python's (`OPTIMIZERS` in rowwise/tables/row_optimizers.py) are the
-// same in the same order, which is checked when the library is loaded.
+// All optimizers; a table's rule is a place in this list. Python's (`OPTIMIZERS` in rowwise/tables/row_optimizers.py)
+// are the same in the same order, which is checked when the library is loaded.
 template <class... Optimizer>
 struct List {
   static constexpr int64_t count = sizeof...(Optimizer);

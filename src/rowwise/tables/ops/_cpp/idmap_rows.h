@@ -1,7 +1,7 @@
 // The rows of ids, section by section over blocks of ids that stay in cache.
 //
-// Included by isa.cpp only; rowwise/tables/ops/reference/idmap.py says the same in torch. Ids of a set are found by what
-// counts bits, which base processors do in twenty instructions and wider ones in one.
+// Included by isa.cpp only; rowwise/tables/ops/reference/idmap.py says the same in torch. Ids of a set are found by
+// what counts bits, which base processors do in twenty instructions and wider ones in one.
 #pragma once
 #include <algorithm>
 #include <cstring>

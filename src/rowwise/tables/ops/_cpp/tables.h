@@ -10,7 +10,8 @@ namespace rowwise {
 
 enum class Mode : int64_t { sum = 0, mean = 1, weighted = 2 };
 // Types of rows: name, bits of a weight, and whether a group of columns has a scale and an offset. Python's records
-// (`RowType` in rowwise/tables/spec.py) have the same names in the same order, which is checked when the library is loaded.
+// (`RowType` in rowwise/tables/spec.py) have the same names in the same order, which is checked when the library is
+// loaded.
 #define ROWWISE_ROW_TYPES(X) \
   X(fp32, 32, false)         \
   X(fp16, 16, false)         \

@@ -1,4 +1,5 @@
-// The interface of the library: plain structs and functions, which Python calls through ctypes (tables/store/native.py).
+// The interface of the library: plain structs and functions, which Python calls through ctypes
+// (tables/store/native.py).
 //
 // A tier holds the rows and the optimizer state of table pieces: all of them in a log on disk, some of them in the
 // slots of a cache in memory, which the kernels of `ops` read and change.
