@@ -23,8 +23,8 @@ DIM = 8
 @contextmanager
 def small_steps():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remap, "MOST_IDS", 7)
-        patch.setattr(remap, "MOST_FLOATS", 20)
+        patch.setattr(remap, "MAX_IDS", 7)
+        patch.setattr(remap, "MAX_FLOATS", 20)
         yield
 
 
