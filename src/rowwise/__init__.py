@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from rowwise.tables.spec import Uniform as Uniform
     from rowwise.tables.spec import Wire as Wire
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "tables.batch": ("Batch", "Jagged"),
