@@ -220,7 +220,7 @@ def test_windows_merge_newest_with_newest():
 
 def recent_counts(metrics):
     """Samples of the window, as its sums and its scores have them."""
-    return metrics.value()["label"].recent_fit.count, metrics.state()["recent_auc.scores"].shape[1]
+    return metrics.value()["label"].recent_fit.count, metrics.state()["recent_auc.logits"].shape[0]
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -534,6 +534,18 @@ def test_bad_slice_ids():
     for ids in (torch.zeros(3).long(), torch.zeros(2)):
         with pytest.raises(BatchError, match=r"int64 of shape \(2,\)"):
             Slices([1]).add(Samples.of(torch.zeros(2), torch.zeros(2)), ids)
+
+
+def test_a_state_is_small_and_that_of_version_0_1_is_read():
+    logits, labels = torch.randn(10_240), torch.arange(10_240) % 2
+    for metric in (Auc(), RecentAuc(4)):
+        metric = made(metric, (logits, labels.float()))
+        state = metric.state()
+        assert sum(x.numel() * x.element_size() for x in state.values() if isinstance(x, torch.Tensor)) < 200_000
+        prefix = "exact." if "exact.logits" in state else ""
+        parts = [state.pop(f"{prefix}{name}").double() for name in ("logits", "masses")]
+        older = {**state, f"{prefix}scores": torch.cat([parts[0][None], parts[1]])}
+        assert type(metric).from_state(older).value() == metric.value()
 
 
 def test_bad_states():

@@ -26,7 +26,17 @@ from torch import Tensor
 
 from rowwise.tables.ops.threads import one_thread
 from rowwise.train.samples import Samples
-from rowwise.train.state import State, check_alike, check_positive, join, merge_newest, part, read_int, read_tensor
+from rowwise.train.state import (
+    State,
+    check_alike,
+    check_positive,
+    join,
+    merge_newest,
+    narrow,
+    part,
+    read_int,
+    read_tensor,
+)
 
 AXIS = 16.0  # logits beyond it share a bin at either end; sigmoid(16) is 1e-7 from 1
 KEEP = 1 << 17  # scores; `value` sorts them in about 10 ms
@@ -82,7 +92,7 @@ class BinnedAuc:
 
     def state(self) -> State:
         tasks, _, bins = self._counts_K2M.shape
-        return {"tasks": tasks, "bins": bins - 2, "counts": self._counts_K2M.clone()}
+        return {"tasks": tasks, "bins": bins - 2, "counts": narrow(self._counts_K2M)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
@@ -131,8 +141,7 @@ class Auc:
     def state(self) -> State:
         parts = {"bins": self._bins.state()}
         if self._is_exact:
-            scores = _concatenate_chunks(self._kept, self._tasks)
-            parts["exact"] = {"tasks": self._tasks, "most": self._keep, "scores": scores}
+            parts["exact"] = {"tasks": self._tasks, "most": self._keep, **_scores_state(self._kept, self._tasks)}
         return {"keep": self._keep, **join(parts)}
 
     @classmethod
@@ -142,7 +151,7 @@ class Auc:
         made = cls(len(bins.counts()), read_int(state, "keep"), bins=1)
         made._bins, made._samples = bins, made._keep + 1
         if exact:
-            scores = read_tensor(exact, "scores", (3, None, made._tasks))
+            scores = _read_scores(exact, None, made._tasks)
             made._kept, made._samples = [scores], scores.shape[1]
         return made
 
@@ -184,14 +193,14 @@ class RecentAuc:
     def state(self) -> State:
         sizes = torch.tensor([scores.shape[1] for scores in self._kept], dtype=torch.int64)
         settings: State = {"tasks": self._tasks, "batches": self._batches, "most": self._most}
-        return {**settings, "sizes": sizes, "scores": _concatenate_chunks(self._kept, self._tasks)}
+        return {**settings, "sizes": sizes, **_scores_state(self._kept, self._tasks)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
         """The metric that `state` saved, with the same bits."""
         made = cls(read_int(state, "batches"), read_int(state, "tasks"), read_int(state, "most"))
         sizes = read_tensor(state, "sizes", (None,), torch.int64).tolist()
-        scores = read_tensor(state, "scores", (3, sum(sizes), made._tasks))
+        scores = _read_scores(state, sum(sizes), made._tasks)
         # Copies: views would keep the memory of the whole window alive.
         made._keep([chunk.clone() for chunk in scores.split(sizes, 1)])
         return made
@@ -262,6 +271,19 @@ def _area(auc: float, bound: float) -> AucValue:
 def _scores(samples: Samples) -> Tensor:
     """Logit, mass as a positive and mass as a negative, [3, N, K]."""
     return torch.stack([samples.logits_NK, *samples.masses()])
+
+
+def _scores_state(chunks: "list[Tensor] | deque[Tensor]", tasks: int) -> State:
+    """The scores of a state, six bytes each for float32 logits without weights."""
+    scores = _concatenate_chunks(chunks, tasks)
+    return {"logits": narrow(scores[0]), "masses": narrow(scores[1:])}
+
+
+def _read_scores(state: Mapping[str, object], samples: int | None, tasks: int) -> Tensor:
+    if "scores" in state:  # of version 0.1
+        return read_tensor(state, "scores", (3, samples, tasks))
+    logits = read_tensor(state, "logits", (samples, tasks))
+    return torch.cat([logits[None], read_tensor(state, "masses", (2, *logits.shape))])
 
 
 def _concatenate_chunks(chunks: "list[Tensor] | deque[Tensor]", tasks: int) -> Tensor:
