@@ -11,6 +11,7 @@ from msgspec import structs
 
 from rowwise.base.errors import SpecError
 from rowwise.base.records import CompressionAdvice, TableAdvice
+from rowwise.ingest.transform.mapping import MapId
 from rowwise.recipes.compose import set_threads
 from rowwise.recipes.compress import schedule
 from rowwise.recipes.compress.estimate import TimeLimit
@@ -145,9 +146,14 @@ def _write_maps(folder: TrialFolder, selection: TableSelection, id_maps: Mapping
 
 def _table_advice(runner: TrialRunner, table: Table, option: SizeOption, maps: Maps, history: IdHistory) -> TableAdvice:
     id_map, stored = maps.get(table.name, (None, StoredIds(file="")))
-    columns = runner.window.earlier.columns.sparse
-    # Hashed ids have no order; `direct` ids are the numbers in the data.
-    is_direct = any(column.ids == "direct" for column in columns if column.feature_name in table.feature_names)
+    window = runner.window.earlier
+    numbered = {transform.to for transform in window.recipe.transforms if isinstance(transform, MapId)}
+    # Hashed ids have no order, and a vocabulary's is its own: `direct` ids are the numbers in the data.
+    is_direct = any(
+        column.ids == "direct" and column.column not in numbered
+        for column in window.columns.sparse
+        if column.feature_name in table.feature_names
+    )
     return TableAdvice(
         name=table.name,
         ids=table.rows,
