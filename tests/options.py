@@ -364,7 +364,7 @@ COMBINATIONS = {  # each is right by itself
     "serve --record=there --record-share=x": "--record-share x: expected a share of the requests",
     "plan --memory=1GB --topology=2xzionex": "--memory 1GB: zionex has memory of its own and of its host",
     "plan --dim=8": "all tables give their dim",
-    "plan --tiers=device,host --topology=2xzionex --measure=2": "--measure with --tiers",
+    "plan --tiers=device,host --topology=2xzionex --measure=2": "--measure with rows below the device",
     "plan --json=a --html=a": "--json a: --html writes the same file",
     "calibrate --nproc=1 --transport=gloo": "--transport gloo with one rank",
     "calibrate --dim=8 --tables={tables}": "all tables give their dim",

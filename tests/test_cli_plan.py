@@ -396,9 +396,12 @@ def test_what_does_not_fit_says_why_in_one_line(refused):
 TIGHT = "2xzionex:device=300MB"
 
 
-def test_memory_that_the_runtime_does_not_run_is_planned_where_it_is_asked_for(ok, refused, command):
+def test_memory_below_the_device_is_planned_where_tables_need_it(ok, refused, command):
     given = ("--tables", "tables.csv", "--topology", TIGHT, *QUICK)
-    err = refused(*given, "--json", "plan.json")
+    assert "note    tables are too large for the devices alone: rows on the host are planned, too\n" in ok(
+        machine=TIGHT
+    )
+    err = refused(*given, "--tiers", "device", "--json", "plan.json")
     assert err.startswith("rowwise: no plan fits without rows on the host: ")
     for way in (
         "devices of this kind suffice",
@@ -450,7 +453,7 @@ def test_tiers_that_there_are_not_are_refused(refused):
         *given, "--tiers", "device,disk"
     )
     got = refused(*given, "--tiers", "device,host", "--measure", 2)
-    assert "--measure with --tiers: rows below the device are not measured yet: expected one of them" in got
+    assert "--measure with rows below the device: expected tables that fit into devices, or no --measure" in got
 
 
 def test_runs_take_a_plan_on_disk(command, small_recipe):

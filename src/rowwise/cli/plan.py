@@ -52,7 +52,7 @@ class PlanArguments:
     dim: int | None
     constraints: Path | None
     layouts: str | None
-    tiers: str | None  # None: those that the runtime runs
+    tiers: str | None  # None: the device, and those below it that tables need
     memory: str | None = None  # of a host without GPUs; None: what the machine has
     wire: tuple[str, ...]
     model: str | None  # None: the best one that the profile has
@@ -106,7 +106,8 @@ def plan(  # noqa: PLR0913 - one for each option
     tiers: Annotated[
         str | None,
         typer.Option(
-            metavar="A,B,...", help="Memory tiers to plan for: device,host,disk (default: those that rowwise runs)."
+            metavar="A,B,...",
+            help="Memory tiers to plan for: device,host,disk (default: device, others as tables need them).",
         ),
     ] = None,
     memory: Annotated[
@@ -212,9 +213,22 @@ def make_request(arguments: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...
         tiers=_parse_tiers(arguments.tiers, machine),
         dense=inputs.dense,
     )
+    if arguments.tiers is None:
+        request, notes = _with_needed_tiers(request, notes)
     _check_dense(request)
     warnings = profile_warnings(machine.hardware) if arguments.model is None else ()
     return request, (*notes, *warnings)
+
+
+def _with_needed_tiers(request: "PlanRequest", notes: tuple[str, ...]) -> "tuple[PlanRequest, tuple[str, ...]]":
+    """The request with the memory below the devices that its tables need, and a note of it."""
+    from rowwise.planning.planner.infeasible import add_needed_tiers
+
+    extended = add_needed_tiers(request)
+    added = [tier for tier in request.unused if tier in extended.tiers]
+    if added:
+        notes += (f"tables are too large for the devices alone: rows are on the {' and the '.join(added)}, too",)
+    return extended, notes
 
 
 def _limit_memory(machine: "Machine", memory: str) -> "Machine":
@@ -358,7 +372,7 @@ def _make_plan(
     from rowwise.parallel.shard.tiers import DEVICE_TIERS
 
     if options.measured and not request.tiers <= DEVICE_TIERS:
-        raise SpecError("--measure with --tiers: rows below the device are not measured yet", "one of them")
+        raise SpecError("--measure with rows below the device", "tables that fit into devices, or no --measure")
     if options.method is not None:
         from rowwise.planning.planner.pipeline import plan_by_method
 

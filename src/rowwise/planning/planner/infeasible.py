@@ -81,8 +81,23 @@ def has_plan(request: PlanRequest) -> bool:
         return False
 
 
+def add_needed_tiers(request: PlanRequest) -> PlanRequest:
+    """The request with the machine's lower tiers as far as the sizes of its tables need them."""
+    extended = request
+    for tier in request.unused:
+        if not _too_large(make_problem(extended)):
+            break
+        extended = replace(extended, tiers=extended.tiers | {tier})
+    return extended
+
+
+def _too_large(problem: PlacementProblem) -> bool:
+    """Whether sizes alone rule all plans out."""
+    return bool(_too_large_alone(problem) or _too_large_in_sum(problem))
+
+
 def _search_fits(problem: PlacementProblem) -> bool:
-    if _too_large_alone(problem) or _too_large_in_sum(problem):
+    if _too_large(problem):
         return False
     native = NativeProblem(problem)
     start = best_starts(native, threshold_bound(problem))[0]
