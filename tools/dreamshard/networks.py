@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from rowwise.planning.planner.methods.dreamshard import COSTS, LARGEST, LAYERS, NONE, SUMS, WIDTH, WITH, WORSE, Layer
+from rowwise.planning.planner.methods.dreamshard import COSTS, EPSILON, LARGEST, LAYERS, SUMS, WIDTH, WITH, WORSE, Layer
 
 COST_LAYERS = ("table", "loads", "heads", "costs", "whole", "overall")
 POLICY_LAYERS = ("kind", "kinds", "seen", "state", "join", "logit", "straight")
@@ -42,7 +42,7 @@ class Networks(nn.Module):
     def costs(self, loads_NH: Tensor) -> Tensor:
         """Costs (N, 3) of ranks with these sums of table vectors, in units of `unit_s`."""
         mean_N1 = loads_NH.mean(-1, keepdim=True)
-        some_N1 = mean_N1.clamp(min=NONE)
+        some_N1 = mean_N1.clamp(min=EPSILON)
         hidden = self._relu("heads", torch.cat([loads_NH / some_N1, some_N1.log()], dim=-1))
         out_NC = (hidden.unflatten(-1, (COSTS, WIDTH)) * self.weight["costs"]).sum(-1) + self.bias["costs"]
         return mean_N1 * softplus(out_NC)
@@ -50,7 +50,7 @@ class Networks(nn.Module):
     def overall(self, loads_EUH: Tensor, cost_EUC: Tensor) -> Tensor:
         """Cost (E) of whole placements: largest operators plus largest links of any rank, times a learned factor."""
         largest_EH = loads_EUH.amax(1)
-        mean_E1 = largest_EH.mean(-1, keepdim=True).clamp(min=NONE)
+        mean_E1 = largest_EH.mean(-1, keepdim=True).clamp(min=EPSILON)
         hidden = self._relu("whole", torch.cat([largest_EH / mean_E1, mean_E1.log()], dim=-1))
         worst_E = (cost_EUC[..., 0] + cost_EUC[..., 2]).amax(1) + cost_EUC[..., 1].amax(1)
         return worst_E * self._linear("overall", hidden)[..., 0].clamp(-0.5, 0.5).exp()

@@ -88,5 +88,5 @@ def test_a_plan_in_force_leaves_tiers_that_are_not_allowed():
 
 def test_steps_need_the_device():
     asked = question([Table(name="a", rows=10, dim=4)], Topology(), 1e9)
-    with pytest.raises(SpecError, match="tiers with device"):
+    with pytest.raises(SpecError, match="tiers that include device"):
         replace(asked, tiers=frozenset({"host"}))

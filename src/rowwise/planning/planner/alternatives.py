@@ -25,7 +25,7 @@ class Alternatives:
     """For each option, the change if it were taken; 0 for options that were taken."""
 
     change_O: Floats  # seconds of a step; infinite if its pieces may be on no unit
-    over_O: Floats  # bytes over the limit on the rank and tier with most; 0: it fits
+    over_O: Floats  # bytes over the limit on the rank and tier with most; 0 if it fits
     rank_O: Index  # the rank with most bytes over
     tier_O: Index  # its tier
     unit_N: Index  # where its pieces would go
@@ -72,8 +72,8 @@ def _pieces_largest_first(
 ) -> NDArray[np.int64]:
     """The pieces of each option, the largest first; -1 where it has no more."""
     begin_A, end_A = problem.option_begin[option_A], problem.option_begin[option_A + 1]
-    at_AP = begin_A[:, None] + np.arange(int((end_A - begin_A).max()))
-    return np.where(at_AP < end_A[:, None], order_N[np.minimum(at_AP, len(order_N) - 1)], -1)
+    index_AP = begin_A[:, None] + np.arange(int((end_A - begin_A).max()))
+    return np.where(index_AP < end_A[:, None], order_N[np.minimum(index_AP, len(order_N) - 1)], -1)
 
 
 def _ranks_without_item(
@@ -81,7 +81,7 @@ def _ranks_without_item(
 ) -> _Ranks:
     """Loads of ranks when each option's item is taken out."""
     topology = problem.topology
-    item_I, at_A = np.unique(problem.item_of_O[option_A], return_inverse=True)
+    item_I, index_A = np.unique(problem.item_of_O[option_A], return_inverse=True)
     load = np.repeat(sums.load_NK[None], len(item_I), axis=0)
     link = np.repeat(sums.link_N[None], len(item_I), axis=0)
     size = np.repeat(sums.bytes_NM[None], len(item_I), axis=0)
@@ -93,20 +93,20 @@ def _ranks_without_item(
             size[row, ranks.start : ranks.stop] -= problem.pieces.bytes_NM[piece]
     load = np.maximum(load, 0)  # differences of equal sums may be slightly negative
     phi = problem.phi(load)
-    deep = problem.kind_of(int(option_A[0])).layout.unit_ranks(topology)
-    shape = (len(option_A), topology.world // deep, deep)
+    unit_ranks = problem.kind_of(int(option_A[0])).layout.unit_ranks(topology)
+    shape = (len(option_A), topology.world // unit_ranks, unit_ranks)
     return _Ranks(
-        load[at_A].reshape(*shape, load.shape[-1]),
-        np.maximum(link, 0)[at_A].reshape(shape),
-        size[at_A].reshape(*shape, size.shape[-1]),
-        phi[at_A].reshape(shape),
+        load[index_A].reshape(*shape, load.shape[-1]),
+        np.maximum(link, 0)[index_A].reshape(shape),
+        size[index_A].reshape(*shape, size.shape[-1]),
+        phi[index_A].reshape(shape),
     )
 
 
 def _place_pieces(
     problem: PlacementProblem, ranks: _Ranks, option_A: NDArray[np.int64], piece_AP: NDArray[np.int64]
 ) -> Index:
-    """Places all pieces, updating `ranks`; gives the unit of each."""
+    """Places all pieces, updating `ranks`; returns the unit of each."""
     unit_AP = np.full(piece_AP.shape, NO_UNIT, dtype=np.int32)
     units = problem.kind_of(int(option_A[0])).layout.units(problem.topology)
     first, last = units.start, units.stop
@@ -136,9 +136,9 @@ def _place_pieces(
     return unit_AP
 
 
-def _loads_equal(problem: PlacementProblem, one_A: NDArray[np.int64], other_A: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _loads_equal(problem: PlacementProblem, a_A: NDArray[np.int64], b_A: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether pieces add equal loads."""
-    return (problem.pieces.load_NK[one_A] == problem.pieces.load_NK[other_A]).all(1)
+    return (problem.pieces.load_NK[a_A] == problem.pieces.load_NK[b_A]).all(1)
 
 
 def _best_unit(
@@ -164,7 +164,7 @@ def _best_unit(
 
 
 def _record_costs(problem: PlacementProblem, result: Alternatives, ranks: _Ranks, option_A: NDArray[np.int64]) -> None:
-    """Stores what the options cost, and where they do not fit."""
+    """Stores the options' costs, and the rank and tier of their largest overflow."""
     count = len(option_A)
     result.change_O[option_A] = ranks.phi_AUD.max((1, 2)) + ranks.link_AUD.max((1, 2))
     over_AX = (ranks.bytes_AUDM - problem.limit_M).reshape(count, -1)

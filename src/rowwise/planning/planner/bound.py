@@ -61,7 +61,7 @@ class Bound:
     phi: float  # z: operators of the busiest rank
     link: float  # m: link seconds of the busiest rank
     kind: str  # how it was proven
-    choice_I: Index | None = None  # the options that the bound's mixture has most of
+    choice_I: Index | None = None  # options at the relaxation's last vertex: a start for the search
 
 
 def threshold_bound(problem: PlacementProblem) -> Bound:
@@ -91,7 +91,7 @@ def threshold_bound(problem: PlacementProblem) -> Bound:
 
 
 def _round_up_to_quantum(mean: float, link_N: Floats) -> float:
-    """The least that the busiest rank can have if all pieces are multiples of one number (as whole columns are)."""
+    """The mean rounded up to a multiple of the smallest piece, if all pieces are multiples of it (as columns are)."""
     positive = link_N[link_N > 0]
     if not len(positive) or not np.isfinite(mean):
         return mean
@@ -102,7 +102,7 @@ def _round_up_to_quantum(mean: float, link_N: Floats) -> float:
 
 
 def _group_candidates(candidates: Floats, least: float) -> list[Floats]:
-    """Candidates for m in groups, each as wide as a thousandth of the least that any plan pays."""
+    """Candidates for m in groups, each as wide as a thousandth of the least link seconds of any plan."""
     width = max(least, 1e-12) * 1e-3
     number = np.floor((candidates - candidates[0]) / width)
     return np.split(candidates, np.flatnonzero(np.diff(number)) + 1)
@@ -111,7 +111,7 @@ def _group_candidates(candidates: Floats, least: float) -> list[Floats]:
 def _least_totals(
     totals: OptionTotals, begin: NDArray[np.int32], ok_O: NDArray[np.bool_]
 ) -> tuple[Floats, float, Floats]:
-    """Mean load, link seconds and bytes of a rank if each item had the least of each, option by option."""
+    """Mean load, link seconds and bytes of a rank, with each item's minimum over options taken separately for each."""
     load = np.minimum.reduceat(np.where(ok_O[:, None], totals.load_OK, np.inf), begin, axis=0).sum(0)
     link = float(np.minimum.reduceat(np.where(ok_O, totals.links_O, np.inf), begin).sum())
     size = np.minimum.reduceat(np.where(ok_O[:, None], totals.bytes_OM, np.inf), begin, axis=0).sum(0)
@@ -172,8 +172,8 @@ class _Mixture:
 
     All are means over ranks and linear in y. At any point with load P, and for any prices of memory, each item takes
     the option that is cheapest at the slopes of phi in P. The sum of these, plus the constants of tangent and limits,
-    is a lower bound. The point moves towards these options as far as that lowers its cost (Frank and Wolfe). Prices
-    rise for tiers that overflow. The best bound on the way counts, however near the last point is to the optimum.
+    is a lower bound. The point moves towards these options as far as that lowers its cost (Frank-Wolfe). Prices
+    (Lagrange multipliers) rise for tiers that overflow. The best bound of all steps counts, converged or not.
     """
 
     def __init__(self, problem: PlacementProblem, totals: OptionTotals) -> None:
@@ -181,7 +181,7 @@ class _Mixture:
         self.scale_M = np.maximum(problem.limit_M, 1.0)
         shares_OM = totals.bytes_OM / self.scale_M
         self.rows_OX = np.concatenate([totals.load_OK, totals.links_O[:, None], shares_OM], axis=1)
-        self.limits_M = problem.limit_M / self.scale_M  # 1, or 0 where there is no such tier
+        self.limits_M = problem.limit_M / self.scale_M  # 1; 0 for an absent tier
         self.link = 0.0
         self.choice_I: Index = problem.item_begin[:-1]
         self.price_M = np.zeros(len(self.scale_M))
@@ -225,9 +225,9 @@ class _Mixture:
         width, low, high = self.problem.phi.width, 0.0, 1.0
         for _ in range(3):
             step_S = np.linspace(low, high, 17)
-            there_SX = point + step_S[:, None] * (vertex - point)
-            memory_S = (there_SX[:, width + 1 :] - self.limits_M) @ self.price_M
-            value_S = self.problem.phi(there_SX[:, :width]) + there_SX[:, width] + memory_S
+            trial_SX = point + step_S[:, None] * (vertex - point)
+            memory_S = (trial_SX[:, width + 1 :] - self.limits_M) @ self.price_M
+            value_S = self.problem.phi(trial_SX[:, :width]) + trial_SX[:, width] + memory_S
             best = int(np.argmin(value_S))
             low, high = float(step_S[max(best - 1, 0)]), float(step_S[min(best + 1, 16)])
         return float(step_S[best]), float(value_S[best])

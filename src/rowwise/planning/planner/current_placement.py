@@ -56,8 +56,8 @@ def moved_bytes(old: Plan, new: Plan, tables: Sequence[Table]) -> int:
     for table in tables:
         weight = TableBytes.of(table)
         for tile in after[table.name] if table.name in before else ():
-            here = [was for was in before[table.name] if was.rank == tile.rank]
-            both = [(overlap(tile.rows, was.rows), overlap(tile.cols, was.cols)) for was in here]
+            local = [t for t in before[table.name] if t.rank == tile.rank]
+            both = [(overlap(tile.rows, t.rows), overlap(tile.cols, t.cols)) for t in local]
             moved += weight(tile.rows, tile.cols) - sum(weight(rows, cols) for rows, cols in both if rows and cols)
     return moved
 
@@ -72,7 +72,7 @@ class CurrentPlacement:
     home_bytes_N: Floats  # bytes that move if the piece goes to its home
     other_bytes_N: Floats  # bytes that move if it goes anywhere else
     stored_bytes: float  # by the plan in force, of tables that still exist
-    recut: tuple[str, ...]  # tables that no layout describes, which start with the nearest one
+    recut: tuple[str, ...]  # tables that match no layout, which start with the nearest one
 
     def moved_bytes(self, placement: Placement) -> float:
         """Upper bound on the bytes that move to other ranks."""
@@ -125,14 +125,14 @@ def _infer_item_kind(
     inferred = {infer_kind(workloads[t].table, tiles[t], topology, problem.kinds) for t in tiles}
     if len(inferred) != 1 or len(tiles) != len(problem.members[item]):
         return None
-    one = inferred.pop()
-    if one is None:
+    kind_and_units = inferred.pop()
+    if kind_and_units is None:
         return None
-    kind, units = one
+    kind, units = kind_and_units
     layouts = [problem.request.constraints.layouts_of(workloads[t].table.name) for t in tiles]
     enough = all(workloads[t].table.rows >= kind.row_parts(topology) for t in tiles)
-    ok = enough and all(kind.layout.name in some for some in layouts)
-    return one if ok and problem.allowed_units(item)[list(units)].all() else None
+    ok = enough and all(kind.layout.name in allowed for allowed in layouts)
+    return kind_and_units if ok and problem.allowed_units(item)[list(units)].all() else None
 
 
 def _find_option(problem: PlacementProblem, item: int, kind: PlacementKind) -> int | None:
@@ -144,7 +144,7 @@ def _add_current_kinds(
     problem: PlacementProblem, inferred: Sequence[tuple[PlacementKind, Units] | None]
 ) -> PlacementProblem:
     """The problem with an option for each item's current kind."""
-    missing = [(i, one[0]) for i, one in enumerate(inferred) if one and _find_option(problem, i, one[0]) is None]
+    missing = [(i, pair[0]) for i, pair in enumerate(inferred) if pair and _find_option(problem, i, pair[0]) is None]
     if not missing:
         return problem
     request = problem.request
@@ -181,8 +181,8 @@ class _HomeFinder:
         self.home_bytes_N, self.other_bytes_N, self.size_N = np.zeros(pieces), np.zeros(pieces), np.zeros(pieces)
         self.stored_bytes = 0
         for item, members in enumerate(tiles):
-            weighed = [(TableBytes.of(problem.request.workloads[t].table), some) for t, some in members.items()]
-            self.stored_bytes += sum(weight(tile.rows, tile.cols) for weight, some in weighed for tile in some)
+            weighed = [(TableBytes.of(problem.request.workloads[t].table), old) for t, old in members.items()]
+            self.stored_bytes += sum(weight(tile.rows, tile.cols) for weight, old in weighed for tile in old)
             self._fill(item, weighed)
 
     def _fill(self, item: int, members: Sequence[tuple[TableBytes, list[Tile]]]) -> None:
@@ -207,7 +207,7 @@ class _HomeFinder:
                 )
 
     def nearest(self, item: int) -> int:
-        """The option that moves fewest bytes; of equal ones, the one that stores least."""
+        """The option that moves fewest bytes; ties go to the one that stores least."""
 
         def moved(option: int) -> tuple[float, float]:
             pieces = self._problem.pieces_of(option)
@@ -218,7 +218,7 @@ class _HomeFinder:
 
 @dataclass(slots=True)
 class _PieceBytes:
-    """Bytes of a piece (of one replica), and how many of them each unit has already."""
+    """Bytes of a piece (of one replica), and the part of them that each unit holds already."""
 
     size: int = 0
     by_unit: dict[int, int] = field(default_factory=dict)
@@ -232,9 +232,9 @@ def _add_bytes(
     # Tiles as if all pieces were on the first unit: a tile's rank is then its place inside any unit.
     first = kind.layout.units(topology).start
     parts = tiles_of(kind, weight.table, [first] * kind.parts, topology)
-    each = len(parts) // kind.parts
+    tiles_of_piece = len(parts) // kind.parts
     for number, part in enumerate(parts):
-        piece_bytes = pieces[number // each]
+        piece_bytes = pieces[number // tiles_of_piece]
         if not kind.layout.is_replicated or number == 0:
             piece_bytes.size += weight(part.rows, part.cols)
         for tile in tiles:

@@ -16,15 +16,15 @@ from rowwise.planning.planner.problem import NO_UNIT, Pieces, Placement, Placeme
 from rowwise.planning.planner.reasons import ReasonInputs, layout_reason
 from rowwise.tables.spec import stored_bytes
 
-NONE = 1e-30
+EPSILON = 1e-30
 
 
 def explain(planned: PlanResult) -> Explanation:
     """The explanation of a plan: facts only, which `Explanation.text` and reports print."""
     problem, placement = planned.problem, planned.searched.placement
     sums = problem.sums(placement)
-    others = compute_alternatives(problem, placement)
-    case = ReasonInputs.of(problem, planned.searched, others, sums)
+    alternatives = compute_alternatives(problem, placement)
+    case = ReasonInputs.of(problem, planned.searched, alternatives, sums)
     parts = _LoadShares.of(problem, placement, sums)
     tables = [_table(case, parts, item, table) for item, group in enumerate(problem.members) for table in group]
     return Explanation(
@@ -85,7 +85,7 @@ def _ranks(problem: PlacementProblem, placement: Placement, sums: Pieces) -> tup
 class _LoadShares:
     """The share of a rank's operators that a load causes.
 
-    A rank's operators are not the sum of what its pieces take alone. Their joint time is divided by phi's slopes, which
+    A rank's operators do not take the sum of its pieces' own seconds. The joint time is divided by phi's slopes, which
     for sums and norms add up to all of it but the constant.
     """
 
@@ -99,9 +99,9 @@ class _LoadShares:
     def of(cls, problem: PlacementProblem, placement: Placement, sums: Pieces) -> "_LoadShares":
         phi = problem.phi
         slope_WK = phi.gradient(sums.load_NK)
-        whole_W = (slope_WK * sums.load_NK).sum(1)
+        total_W = (slope_WK * sums.load_NK).sum(1)
         phi_W = phi(sums.load_NK)
-        slope_WK = slope_WK / np.maximum(whole_W, NONE)[:, None]
+        slope_WK = slope_WK / np.maximum(total_W, EPSILON)[:, None]
         return cls(problem, placement, slope_WK, phi_W - phi.constant, int(phi_W.argmax()))
 
     def shares(self, item: int, pieces: Pieces) -> tuple[Floats, Floats]:
@@ -150,14 +150,14 @@ def _pieces_of_table(problem: PlacementProblem, option: int, index: int) -> Piec
 
 def _best_alternative(case: ReasonInputs, item: int) -> str:
     """The best option that was not taken, in words; empty if there is none."""
-    best, others = case.next_best(item), case.others
+    best, alternatives = case.next_best(item), case.alternatives
     if best is None:
         return ""
-    layout, change = case.words(best), float(others.change_O[best])
+    layout, change = case.words(best), float(alternatives.change_O[best])
     if not np.isfinite(change):
         return f"{layout}: not on the ranks allowed"
     if case.fits(best):
         return f"{layout}: {quantity.format_change(change)}"
-    tier = TIERS[int(others.tier_O[best])]
-    where = f"rank {int(others.rank_O[best])}" + (f" ({tier})" if tier != TIERS[0] else "")
-    return f"{layout}: does not fit, {quantity.format_bytes(int(others.over_O[best]))} over on {where}"
+    tier = TIERS[int(alternatives.tier_O[best])]
+    where = f"rank {int(alternatives.rank_O[best])}" + (f" ({tier})" if tier != TIERS[0] else "")
+    return f"{layout}: does not fit, {quantity.format_bytes(int(alternatives.over_O[best]))} over on {where}"

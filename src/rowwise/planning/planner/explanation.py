@@ -42,7 +42,7 @@ class StepTimeline(Value, frozen=True):
 class Explanation(ExplainedPlan, frozen=True):
     """A step of a plan, its ranks, its tables and its stages."""
 
-    timeline: StepTimeline | None = None  # None: the cost model does not tell stages apart
+    timeline: StepTimeline | None = None  # None if the cost model has no stages
 
     def to_json(self) -> str:
         return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
@@ -70,12 +70,12 @@ def _header(facts: Explanation, width: int) -> list[str]:
     hosts = f"{facts.hosts} hosts of " if facts.hosts > 1 else ""
     where = f"{hosts}{facts.devices} device{'s' * (facts.devices > 1)}"
     took = quantity.format_seconds(step.seconds)
-    room = [f"{quantity.format_bytes(limit)} of {name}" for _, name, limit in _tiers(facts)]
+    limits = [f"{quantity.format_bytes(limit)} of {name}" for _, name, limit in _tiers(facts)]
     lines = [
         f"{count:,} table{'s' * (count > 1)} of {size} on {where}: {took} for a step of {step.batch:,} samples",
         f"Operators take {_operators_phrase(step)} on rank {step.busiest}, "
         f"links {quantity.format_seconds(step.links_s)}"
-        f" on rank {step.busiest_links}. Tables may have {' and '.join(room)} memory of each rank.",
+        f" on rank {step.busiest_links}. Tables may have {' and '.join(limits)} memory of each rank.",
         bound_sentence(step),
         f"By the {step.model}: {step.source}." + (f" Vectors travel as {step.wire}." if step.wire else ""),
     ]
@@ -103,7 +103,7 @@ def bound_sentence(step: StepPlacement) -> str:
         return "No bound is known for this cost model."
     bound = f"No plan takes less than {quantity.format_seconds(step.bound_s)} ({step.bound} bound)"
     if step.gap < 5e-5:
-        return f"{bound}: this is the best there is."
+        return f"{bound}: this plan is optimal."
     return f"{bound}: this one takes at most {step.gap:.{1 if step.gap >= 0.0005 else 2}%} more than the best."
 
 
@@ -127,7 +127,7 @@ def _timeline(timeline: StepTimeline | None, width: int) -> list[str]:
 
 
 def _ranks(facts: Explanation, width: int) -> list[str]:
-    tiers, (shown, said) = _tiers(facts), ranks_to_list(facts.ranks)
+    tiers, (shown, note) = _tiers(facts), ranks_to_list(facts.ranks)
     wide = max(1, (width - 37 - 6 * len(tiers)) // (2 + len(tiers)))
     scale = max(*(rank.operators_s for rank in facts.ranks), *(rank.links_s for rank in facts.ranks), 1e-30)
     names = [f"{'operators':<{wide + 10}}", f"{'links':<{wide + 10}}", *(f"{name:<{wide + 5}}" for _, name, _ in tiers)]
@@ -140,7 +140,7 @@ def _ranks(facts: Explanation, width: int) -> list[str]:
             fill = rank.memory_bytes[number] / limit
             cells.append(f"{_bar(fill, wide)} {fill:>4.0%}")
         lines.append(" ".join([*cells, f"{rank.pieces:>6}"]))
-    return lines + ([said] if said else [])
+    return lines + ([note] if note else [])
 
 
 def ranks_to_list(ranks: Sequence[RankPlacement]) -> tuple[list[RankPlacement], str]:
@@ -187,8 +187,8 @@ def _table_cells(table: TablePlacement) -> tuple[str, ...]:
     )
 
 
-def _truncate(words: str, most: int) -> str:
-    return words if len(words) <= most else words[: most - 1] + "…"
+def _truncate(words: str, width: int) -> str:
+    return words if len(words) <= width else words[: width - 1] + "…"
 
 
 def _reason_lines(table: TablePlacement, width: int) -> list[str]:

@@ -165,9 +165,9 @@ class _Export:
             for (begin, end), tile in zip(cuts, tiles, strict=True)
         ]
 
-    def _error(self, has: str, theirs: str, way_out: str = "") -> SpecError:
-        hint = way_out or f"plan again with --layouts {','.join(PORTABLE)} (constraints: layouts of this table)"
-        return SpecError(f"table {self.table.name!r} {has}; TorchRec {theirs}", hint=hint)
+    def _error(self, has: str, requirement: str, remedy: str = "") -> SpecError:
+        hint = remedy or f"plan again with --layouts {','.join(PORTABLE)} (constraints: layouts of this table)"
+        return SpecError(f"table {self.table.name!r} {has}; TorchRec {requirement}", hint=hint)
 
 
 def _check_means(tables: Sequence[Table], exported: Mapping[str, TorchRecTable]) -> None:
@@ -199,8 +199,8 @@ def _sizes(tile: Tile) -> tuple[int, int]:
 def _differences(table: Table, tiles: Sequence[Tile], exported: TorchRecTable, plan: Plan) -> list[str]:
     """Notes on what TorchRec does differently for this table."""
     notes: list[str] = []
-    mine = {(tile.rank, _offsets(tile), _sizes(tile)) for tile in tiles}
-    if exported.shards and mine != {(shard.rank, shard.offsets, shard.sizes) for shard in exported.shards}:
+    planned = {(tile.rank, _offsets(tile), _sizes(tile)) for tile in tiles}
+    if exported.shards and planned != {(shard.rank, shard.offsets, shard.sizes) for shard in exported.shards}:
         notes.append(
             f"table {table.name!r}: rows are cut in blocks of {exported.shards[0].sizes[0]}, as TorchRec finds them"
         )

@@ -20,7 +20,7 @@ from rowwise.planning.planner.problem import PlanRequest
 from rowwise.tables.spec import RowType, Table, Topology
 
 MAX_NAMED = 12  # tables whose constraints are lifted one by one
-GROWTH = 1.15  # factor on devices, each time that they were not enough
+GROWTH = 1.15  # of the number of devices, from try to try
 TRIES = 5
 MORE_DEVICES, OTHER_MEMORY = 6, 7  # values of `Fix.rank`: machines to be bought, tiers that may not be used
 HasPlan = Callable[[PlanRequest], bool]
@@ -34,7 +34,7 @@ class Fix:
     change: str
     rank: int  # order of fixes: 0 loses nothing
     many: bool = False  # `change` is a plural
-    table: str | None = None  # the one whose pieces it makes smaller
+    table: str | None = None  # whose pieces become smaller
     saved_bytes: float = 0.0
     enough: bool = False  # a plan was found for it
 
@@ -60,7 +60,7 @@ def all_fixes(request: PlanRequest, needed_bytes: float, has_plan: HasPlan) -> I
 
 
 def _relaxed_constraints(request: PlanRequest, has_plan: HasPlan) -> Iterator[Fix]:
-    """Each kind of constraint lifted, and if that helps, as little of it as suffices."""
+    """Each kind of constraint lifted, for one table or group where that suffices."""
     constraints = request.constraints
     for field, what in (("pin", "pin"), ("forbid", "ranks forbidden")):
         many = field == "forbid"
@@ -88,24 +88,24 @@ def _relaxed_constraints(request: PlanRequest, has_plan: HasPlan) -> Iterator[Fi
 
 def _more_layouts(request: PlanRequest, has_plan: HasPlan) -> Iterator[Fix]:
     """A layout that constraints exclude: for one table if that suffices, else for all."""
-    given = request.constraints.layouts
-    if not given or not has_plan(_with_constraints(request, layouts={})):
+    layouts = request.constraints.layouts
+    if not layouts or not has_plan(_with_constraints(request, layouts={})):
         return
     names = _largest_first(request, [w.table.name for w in request.workloads])[:MAX_NAMED]
     for layout, words in [(cut.name, cut.words) for cut in LAYOUTS if cut.cuts_columns or cut.cuts_rows]:
         for name in [n for n in names if layout not in request.constraints.layouts_of(n)][:2]:
-            allowed = dict(given) | {name: (*request.constraints.layouts_of(name), layout)}
-            one = _with_constraints(request, layouts=allowed)
-            if has_plan(one):
-                yield Fix(request=one, change=f"{words} for {name!r}", rank=0, table=name, enough=True)
+            allowed = dict(layouts) | {name: (*request.constraints.layouts_of(name), layout)}
+            single = _with_constraints(request, layouts=allowed)
+            if has_plan(single):
+                yield Fix(request=single, change=f"{words} for {name!r}", rank=0, table=name, enough=True)
                 return
-        allowed = {name: tuple(dict.fromkeys((*some, layout))) for name, some in given.items()}
-        every = _with_constraints(request, layouts=allowed)
-        if has_plan(every):
-            yield Fix(request=every, change=f"{words} for all tables", rank=0, enough=True)
+        allowed = {name: tuple(dict.fromkeys((*table_layouts, layout))) for name, table_layouts in layouts.items()}
+        extended = _with_constraints(request, layouts=allowed)
+        if has_plan(extended):
+            yield Fix(request=extended, change=f"{words} for all tables", rank=0, enough=True)
             return
-    free = _with_constraints(request, layouts={ALL: NAMES})
-    yield Fix(request=free, change="all layouts for all tables", rank=0, many=True, enough=True)
+    unlimited = _with_constraints(request, layouts={ALL: NAMES})
+    yield Fix(request=unlimited, change="all layouts for all tables", rank=0, many=True, enough=True)
 
 
 def _row_wise_state(request: PlanRequest) -> Fix | None:
@@ -136,22 +136,22 @@ def _smaller_batch(request: PlanRequest) -> Iterator[Fix]:
     """Half the batch, where buffers of a step count as memory."""
     half = request.batch // 2
     if request.buffers and half:
-        less = dataclasses.replace(request, batch=half)
-        yield Fix(request=less, change=f"half the batch ({half:,} samples a step)", rank=4)
+        smaller = dataclasses.replace(request, batch=half)
+        yield Fix(request=smaller, change=f"half the batch ({half:,} samples a step)", rank=4)
 
 
 def _more_host_memory(request: PlanRequest, needed_bytes: float, has_plan: HasPlan) -> Iterator[Fix]:
     """Host memory, where a machine has none or too little."""
     hosts, hardware = request.machine.topology.hosts, request.machine.hardware
-    short = needed_bytes - sum(request.limits_bytes) * request.machine.topology.world
-    extra = 1.05 * max(short, 0.02 * needed_bytes) / hosts / (1 - request.constraints.reserve)
+    missing = needed_bytes - sum(request.limits_bytes) * request.machine.topology.world
+    extra = 1.05 * max(missing, 0.02 * needed_bytes) / hosts / (1 - request.constraints.reserve)
     for _ in range(TRIES):
         size = _round_up_to_GB(hardware.host_bytes + extra)
         larger = structs.replace(hardware, host_bytes=size)
-        tried = dataclasses.replace(request, machine=structs.replace(request.machine, hardware=larger))
-        if has_plan(tried):
-            said = f"{quantity.format_bytes(size)} of host memory for tables on each host (:host={size // 10**9}GB)"
-            yield Fix(request=tried, change=said, rank=5, enough=True)
+        candidate = dataclasses.replace(request, machine=structs.replace(request.machine, hardware=larger))
+        if has_plan(candidate):
+            change = f"{quantity.format_bytes(size)} of host memory for tables on each host (:host={size // 10**9}GB)"
+            yield Fix(request=candidate, change=change, rank=5, enough=True)
             return
         extra *= 1.7
 
@@ -161,7 +161,7 @@ def _round_up_to_GB(size: float) -> int:
 
 
 def _more_devices(request: PlanRequest, needed_bytes: float, has_plan: HasPlan) -> Iterator[Fix]:
-    """The least number found to suffice: of hosts if there are several, else of devices."""
+    """The least number that suffices of those tried: of hosts if there are several, else of devices."""
     topology = request.machine.topology
     many = topology.hosts > 1
     now = topology.hosts if many else topology.devices
@@ -171,25 +171,25 @@ def _more_devices(request: PlanRequest, needed_bytes: float, has_plan: HasPlan) 
         if count * (topology.devices if many else 1) > MAX_RANKS:
             return
         larger = Topology(hosts=count, devices=topology.devices) if many else Topology(hosts=1, devices=count)
-        tried = request.on(larger)
-        if has_plan(tried):
+        candidate = request.on(larger)
+        if has_plan(candidate):
             what = f"{count} hosts of {topology.devices}" if many else f"{count} devices"
-            yield Fix(request=tried, change=f"{what} of this kind", rank=MORE_DEVICES, many=True, enough=True)
+            yield Fix(request=candidate, change=f"{what} of this kind", rank=MORE_DEVICES, many=True, enough=True)
             return
         count = max(count + 1, math.ceil(count * GROWTH))
 
 
 def _more_tiers(request: PlanRequest, has_plan: HasPlan) -> Iterator[Fix]:
-    """Tiers that the machine has and tables may not use, from the top down."""
+    """Tiers of the machine that tables may not use, from the top down."""
     tiers = request.tiers
     for tier in request.unused:
         tiers |= {tier}
-        tried = dataclasses.replace(request, tiers=tiers)
-        if has_plan(tried):
+        candidate = dataclasses.replace(request, tiers=tiers)
+        if has_plan(candidate):
             names = ",".join(name for name in TIERS if name in tiers)
             runs_here = tier == "host" or not request.machine.hardware.host_bytes  # a CPU's
             yield Fix(
-                request=tried,
+                request=candidate,
                 change=f"`rowwise plan --tiers {names}`" + " (not to be run here)" * (not runs_here),
                 rank=OTHER_MEMORY,
                 enough=True,

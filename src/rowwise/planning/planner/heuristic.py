@@ -54,26 +54,26 @@ def simple_plan(
             f"simple_plan with batch={batch}, replicate_bytes={replicate_bytes}",
             "at least one sample, and a size of at least 0",
         )
-    wanted = _ids_by_table(tables, ids or {})
+    ids_of = _ids_by_table(tables, ids or {})
     tiles: list[Tile] = []
     distributed: list[Table] = []
     for table in sorted(tables, key=lambda table: table.name):
-        if stored_bytes(table) <= replicate_bytes and _replication_is_cheaper(table, batch, wanted[table.name]):
+        if stored_bytes(table) <= replicate_bytes and _replication_is_cheaper(table, batch, ids_of[table.name]):
             tiles += replicated(table, range(topology.world))
         else:
             distributed.append(table)
-    tiles += _assign_ranks(_cut_large_tables(distributed, wanted, topology.world), topology.world)
+    tiles += _assign_ranks(_cut_large_tables(distributed, ids_of, topology.world), topology.world)
     return Plan(world=topology.world, tiles=tuple(sorted(tiles)))
 
 
 def _ids_by_table(tables: Sequence[Table], ids: Mapping[str, float]) -> dict[str, float]:
-    wanted: dict[str, float] = {table.name: len(table.feature_names) for table in tables}
+    ids_of: dict[str, float] = {table.name: len(table.feature_names) for table in tables}
     for name, count in ids.items():
-        if name not in wanted:
+        if name not in ids_of:
             raise SpecError(f"ids of table {name!r}: no such table", "names of tables to be placed")
         if not 0 <= count < math.inf:
             raise SpecError(f"ids of table {name!r}: {count}", "a finite number that is not negative")
-    return wanted | dict(ids)
+    return ids_of | dict(ids)
 
 
 def _replication_is_cheaper(table: Table, batch: int, ids: float) -> bool:
@@ -82,18 +82,18 @@ def _replication_is_cheaper(table: Table, batch: int, ids: float) -> bool:
     return table.rows * table.dim <= batch * (ids + vectors * table.dim)
 
 
-def _cut_large_tables(tables: Sequence[Table], wanted: Mapping[str, float], world: int) -> list[UnplacedTile]:
+def _cut_large_tables(tables: Sequence[Table], ids_of: Mapping[str, float], world: int) -> list[UnplacedTile]:
     """Whole tables, and row pieces of those that are more than a rank's even share."""
     stored = list(map(stored_bytes, tables))
-    read = [wanted[table.name] * table.row_bytes for table in tables]
-    all_stored, all_read = sum(stored), math.fsum(read) or 1.0  # 1: no table is ever read
+    read = [ids_of[table.name] * table.row_bytes for table in tables]
+    all_stored, all_read = sum(stored), math.fsum(read) or 1.0  # 1 if no table is ever read
     pieces: list[UnplacedTile] = []
-    for table, its_bytes, read_bytes in zip(tables, stored, read, strict=True):
-        ranks = max(its_bytes * world / all_stored, read_bytes * world / all_read)  # even shares that it fills
+    for table, size, read_bytes in zip(tables, stored, read, strict=True):
+        ranks = max(size * world / all_stored, read_bytes * world / all_read)  # rank shares that the table fills
         parts = 1 if ranks <= 1 else min(world, math.ceil(2 * ranks))
         for tile in row_wise(table, range(parts)):
             part = (tile.rows[1] - tile.rows[0]) / table.rows
-            pieces.append(UnplacedTile(part * its_bytes / all_stored, part * read_bytes / all_read, tile))
+            pieces.append(UnplacedTile(part * size / all_stored, part * read_bytes / all_read, tile))
     return pieces
 
 

@@ -1,6 +1,6 @@
 """Explains why no plan fits and what would make one fit, with numbers that were checked.
 
-Each fix is a changed request that is planned again, quickly; only fixes that then have a plan are said to suffice. Not
+Each fix is a changed request that is planned again, quickly; only fixes with a plan are reported to suffice. Not
 tried: changes of more than two things at once.
 """
 
@@ -56,7 +56,7 @@ def _check_fix(problem: PlacementProblem, fix: Fix, needed: float) -> Fix:
     except SpecError:  # the change leaves a table without a layout
         return fix
     if fix.table is not None:
-        before, after = (_table_bytes(one, fix.table) for one in (problem, changed))
+        before, after = (_table_bytes(version, fix.table) for version in (problem, changed))
         less = (
             f" ({quantity.format_bytes(after)} on a device, not {quantity.format_bytes(before)})"
             if after < before
@@ -106,7 +106,7 @@ def _search_fits(problem: PlacementProblem) -> bool:
 
 
 def min_bytes(problem: PlacementProblem) -> float:
-    """Bytes over all ranks and tiers if each item took as little as it can."""
+    """Bytes over all ranks and tiers, with the smallest option of each item."""
     totals = OptionTotals.of(problem)
     min_I = np.minimum.reduceat(totals.bytes_OM.sum(1), problem.item_begin[:-1])
     return float(min_I.sum()) * problem.topology.world
@@ -119,10 +119,10 @@ def _cause(problem: PlacementProblem, searched: SearchResult) -> str:
 def _too_large_alone(problem: PlacementProblem) -> str:
     """Tables without an option that fits even on empty ranks."""
     totals = OptionTotals.of(problem)
-    none_I = ~np.logical_or.reduceat(totals.fits_O, problem.item_begin[:-1])
-    if not none_I.any():
+    unplaceable_I = ~np.logical_or.reduceat(totals.fits_O, problem.item_begin[:-1])
+    if not unplaceable_I.any():
         return ""
-    items = sorted(np.flatnonzero(none_I).tolist(), key=lambda item: -_min_piece_bytes(problem, item)[0])
+    items = sorted(np.flatnonzero(unplaceable_I).tolist(), key=lambda item: -_min_piece_bytes(problem, item)[0])
     size, tier = _min_piece_bytes(problem, items[0])
     more = f" ({len(items) - 1} more tables do not fit either)" if len(items) > 1 else ""
     limit = quantity.format_bytes(float(problem.limit_M[tier]))
@@ -149,22 +149,24 @@ def _too_large_in_sum(problem: PlacementProblem) -> str:
     """Tables whose least bytes exceed all memory."""
     totals, world = OptionTotals.of(problem), problem.topology.world
     fits_OM = np.where(totals.fits_O[:, None], totals.bytes_OM, np.inf) * world
-    begin, room_M = problem.item_begin[:-1], problem.limit_M * world
+    begin, capacity_M = problem.item_begin[:-1], problem.limit_M * world
     what = "tables" + " and the ids and vectors of a step" * problem.request.buffers
-    total, room = float(np.minimum.reduceat(fits_OM.sum(1), begin).sum()), float(room_M.sum())
-    if total > room:
-        lower = " and ".join(words for words, size in zip(("host memory", "disks"), room_M[1:], strict=True) if size)
-        return _shortfall(what, total, _devices(world) + (f" with {lower}" if lower else ""), room)
+    total, capacity = float(np.minimum.reduceat(fits_OM.sum(1), begin).sum()), float(capacity_M.sum())
+    if total > capacity:
+        lower = " and ".join(
+            words for words, size in zip(("host memory", "disks"), capacity_M[1:], strict=True) if size
+        )
+        return _shortfall(what, total, _devices(world) + (f" with {lower}" if lower else ""), capacity)
     for tier, least in enumerate(np.minimum.reduceat(fits_OM, begin, axis=0).sum(0)):
-        if least > room_M[tier]:
-            return _shortfall(f"{what} of {TIERS[tier]} memory", float(least), _devices(world), float(room_M[tier]))
+        if least > capacity_M[tier]:
+            return _shortfall(f"{what} of {TIERS[tier]} memory", float(least), _devices(world), float(capacity_M[tier]))
     return _too_large_for_pins(problem)
 
 
-def _shortfall(what: str, need: float, who: str, room: float) -> str:
-    over = quantity.format_bytes(need - room)
+def _shortfall(what: str, need: float, who: str, capacity: float) -> str:
+    over = quantity.format_bytes(need - capacity)
     has = "has" if who == "1 device" else "have"
-    return f"{what} take {quantity.format_bytes(need)}, {who} {has} {quantity.format_bytes(room)}, {over} too much"
+    return f"{what} take {quantity.format_bytes(need)}, {who} {has} {quantity.format_bytes(capacity)}, {over} too much"
 
 
 def _devices(count: int) -> str:
@@ -181,12 +183,12 @@ def _too_large_for_pins(problem: PlacementProblem) -> str:
         inside_R = ~(allowed_RW & ~allowed_W).any(1)
         inside = [item for item, rule in enumerate(problem.rule_I) if rule >= 0 and inside_R[rule]]
         ranks = np.flatnonzero(allowed_W).tolist()
-        room = float(problem.limit_M.sum()) * len(ranks)
-        if min_I[inside].sum() > room:
+        capacity = float(problem.limit_M.sum()) * len(ranks)
+        if min_I[inside].sum() > capacity:
             names = [problem.name_of(item) for item in sorted(inside, key=lambda item: -min_I[item])]
             where = f"rank{'s' * (len(ranks) > 1)} {quantity.format_ranks(ranks)}"
             what = f"tables that may only be on {where} ({_listed(names)})"
-            return _shortfall(what, float(min_I[inside].sum()), _devices(len(ranks)), room)
+            return _shortfall(what, float(min_I[inside].sum()), _devices(len(ranks)), capacity)
     return ""
 
 
@@ -197,8 +199,8 @@ def _listed(names: Sequence[str]) -> str:
 
 def _no_packing(problem: PlacementProblem, searched: SearchResult) -> str:
     """The search failed although no bound forbids a plan."""
-    room = float(problem.limit_M.sum()) * problem.topology.world
-    fill = min_bytes(problem) / room if room else np.inf
+    capacity = float(problem.limit_M.sum()) * problem.topology.world
+    fill = min_bytes(problem) / capacity if capacity else np.inf
     over_WM = problem.over_bytes(searched.placement)
     rank, tier = (int(at) for at in np.unravel_index(over_WM.argmax(), over_WM.shape))
     size = quantity.format_bytes(float(over_WM[rank, tier]))

@@ -1,6 +1,6 @@
 """Infers a table's layout from its tiles. A plan holds tiles only, whoever made them, but re-planning needs layouts.
 
-Tiles that no layout of `LAYOUTS` makes have none.
+Tiles that match no layout of `LAYOUTS` have none.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,18 +17,18 @@ def infer_kind(
     table: Table, tiles: Sequence[Tile], topology: Topology, kinds: Iterable[PlacementKind] = ()
 ) -> tuple[PlacementKind, Units] | None:
     """The kind and units that make exactly these tiles, in any order; preferably one of `kinds`."""
-    known, wanted = list(kinds), sorted(tiles)
-    first = wanted[0]
+    known, sorted_tiles = list(kinds), sorted(tiles)
+    first = sorted_tiles[0]
     cached = first.cache_rows / (first.rows[1] - first.rows[0])
     for layout in LAYOUTS:
-        units = _candidate_units(layout, wanted, topology)
+        units = _candidate_units(layout, sorted_tiles, topology)
         if not layout.differs_on(topology) or (layout.pieces is None and len(units) > 1):
             continue
         # Kinds that differ only in `cached` may make the same tiles of a small table: prefer a known one.
-        same = [kind for kind in known if kind[:3] == (layout, len(units), first.tier)]
-        above = same[0].cache_tier if same else "device"
-        for kind in (*same, PlacementKind(layout, len(units), first.tier, cached, above)):
-            if sorted(tiles_of(kind, table, units, topology)) == wanted:
+        matching = [kind for kind in known if kind[:3] == (layout, len(units), first.tier)]
+        above = matching[0].cache_tier if matching else "device"
+        for kind in (*matching, PlacementKind(layout, len(units), first.tier, cached, above)):
+            if sorted(tiles_of(kind, table, units, topology)) == sorted_tiles:
                 return kind, units
     return None
 

@@ -52,7 +52,7 @@ class PlanInputs(NamedTuple):
     workloads: tuple[Workload, ...]
     batch: int  # global number of samples of a step
     wire: Wire
-    dense: DenseSide | None = None  # None: not known
+    dense: DenseSide | None = None  # None if unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class TablesFile:
 
 
 class TableEntry(NamedTuple):
-    """One table as the file has it: a line of a CSV file, or an object."""
+    """One table of the file: a line of CSV, or a JSON object."""
 
     place: str  # file and line
     values: Mapping[str, object]  # by field; empty cells are left out
@@ -78,32 +78,32 @@ class TableEntry(NamedTuple):
 
     def number(self, field: str, default: float | None = None) -> float:
         """A finite number that is not negative."""
-        found = _parse_number(self.values.get(field, default))
-        if not 0 <= found < LARGEST:
+        number = _parse_number(self.values.get(field, default))
+        if not 0 <= number < LARGEST:
             raise self.error(field, "a finite number that is not negative")
-        return float(found)
+        return float(number)
 
     def positive_int(self, field: str, default: int | None = None) -> int:
-        """A whole number of at least 1; 100.0 is one."""
+        """A whole number of at least 1; 100.0 counts as one."""
         value = self.values.get(field, default)
-        found = _parse_number(value)
-        if not 1 <= found < LARGEST or found != int(found):
+        number = _parse_number(value)
+        if not 1 <= number < LARGEST or number != int(number):
             out = ", or --dim for all tables" if field == "dim" and value is None else ""
             raise self.error(field, f"a whole number of at least 1{out}")
-        return int(found)
+        return int(number)
 
     def choice(self, field: str, known: Mapping[str, Any], default: Any) -> Any:
         value = self.values.get(field)
         if value is None:
             return default
-        found = known.get(value) if isinstance(value, str) else None
-        if found is None:
+        member = known.get(value) if isinstance(value, str) else None
+        if member is None:
             raise self.error(field, f"one of {', '.join(known)}{_did_you_mean(str(value), known)}")
-        return found
+        return member
 
 
 def _parse_number(value: object) -> float:
-    """A number, or a string that is one; otherwise NaN."""
+    """A number, also from a string; NaN if it is neither."""
     if isinstance(value, str):
         whole = parse_whole(value)  # large whole numbers are not exact as floats
         plain = value.isascii() and "_" not in value  # float() takes digits of every script, and 1_0
@@ -117,7 +117,7 @@ def _parse_number(value: object) -> float:
 
 
 def read_tables(path: str | Path, *, dim: int | None = None) -> TablesFile:
-    """Reads the tables of a file; `dim` is for those that do not give one.
+    """Reads the tables of a file; `dim` is the default for those without one.
 
     A CSV file has a header with the columns name (or table_id), rows (or num_rows), dim and pooling; it may have
     zipf_a, zipf_q, unique_ratio, active, row_type, optimizer, features (separated by ;) and pooling_mode. A JSON
@@ -125,7 +125,7 @@ def read_tables(path: str | Path, *, dim: int | None = None) -> TablesFile:
     """
     text = _text(Path(path))
     if not text.strip():
-        raise SpecError(f"{path}: the file is empty", "a line of column names, and one for each table")
+        raise SpecError(f"{path}: the file is empty", "a header, and a line for each table")
     if Path(path).suffix == ".json" or text.lstrip()[0] in "[{":
         entries, notes = _json_entries(str(path), text)
     else:
@@ -162,26 +162,26 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _columns_by_field(place: str, there: Sequence[str]) -> dict[str, str]:
-    """For each field found, the name of its column; raises if one is missing that tables need."""
-    found = {field: next((t for t in titles if t in there), None) for field, titles in COLUMN_NAMES.items()}
+def _columns_by_field(place: str, titles: Sequence[str]) -> dict[str, str]:
+    """The column of each field; raises if a needed field has none."""
+    columns = {field: next((name for name in names if name in titles), None) for field, names in COLUMN_NAMES.items()}
     for field in NEEDED:
-        if found[field] is None:
-            raise _missing_column_error(place, COLUMN_NAMES[field], there)
-    return {field: title for field, title in found.items() if title is not None}
+        if columns[field] is None:
+            raise _missing_column_error(place, COLUMN_NAMES[field], titles)
+    return {field: name for field, name in columns.items() if name is not None}
 
 
-def _missing_column_error(place: str, names: Sequence[str], there: Sequence[str]) -> SpecError:
-    near = next(filter(None, (_similar_column(name, there) for name in names)), "")
-    listed = ", ".join(there[:12]) + (" ..." if len(there) > 12 else "")
+def _missing_column_error(place: str, names: Sequence[str], titles: Sequence[str]) -> SpecError:
+    near = next(filter(None, (_similar_column(name, titles) for name in names)), "")
+    listed = ", ".join(titles[:12]) + (" ..." if len(titles) > 12 else "")
     expected = " or ".join(repr(name) for name in names[:2])
     return SpecError(f"{place}: no column {expected}{near}; there are {listed}")
 
 
-def _similar_column(name: str, there: Sequence[str]) -> str:
+def _similar_column(name: str, titles: Sequence[str]) -> str:
     import difflib
 
-    near = difflib.get_close_matches(name, there, n=1)
+    near = difflib.get_close_matches(name, titles, n=1)
     return f", but {near[0]!r}" if near else ""
 
 
@@ -196,22 +196,22 @@ def _csv_entries(path: str, text: str) -> tuple[list[TableEntry], tuple[str, ...
     lines = _csv_lines(path, text)
     first, header = next(lines)
     place = f"{path}, line {first}"
-    there = [title.strip() for title in header]
-    columns = _columns_by_field(place, there)
-    twice = [title for title in columns.values() if there.count(title) > 1]
-    if twice:
-        raise SpecError(f"{place}: column {twice[0]!r} appears twice", "each column once")
-    index = {field: there.index(title) for field, title in columns.items()}
+    titles = [title.strip() for title in header]
+    columns = _columns_by_field(place, titles)
+    duplicates = [title for title in columns.values() if titles.count(title) > 1]
+    if duplicates:
+        raise SpecError(f"{place}: column {duplicates[0]!r} appears twice", "each column once")
+    index = {field: titles.index(title) for field, title in columns.items()}
     entries = []
     for number, cells in lines:
         place = f"{path}, line {number}"
-        if len(cells) != len(there):
-            raise SpecError(f"{place}: {len(cells)} cells", f"{len(there)}, as the header has")
+        if len(cells) != len(titles):
+            raise SpecError(f"{place}: {len(cells)} cells", f"{len(titles)}, as the header has")
         values = {field: cells[at].strip() for field, at in index.items()}
         entries.append(TableEntry(place, {field: value for field, value in values.items() if value}, columns))
     if not entries:
         raise SpecError(f"{path}: a header without tables", "a line for each table")
-    return entries, _unused_columns_note(there, columns.values())
+    return entries, _unused_columns_note(titles, columns.values())
 
 
 def _csv_lines(path: str, text: str) -> Iterator[tuple[int, list[str]]]:
@@ -229,30 +229,30 @@ def _csv_lines(path: str, text: str) -> Iterator[tuple[int, list[str]]]:
 
 def _json_entries(path: str, text: str) -> tuple[list[TableEntry], tuple[str, ...]]:
     try:
-        found = decode_json(text, object)
+        document = decode_json(text, object)
     except msgspec.DecodeError as error:
         at = BYTE.search(str(error))
         line = text.encode()[: int(at[1]) if at else None].count(b"\n") + 1
         raise SpecError(f"{path}, line {line}: not JSON: {error}") from None
-    if isinstance(found, dict) and isinstance(found.get("columns"), list):
-        return _card_entries(path, found["columns"])
-    if not isinstance(found, list) or not found:
-        got = "an empty list" if found == [] else f"{type(found).__name__}"
+    if isinstance(document, dict) and isinstance(document.get("columns"), list):
+        return _card_entries(path, document["columns"])
+    if not isinstance(document, list) or not document:
+        got = "an empty list" if document == [] else f"{type(document).__name__}"
         raise SpecError(f"{path}: {got}", "a list of objects, one for each table")
     entries: list[TableEntry] = []
     titles: list[str] = []
     used: set[str] = set()
-    for number, one in enumerate(found, start=1):
+    for number, table in enumerate(document, start=1):
         place = f"{path}, entry {number}"
-        if not isinstance(one, dict):
-            raise SpecError(f"{place}: {one!r}", "an object, such as {'name': 'user', 'rows': 1000, ...}")
-        if isinstance(one.get("table"), dict):
-            entries.append(TableEntry(place, {"workload": one}, {}))
+        if not isinstance(table, dict):
+            raise SpecError(f"{place}: {table!r}", "an object, such as {'name': 'user', 'rows': 1000, ...}")
+        if isinstance(table.get("table"), dict):
+            entries.append(TableEntry(place, {"workload": table}, {}))
             continue
-        columns = _columns_by_field(place, list(one))
-        titles += one
+        columns = _columns_by_field(place, list(table))
+        titles += table
         used |= set(columns.values())
-        entries.append(TableEntry(place, {f: one[t] for f, t in columns.items() if one[t] is not None}, columns))
+        entries.append(TableEntry(place, {f: table[t] for f, t in columns.items() if table[t] is not None}, columns))
     return entries, _unused_columns_note(titles, used)
 
 
@@ -291,11 +291,11 @@ def _workload(entry: TableEntry, dim: int | None) -> Workload:
 
 
 def _table(entry: TableEntry, dim: int | None) -> Table:
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if isinstance(entry.values.get("optimizer"), dict):
-        given["optimizer"] = msgspec.convert(entry.values["optimizer"], RowOptimizer)
+        arguments["optimizer"] = msgspec.convert(entry.values["optimizer"], RowOptimizer)
     elif "optimizer" in entry.values:
-        given["optimizer"] = entry.choice("optimizer", OPTIMIZERS, None)()
+        arguments["optimizer"] = entry.choice("optimizer", OPTIMIZERS, None)()
     return Table(
         name=_name(entry),
         rows=entry.positive_int("rows"),
@@ -303,7 +303,7 @@ def _table(entry: TableEntry, dim: int | None) -> Table:
         features=_features(entry),
         pooling=entry.choice("pooling_mode", POOLINGS, Pooling.SUM),
         row_type=entry.choice("row_type", ROW_TYPES, RowType.FP32),
-        **given,
+        **arguments,
     )
 
 
@@ -320,10 +320,10 @@ def _is_number(name: object) -> bool:
 
 
 def _features(entry: TableEntry) -> tuple[str, ...]:
-    found = entry.values.get("features")
-    if found is None:
+    value = entry.values.get("features")
+    if value is None:
         return ()
-    names: Any = SEPARATOR.split(found) if isinstance(found, str) else found
+    names: Any = SEPARATOR.split(value) if isinstance(value, str) else value
     try:
         return msgspec.convert(names, tuple[str, ...])
     except msgspec.ValidationError:

@@ -26,8 +26,8 @@ class PlacementKind(NamedTuple):
     layout: Layout
     parts: int = 1  # pieces, each of which goes to a unit
     tier: Tier = "device"
-    cached: float = 0.0  # share of the rows that a tier above holds
-    cache_tier: Tier = "device"  # the tier that holds them
+    cached: float = 0.0  # share of the rows cached in a tier above
+    cache_tier: Tier = "device"  # the tier of the cache
 
     @property
     def unit_kind(self) -> UnitKind:
@@ -57,7 +57,7 @@ class PlacementKind(NamedTuple):
 
 
 def candidate_kinds(machine: Machine, widest: int, tiers: Sequence[Tier]) -> list[PlacementKind]:
-    """All kinds for a machine, from the least cut to the most; `widest` is the most column blocks of a table.
+    """All kinds for a machine, from the least cut to the most; `widest` is the column blocks of the widest table.
 
     `tiers` are those of rows, from the device down; each caches rows of the next.
     """
@@ -80,9 +80,9 @@ def _piece_counts(layout: Layout, topology: Topology, widest: int) -> Iterator[i
         yield 1
         return
     units = len(layout.units(topology))
-    most = min(widest, units) if layout.pieces == "columns" else units
-    yield from range(2, min(most, EACH_UP_TO) + 1)
-    yield from (2**k for k in range(4, 11) if 2**k <= most)
+    max_parts = min(widest, units) if layout.pieces == "columns" else units
+    yield from range(2, min(max_parts, EACH_UP_TO) + 1)
+    yield from (2**k for k in range(4, 11) if 2**k <= max_parts)
 
 
 def tiles_of(kind: PlacementKind, table: Table, units: Sequence[int], topology: Topology) -> tuple[Tile, ...]:

@@ -26,7 +26,7 @@ class Layout:
     unit_kind: UnitKind  # a piece goes to one rank, to the ranks of a host, or to all ranks
     exchange: VectorExchange
     tiles: Callable[[Table, Topology, Sequence[int]], tuple[Tile, ...]]  # table, topology, ranks or hosts of its pieces
-    pieces: Literal["columns", "rows"] | None = None  # what is cut into pieces; None: the table is one piece
+    pieces: Literal["columns", "rows"] | None = None  # the dimension that is cut; None if the table is one piece
     spreads_rows: bool = False  # rows are cut over the ranks of a unit
     tiered: tuple[int, ...] = ()  # numbers of pieces that are tried with rows below device memory
 
@@ -106,7 +106,7 @@ def grid(table: Table, topology: Topology, hosts: Sequence[int]) -> tuple[Tile, 
 
 
 def replicated(table: Table, ranks: Sequence[int]) -> tuple[Tile, ...]:
-    """All of the table on each rank of the plan: no ids or vectors travel, but gradients do."""
+    """A replica on each rank: ids and vectors stay local, gradients are all-reduced."""
     return tuple(tile for rank in ranks for tile in table_wise(table, rank))
 
 
@@ -127,7 +127,7 @@ def _column_ranges(table: Table, parts: int) -> list[Range]:
 
 
 def _even_ranges(count: int, parts: int) -> list[Range]:
-    """0 .. count in `parts` runs, or in `count` if that is fewer; lengths differ by at most 1."""
+    """range(count) in `parts` runs (at most `count`), whose lengths differ by at most 1."""
     parts = min(parts, count)
     return [(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
 

@@ -37,22 +37,22 @@ def machine_named(text: str) -> Machine:
     name, colon, changes = text.rpartition(":")
     if not colon or ("=" not in changes and changes) or changes.startswith("//"):  # the colon of a URL
         name, changes, colon = text, "", ""
-    found = (
+    machine = (
         _read_machine(name) if name.endswith(".json") and not _counts_profile_devices(name) else _parse_counted(name)
     )
     if not colon:
-        return found
-    return structs.replace(found, hardware=_with_memory(found.hardware, changes, text))
+        return machine
+    return structs.replace(machine, hardware=_with_memory(machine.hardware, changes, text))
 
 
 def parse_size(text: str, what: str) -> int:
     """A size such as 40GB (of 1000 MB), 36GiB (of 1024 MiB) or 40000000000."""
-    found = SIZE.fullmatch(text.strip())
-    if found is None:
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
         raise SpecError(f"{what}={text!r}", "a size such as 40GB, 36GiB or 1.5TB")
-    unit = found["unit"].lower().removesuffix("b")
+    unit = match["unit"].lower().removesuffix("b")
     base = 1024 if unit.endswith("i") else 1000
-    size = float(found["number"]) * base ** POWERS[unit.removesuffix("i")]
+    size = float(match["number"]) * base ** POWERS[unit.removesuffix("i")]
     if size > LARGEST:
         raise SpecError(f"{what}={text!r}", f"less than {LARGEST:,} bytes")
     return int(size)
@@ -64,8 +64,8 @@ def _counts_profile_devices(name: str) -> bool:
 
 
 def _parse_counted(name: str) -> Machine:
-    found = COUNTED.fullmatch(name)
-    hosts, devices, kind = (found["hosts"] or "1", found["devices"], found["name"]) if found else ("1", "1", name)
+    match = COUNTED.fullmatch(name)
+    hosts, devices, kind = (match["hosts"] or "1", match["devices"], match["name"]) if match else ("1", "1", name)
     hardware = _read_profile(kind) if kind.endswith(".json") else _find_preset(kind, name)
     sizes = tuple(map(int, hosts.split("+")))
     if min(sizes) < 1 or int(devices) < 1:
@@ -84,33 +84,34 @@ def _find_preset(kind: str, name: str) -> Hardware:
 
 
 def _with_memory(hardware: Hardware, changes: str, text: str) -> Hardware:
-    given: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for change in changes.split(","):
         tier, equals, size = change.partition("=")
         if tier.strip() not in TIERS or not equals:
             raise SpecError(f"topology {text!r}: {change!r}", "device=, host= or disk= and a size such as 40GB")
-        given[TIERS[tier.strip()]] = parse_size(size, f"topology {text!r}: {tier.strip()}")
-    return structs.replace(hardware, **given)
+        sizes[TIERS[tier.strip()]] = parse_size(size, f"topology {text!r}: {tier.strip()}")
+    return structs.replace(hardware, **sizes)
 
 
 def _read_machine(path: str) -> Machine:
     """From a file {"topology": {...}, "hardware": {...} or the name of a preset}."""
     try:
-        found: Any = decode_json(_read(path), object)
+        document: Any = decode_json(_read(path), object)
     except msgspec.DecodeError as error:
         raise SpecError(f"{path}: not JSON: {error}") from None
-    if not isinstance(found, dict) or found.keys() != {"topology", "hardware"}:
-        keys = ", ".join(found) if isinstance(found, dict) else type(found).__name__
+    if not isinstance(document, dict) or document.keys() != {"topology", "hardware"}:
+        keys = ", ".join(document) if isinstance(document, dict) else type(document).__name__
         raise SpecError(
             f"{path}: {keys or 'nothing'}",
             '{"topology": {"hosts": 2, "devices": 8}, "hardware": {...} or the name of a preset}',
             hint=f"write 8x{path.rpartition('/')[2]} if it is a hardware profile",
         )
-    if isinstance(found["hardware"], str):
-        found["hardware"] = _find_preset(found["hardware"], str(path))
+    if isinstance(document["hardware"], str):
+        document["hardware"] = _find_preset(document["hardware"], str(path))
     try:
         return Machine(
-            topology=msgspec.convert(found["topology"], Topology), hardware=msgspec.convert(found["hardware"], Hardware)
+            topology=msgspec.convert(document["topology"], Topology),
+            hardware=msgspec.convert(document["hardware"], Hardware),
         )
     except (msgspec.ValidationError, SpecError) as error:
         raise SpecError(f"{path}: {error}") from None

@@ -23,7 +23,7 @@ from rowwise.planning.planner.problem import NO_UNIT, Index, Placement, Placemen
 from rowwise.planning.planner.search import SearchResult
 
 GOOD_GAP = 1e-3  # relative; below it, certifying stops
-# The solver may ignore plans that cost more than this times the best known; with less room it finds none at all.
+# The solver may ignore plans that cost more than this times the best known; with a tighter cutoff it finds none.
 CUTOFF_FACTOR = 1.03
 TANGENT_RUNS, TANGENT_MOVES = 6, 100_000  # placements where tangents touch phi, and moves to find each
 
@@ -37,7 +37,7 @@ class MilpSolution:
 
 
 def certify(problem: PlacementProblem, searched: SearchResult, seconds: float) -> SearchResult:
-    """A better bound, and perhaps a better placement, after about so many seconds."""
+    """A better bound, and perhaps a better placement, after about `seconds`."""
     if not problem.phi.is_convex:
         raise SpecError(
             f"{problem.request.model.name} is not convex, so no bound can be proven",
@@ -73,18 +73,16 @@ def certify(problem: PlacementProblem, searched: SearchResult, seconds: float) -
 def _tangent_points(problem: PlacementProblem, searched: SearchResult) -> list[Floats]:
     """Loads of ranks in good placements: where tangents should touch phi."""
     native = NativeProblem(problem)
-    others = [
+    annealed = [
         native.anneal(searched.placement, AnnealingEffort(moves=TANGENT_MOVES, seed=1 + n, hot=0.01))
         for n in range(TANGENT_RUNS)
     ]
-    return [
-        problem.sums(placement).load_NK for placement in (searched.placement, *(other.placement for other in others))
-    ]
+    return [problem.sums(placement).load_NK for placement in (searched.placement, *(c.placement for c in annealed))]
 
 
 @dataclass(frozen=True, slots=True)
 class _PieceClass:
-    """Pieces of an option with equal loads and bytes: the program counts them instead of telling them apart."""
+    """Interchangeable pieces of an option, of equal loads and bytes: the program only counts them."""
 
     item: int
     option: int
@@ -100,8 +98,8 @@ class _Program:
     def __init__(self, problem: PlacementProblem, points_PK: Floats) -> None:
         self.problem, self.world, self.items = problem, problem.topology.world, len(problem.members)
         self.classes = [c for item in range(self.items) for c in _piece_classes(problem, item)]
-        # Plans that differ by a permutation of ranks cost the same; the solver need see only one of them.
-        self.ranks_are_alike = problem.topology.hosts == 1 and bool((problem.rule_I < 0).all())
+        # Plans that differ by a permutation of ranks cost the same; the solver needs only one of them.
+        self.ranks_are_symmetric = problem.topology.hosts == 1 and bool((problem.rule_I < 0).all())
         self.options = sorted({c.option for c in self.classes})
         mean_K = points_PK.mean(0, keepdims=True)
         self.points_PK = np.unique(np.concatenate([mean_K, points_PK]), axis=0)
@@ -118,17 +116,17 @@ class _Program:
         counts, options = int(begin_C[-1]), len(self.options)
         width = counts + options + 2
         counted = [np.full(len(c.units), float(len(c.pieces))) for c in self.classes]
-        most = np.concatenate([*counted, np.ones(options), [np.inf, np.inf]])
+        upper = np.concatenate([*counted, np.ones(options), [np.inf, np.inf]])
         result = milp(
             c=np.concatenate([np.zeros(width - 2), [1.0, 1.0]]),
             constraints=[
                 LinearConstraint(*self._choice_rows(begin_C, width)),
                 LinearConstraint(*self._load_rows(begin_C, width)),
-                *([LinearConstraint(*self._order_rows(begin_C, width))] if self.ranks_are_alike else []),
+                *([LinearConstraint(*self._order_rows(begin_C, width))] if self.ranks_are_symmetric else []),
                 LinearConstraint((np.arange(width) >= width - 2)[None], -np.inf, cut_off / self.unit),
             ],
             integrality=np.concatenate([np.ones(counts + options), [0, 0]]),
-            bounds=Bounds(np.zeros(width), most),
+            bounds=Bounds(np.zeros(width), upper),
             options={"time_limit": max(limit_s, 0.1), "mip_rel_gap": GOOD_GAP / 2},
         )
         bound = getattr(result, "mip_dual_bound", None)
@@ -163,11 +161,11 @@ class _Program:
         scale_M = np.maximum(problem.limit_M, 1.0)  # bytes as shares of the limit, for the solver's tolerances
         first = np.array([c.pieces[0] for c in self.classes])
         pieces = problem.pieces
-        of_C = np.concatenate(
+        row_CL = np.concatenate(
             [pieces.load_NK[first] @ slope_PK.T / self.unit, pieces.link_N[first, None] / self.unit,
              pieces.bytes_NM[first] / scale_M], axis=1,
         )  # fmt: skip
-        lines, cuts = of_C.shape[1], len(height_P)
+        lines, cuts = row_CL.shape[1], len(height_P)
         rows: list[NDArray[np.int64]] = []
         columns: list[NDArray[np.int64]] = []
         values: list[Floats] = []
@@ -176,7 +174,7 @@ class _Program:
                 for rank in problem.ranks_of(unit):
                     rows.append(rank * lines + np.arange(lines))
                     columns.append(np.full(lines, begin_C[number] + i))
-                    values.append(of_C[number])
+                    values.append(row_CL[number])
         for rank in range(self.world):
             rows.append(rank * lines + np.arange(cuts + 1))
             columns.append(np.array([width - 2] * cuts + [width - 1]))
@@ -209,7 +207,7 @@ class _Program:
                 choice_I[problem.item_of_O[option]] = option
         for number, c in enumerate(self.classes):
             if choice_I[c.item] == c.option:
-                # Whole but for the solver's tolerance.
+                # Integers up to the solver's tolerance.
                 count = np.round(x[begin_C[number] : begin_C[number + 1]]).astype(int)
                 unit_N[list(c.pieces)] = np.repeat(np.array(c.units), count)
         return Placement(choice_I, unit_N)
@@ -228,9 +226,9 @@ def _piece_classes(problem: PlacementProblem, item: int) -> list[_PieceClass]:
         units, pieces = tuple(problem.units_of(option)), problem.pieces_of(option)
         if not units or (problem.pieces.bytes_NM[pieces] > problem.limit_M).any():
             continue
-        alike: dict[tuple[float, ...], list[int]] = {}
+        groups: dict[tuple[float, ...], list[int]] = {}
         for piece in pieces:
             key = (*problem.pieces.load_NK[piece], problem.pieces.link_N[piece], *problem.pieces.bytes_NM[piece])
-            alike.setdefault(key, []).append(piece)
-        classes += [_PieceClass(item, option, tuple(group), units) for group in alike.values()]
+            groups.setdefault(key, []).append(piece)
+        classes += [_PieceClass(item, option, tuple(group), units) for group in groups.values()]
     return classes

@@ -177,7 +177,7 @@ class NativeProblem:
     ) -> Index | None:
         """Places pieces in order, each where its rank then has least phi, sum of keys, or largest share of `scale`.
 
-        A unit for each piece; None if a piece fits nowhere under `link_limit`, or may be nowhere.
+        Returns a unit for each piece; None if a piece fits on no allowed unit under `link_limit`.
         """
         measure = 1 if key_N is not None else 2 if scale is not None else 0
         order = np.ascontiguousarray(pieces, dtype=np.int32)
@@ -191,14 +191,14 @@ class NativeProblem:
         """NeuroShard's search; `halving_IL` is the piece of each item after L halvings, or -1."""
         parameters = _Neuroshard(beam, candidates, depth, grid, 1.5)
         table = np.ascontiguousarray(halving_IL, dtype=np.int32)
-        room = len(self.problem.members) + depth + 1  # each halving makes one more shard
-        piece, rank, count = np.zeros(room, np.int32), np.zeros(room, np.int32), c_int32()
+        capacity = len(self.problem.members) + depth + 1  # each halving makes one more shard
+        piece, rank, count = np.zeros(capacity, np.int32), np.zeros(capacity, np.int32), c_int32()
         cost = library.rw_neuroshard(self._struct, parameters, table, table.shape[1], piece, rank, count)
         return MethodResult(piece[: count.value], rank[: count.value], cost if cost < UNBOUNDED else None)
 
 
 class MethodResult(NamedTuple):
-    """What a published method found: pieces, of an item perhaps of several sizes, their ranks, and their cost.
+    """A published method's placement: pieces (of one item perhaps of several sizes), their ranks, and the cost.
 
     `cost` is in seconds; None if the method found no placement that fits.
     """
@@ -209,7 +209,7 @@ class MethodResult(NamedTuple):
 
     @classmethod
     def of(cls, problem: PlacementProblem, unit_N: Index | None) -> "MethodResult":
-        """From a unit for each piece; None: the method found nothing."""
+        """From a unit for each piece; None if the method has no placement."""
         if unit_N is None:
             return cls(np.zeros(0, np.int32), np.zeros(0, np.int32), None)
         pieces = np.flatnonzero(unit_N != NO_UNIT).astype(np.int32)
@@ -228,9 +228,9 @@ class OrderProblem:
         order_H = np.ascontiguousarray(order, dtype=np.int32)
         return library.rw_order_seconds(self._struct, order_H)
 
-    def exact(self, given: Ints) -> Ints:
-        """The best of all orders of at most 8 hosts; the given one unless another is better."""
-        order_H = given.astype(np.int32)
+    def exact(self, start: Ints) -> Ints:
+        """The best order of at most 8 hosts, by exhaustive search; `start` unless another is better."""
+        order_H = start.astype(np.int32)
         library.rw_order_exact(self._struct, order_H)
         return order_H.astype(np.int64)
 

@@ -127,13 +127,13 @@ def _needed_tiers(request: PlanRequest, columns: TableArrays) -> Sequence[Tier]:
     width = columns.column_bytes_T + FLOAT_bytes * columns.wide_state_T
     size_T = columns.rows_T * (width * columns.dim_T + FLOAT_bytes * columns.row_state_T)
     total, largest = float(size_T.sum()), float(size_T.max())
-    wanted: list[Tier] = ["device"]
-    room = 0.0
+    needed: list[Tier] = ["device"]
+    capacity = 0.0
     for tier, limit, below in zip(TIERS[1:], request.limits_bytes, request.limits_bytes[1:], strict=False):
-        room += limit * request.machine.topology.world * FULL_SHARE
-        if below and (total > room or largest > limit):
-            wanted.append(tier)
-    return wanted
+        capacity += limit * request.machine.topology.world * FULL_SHARE
+        if below and (total > capacity or largest > limit):
+            needed.append(tier)
+    return needed
 
 
 def _units_of_tables(request: PlanRequest) -> NDArray[np.bool_]:
@@ -173,7 +173,7 @@ def _options_by_kind(
         by_kind.append(KindOptions(number, index_T, pieces))
         if kind.unit_kind == "rank" and kind.tier == "device":
             world = request.machine.topology.world
-            # The first kind is whole tables: their mean over ranks is the least that any plan makes a rank bear.
+            # The first kind is whole tables: their mean over ranks bounds the busiest rank of any plan from below.
             if share is None:
                 mean_s = float(phi(pieces.load_NK.sum(0) / world)) - phi.constant
                 share = mean_s, pieces.link_N.sum() / world
@@ -217,9 +217,9 @@ def _assemble_problem(
     for table in range(len(request.workloads)):
         if table not in placed:
             raise _no_option_error(request, (table,))
-    members, alone = _group_items(request)
-    blocks = [_options_of_tables(kinds, by_kind, members[:alone])]
-    blocks += [_options_of_group(kinds, by_kind, item, members[item]) for item in range(alone, len(members))]
+    members, singles = _group_items(request)
+    blocks = [_options_of_tables(kinds, by_kind, members[:singles])]
+    blocks += [_options_of_group(kinds, by_kind, item, members[item]) for item in range(singles, len(members))]
     item_O, kind_O = (np.concatenate([getattr(block, name) for block in blocks]) for name in ("item_O", "kind_O"))
     count_I = np.bincount(item_O, minlength=len(members))
     for item in np.flatnonzero(count_I == 0):
@@ -239,18 +239,18 @@ def _assemble_problem(
 
 
 def _group_items(request: PlanRequest) -> tuple[tuple[tuple[int, ...], ...], int]:
-    """The tables of each item, those with one table first; and how many of these."""
+    """The tables of each item, single tables first; and the number of single tables."""
     names = {w.table.name: index for index, w in enumerate(request.workloads)}
     groups = [tuple(names[name] for name in group) for group in request.constraints.together if len(group) > 1]
     grouped = {table for group in groups for table in group}
-    alone = [(table,) for table in range(len(names)) if table not in grouped]
-    return (*alone, *groups), len(alone)
+    singles = [(table,) for table in range(len(names)) if table not in grouped]
+    return (*singles, *groups), len(singles)
 
 
 def _options_of_tables(
     kinds: Sequence[PlacementKind], by_kind: Sequence[KindOptions], members: Sequence[tuple[int, ...]]
 ) -> _Options:
-    """Options of items with one table. They come sorted by kind, then table; they are needed by item, then kind."""
+    """Options of items with one table, sorted by kind and table in `by_kind`, by item and kind in the result."""
     kind_O = np.concatenate([np.full(len(m.table_O), m.kind) for m in by_kind])
     table_O = np.concatenate([m.table_O for m in by_kind])
     parts_O = np.array([kind.parts for kind in kinds])[kind_O]
@@ -267,7 +267,7 @@ def _options_of_tables(
 def _options_of_group(
     kinds: Sequence[PlacementKind], by_kind: Sequence[KindOptions], item: int, group: tuple[int, ...]
 ) -> _Options:
-    """Options of tables that stay together: the kinds that all of them have, pieces added up."""
+    """Options of a group: the kinds common to all of its tables, with their pieces added up."""
     parts = [by_kind[0].pieces.take(np.zeros(0, dtype=np.int64))]
     kind_numbers: list[int] = []
     for options in by_kind:
@@ -296,7 +296,7 @@ def _no_option_error(request: PlanRequest, group: tuple[int, ...]) -> SpecError:
 def _unit_rules(
     request: PlanRequest, members: Sequence[tuple[int, ...]], units_TU: NDArray[np.bool_]
 ) -> tuple[Index, NDArray[np.uint8]]:
-    """A row of allowed units for each item that may not be on all of them."""
+    """A row of allowed units for each item with constraints on its ranks."""
     limited = request.constraints.pin.keys() | request.constraints.forbid.keys()
     names = [w.table.name for w in request.workloads]
     ruled = [item for item, group in enumerate(members) if not limited.isdisjoint(names[t] for t in group)]

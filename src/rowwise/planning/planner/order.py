@@ -1,4 +1,4 @@
-"""Searches the order of hosts in which a collective takes least, on a network as data.
+"""Searches the order of hosts in which a collective is fastest, on a network as data.
 
 Collectives pass messages between ranks by their numbers, so the order of hosts decides which links they use, and how
 many of their messages share an uplink. Below 9 hosts every order is tried; beyond, orders are annealed from several
@@ -30,7 +30,7 @@ MIN_GAIN = 1.1  # probes of one network differ by several percent
 
 
 class Sum(NamedTuple):
-    """A collective, and the bytes that each host has at its beginning."""
+    """A collective, and its input bytes of each host."""
 
     collective: str
     size_bytes: float
@@ -46,8 +46,8 @@ class HostOrdering(NamedTuple):
     seconds: float
     given_s: float  # in the order of the network
     random_s: float  # mean of random orders
-    bound_s: float  # less than in any order
-    min_gain: float = MIN_GAIN  # that another order than the given one is worth
+    bound_s: float  # lower bound on any order
+    min_gain: float = MIN_GAIN  # for another order than the network's to be worthwhile
 
     @property
     def gain(self) -> float:
@@ -55,7 +55,7 @@ class HostOrdering(NamedTuple):
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """The order to use: the given one, if little is gained."""
+        """The order to use: the network's own if the gain is too small."""
         return self.order if self.is_worthwhile else tuple(range(len(self.order)))
 
     @property
@@ -75,51 +75,57 @@ def parse_sum(text: str) -> Sum:
     return Sum(collective, size_bytes)
 
 
-def find_order(net: LinkArrays, what: Sum, *, noise: float = 0.0, limit_s: float = 3.0, seed: int = 0) -> HostOrdering:
-    """The best order that the search finds, or the given one if none is better.
+def find_order(
+    net: LinkArrays, target: Sum, *, noise: float = 0.0, limit_s: float = 3.0, seed: int = 0
+) -> HostOrdering:
+    """The best order of the search, or the network's own if none is better.
 
     In an order for all-reduces the first host stays first, and the hosts of each group come one after the other.
-    `noise`: of the probe. Where all hosts are in one group, an order that gains less has only avoided it.
+    `noise`: relative, of the probe. Where all hosts are in one group, a smaller gain is only noise.
     """
     hosts = net.hosts
-    if what.collective == "halving_doubling" and hosts & (hosts - 1):
+    if target.collective == "halving_doubling" and hosts & (hosts - 1):
         raise SpecError(f"halving_doubling on {hosts} hosts", "a power of two, or --for all_reduce or tree")
-    rng, given = np.random.default_rng(seed), np.arange(hosts)
-    random_s = float(np.mean([what.seconds(net, rng.permutation(hosts)) for _ in range(RANDOM_ORDERS)]))
-    found = search_order(net, what, keep_first=what.collective == "all_reduce", limit_s=limit_s, seed=seed)
-    given_s = what.seconds(net, given)
-    order, seconds = min(((given, given_s), (found, what.seconds(net, found))), key=lambda one: one[1])
+    rng, identity = np.random.default_rng(seed), np.arange(hosts)
+    random_s = float(np.mean([target.seconds(net, rng.permutation(hosts)) for _ in range(RANDOM_ORDERS)]))
+    searched = search_order(net, target, keep_first=target.collective == "all_reduce", limit_s=limit_s, seed=seed)
+    given_s = target.seconds(net, identity)
+    order, seconds = min(
+        ((identity, given_s), (searched, target.seconds(net, searched))), key=lambda candidate: candidate[1]
+    )
     min_gain = max(MIN_GAIN, 1 + noise) if len(net.uplink_G) == 1 else MIN_GAIN
-    return HostOrdering(tuple(map(int, order)), seconds, given_s, random_s, bound_s(net, what), min_gain)
+    return HostOrdering(tuple(map(int, order)), seconds, given_s, random_s, bound_s(net, target), min_gain)
 
 
-def search_order(net: LinkArrays, what: Sum, *, keep_first: bool = False, limit_s: float = 3.0, seed: int = 0) -> Ints:
+def search_order(
+    net: LinkArrays, target: Sum, *, keep_first: bool = False, limit_s: float = 3.0, seed: int = 0
+) -> Ints:
     """The best order of all, or beyond 8 hosts of those that annealing meets.
 
     `keep_first`: of those that begin with host 0 and have the hosts of each group one after the other.
     """
-    problem = OrderProblem(net, list(COLLECTIVES).index(what.collective), what.size_bytes, keep_first=keep_first)
-    starts = _starts(net, what, seed)
+    problem = OrderProblem(net, list(COLLECTIVES).index(target.collective), target.size_bytes, keep_first=keep_first)
+    starts = _starts(net, target, seed)
     if keep_first:
         starts = [begin_with_first(start, net.group_H) for start in starts]
     if net.hosts <= MAX_EXACT:
         return problem.exact(starts[0])
     effort = AnnealingEffort(MOVES_A_HOST * net.hosts, seed, hot=HOT, cold=COLD, limit_s=limit_s / len(starts))
-    found = [problem.anneal(start, effort._replace(seed=seed + k)) for k, start in enumerate(starts)]
-    return min(found, key=lambda order: what.seconds(net, order))
+    orders = [problem.anneal(start, effort._replace(seed=seed + k)) for k, start in enumerate(starts)]
+    return min(orders, key=lambda order: target.seconds(net, order))
 
 
-def _starts(net: LinkArrays, what: Sum, seed: int) -> list[Ints]:
+def _starts(net: LinkArrays, target: Sum, seed: int) -> list[Ints]:
     hosts = net.hosts
     by_group = np.argsort(net.group_H, kind="stable")
-    if what.collective == "tree":
+    if target.collective == "tree":
         by_group = by_group[np.argsort(_subtree_order(hosts))]
-    near = _nearest_neighbours(net, what.size_bytes / hosts)
+    near = _nearest_neighbours(net, target.size_bytes / hosts)
     return [np.arange(hosts), by_group, near, np.random.default_rng(seed).permutation(hosts)]
 
 
 def _nearest_neighbours(net: LinkArrays, share_bytes: float) -> Ints:
-    """Each host followed by the one that it reaches soonest of those that are left, its own group first."""
+    """Greedy nearest neighbours: each host is followed by the nearest of those left, its own group first."""
     seconds_HH = net.latency_HH + share_bytes / net.rate_HH
     seconds_HH = seconds_HH + (net.group_H[:, None] != net.group_H) * seconds_HH.max()
     order, left = [0], set(range(1, net.hosts))
@@ -130,7 +136,7 @@ def _nearest_neighbours(net: LinkArrays, share_bytes: float) -> Ints:
 
 
 def _subtree_order(hosts: int) -> Ints:
-    """The places of a binary tree, subtree by subtree."""
+    """The places of a binary tree in post-order."""
     places: list[int] = []
 
     def walk(place: int) -> None:
@@ -151,12 +157,12 @@ def begin_with_first(order: Order, group_H: Ints) -> Ints:
     return np.concatenate([order_H[group_H[order_H] == group] for group in groups])
 
 
-def bound_s(net: LinkArrays, what: Sum) -> float:
-    """A bound: each host sends and receives once on its best link, and each group is left and entered once."""
-    hosts, size = net.hosts, what.size_bytes
+def bound_s(net: LinkArrays, target: Sum) -> float:
+    """A lower bound: each host sends and receives once on its best link, and each group is left and entered once."""
+    hosts, size = net.hosts, target.size_bytes
     if hosts < 2:
         return 0.0
-    match what.collective:
+    match target.collective:
         case "all_reduce":
             steps = 2 * (hosts - 1)
             sending_HH, way_HH = _times(net, size / hosts, latency=False), _times(net, size / hosts)
@@ -177,7 +183,7 @@ def bound_s(net: LinkArrays, what: Sum) -> float:
 
 
 def _times(net: LinkArrays, size_bytes: float, *, latency: bool = True) -> Floats:
-    """Seconds of a message that is alone on its link and its uplinks; infinite to oneself."""
+    """Seconds of a message that is alone on its link and its uplinks; infinite on the diagonal."""
     from_HH, to_HH = net.group_H[:, None], net.group_H[None, :]
     uplink_HH = np.minimum(net.uplink_G[from_HH], net.uplink_G[to_HH])
     rate_HH = np.where(from_HH == to_HH, net.rate_HH, np.minimum(net.rate_HH, uplink_HH))
@@ -187,6 +193,6 @@ def _times(net: LinkArrays, size_bytes: float, *, latency: bool = True) -> Float
 
 
 def _crossings(net: LinkArrays, time_HH: Floats) -> list[float]:
-    """The soonest message out of each group, if there are several."""
+    """Seconds of the fastest message out of each group; empty for one group."""
     inside_GH = [net.group_H == group for group in range(len(net.uplink_G))]
     return [float(time_HH[np.ix_(inside, ~inside)].min()) for inside in inside_GH if not inside.all()]

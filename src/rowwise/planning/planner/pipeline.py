@@ -39,7 +39,7 @@ class PlanResult:
 def make_plan(
     request: PlanRequest, *, seconds: float = SECONDS, seed: int = 0, certify_s: float = 0.0, prove: bool = True
 ) -> PlanResult:
-    """The best plan found in about `seconds`; the same plan for the same request, seed and seconds.
+    """The best plan of a search of about `seconds`; deterministic in request, seed and seconds.
 
     With `certify_s`, a solver then spends about that long on a better bound. Without `prove`, only the fast bound is
     computed. Raises `InfeasibleError` where nothing fits.
@@ -56,8 +56,8 @@ def make_plan(
 
 def one_device_forecast(request: PlanRequest) -> Forecast | None:
     """The forecast of the same global batch with all tables on one device; None where its memory is too small."""
-    alone = replace(request.on(Topology()), constraints=Constraints(reserve=request.constraints.reserve))
-    problem = make_problem(alone)
+    single = replace(request.on(Topology()), constraints=Constraints(reserve=request.constraints.reserve))
+    problem = make_problem(single)
     searched = search(problem, seconds=0.0, prove=False)
     return None if searched.over else forecast(problem, searched)
 
@@ -77,7 +77,7 @@ def plan_by_method(request: PlanRequest, method: str, seed: int = 0) -> PlanResu
 
 
 def make_plans(request: PlanRequest, count: int, *, seconds: float = SECONDS, seed: int = 0) -> list[PlanResult]:
-    """Up to `count` plans that fit, the cheapest first; to be measured, and the fastest kept."""
+    """Up to `count` plans that fit, the cheapest first, of which `calibrate` measures and keeps the fastest."""
     problem = make_problem(request)
     candidates = search_best(problem, count, seconds=seconds, seed=seed)
     check_feasible(problem, candidates[0])
@@ -112,7 +112,7 @@ def forecast(problem: PlacementProblem, searched: SearchResult) -> Forecast:
 
 
 def plan_timeline(problem: PlacementProblem, searched: SearchResult) -> StepTimeline | None:
-    """The step as a timeline; None if the cost model does not tell stages apart."""
+    """The step as a timeline; None if the cost model has no stages."""
     plan = problem.plan(searched.placement)
     stages_s, exchange = _stage_seconds(problem, plan, problem.sums(searched.placement))
     return step_timeline(plan_costs(stages_s, exchange, problem.request.dense_s)) if exchange else None

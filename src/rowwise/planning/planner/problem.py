@@ -43,11 +43,11 @@ class PlanRequest:
     constraints: Constraints = UNCONSTRAINED
     buffers: bool = True  # whether ids and vectors of a step count as memory
     tiers: frozenset[Tier] = frozenset({"device"})  # that rows may live in, and be cached in
-    dense: DenseSide | None = None  # takes memory of each rank and time of its link; None: not counted
+    dense: DenseSide | None = None  # its memory and link time count; None leaves both out
 
     def __post_init__(self) -> None:
         if "device" not in self.tiers:
-            raise SpecError(f"tiers {', '.join(sorted(self.tiers))}", "tiers with device, where steps run")
+            raise SpecError(f"tiers {', '.join(sorted(self.tiers))}", "tiers that include device, where steps run")
 
     @property
     def limits_bytes(self) -> tuple[int, ...]:
@@ -63,13 +63,13 @@ class PlanRequest:
         return 0.0 if self.dense is None else self.dense.seconds(self.machine.topology, self.machine.hardware)
 
     def on(self, topology: Topology) -> "PlanRequest":
-        """The same request for another number of hosts and devices of this kind."""
+        """The same request on another number of hosts and devices."""
         machine = structs.replace(self.machine, topology=topology)
         return replace(self, machine=machine, model=self.model.on(topology))
 
     @property
     def unused(self) -> tuple[Tier, ...]:
-        """Tiers that the machine has and tables may not use."""
+        """Tiers of the machine that tables may not use."""
         sizes = zip(TIERS, self.machine.memory_bytes, strict=True)
         return tuple(tier for tier, size in sizes if size and tier not in self.tiers)
 
@@ -85,7 +85,7 @@ class Pieces(NamedTuple):
         return Pieces(*(array[index_N] for array in self))
 
     def sum_of(self, tables: int) -> "Pieces":
-        """Sums over so many tables, whose pieces come one after another and go to the same units."""
+        """Sums of `tables` consecutive runs of equally many pieces, which go to the same units."""
         return Pieces(*(reduce(np.add, np.split(array, tables)) for array in self))
 
     @staticmethod
@@ -148,7 +148,7 @@ class PlacementProblem:
 
     @property
     def ranks_of_O(self) -> Floats:
-        """The number of ranks that have each piece of an option."""
+        """Ranks that hold each piece of an option."""
         return np.array([kind.layout.unit_ranks(self.topology) for kind in self.kinds], float)[self.option_kind]
 
     def kind_of(self, option: int) -> PlacementKind:
@@ -218,7 +218,7 @@ class PlacementProblem:
 
 
 def argmin_options(problem: PlacementProblem, value_O: Floats) -> Index:
-    """The option of each item with the least value; of equal ones the first."""
+    """Each item's option with the least value; ties go to the first."""
     begin = problem.item_begin[:-1]
     min_I = np.minimum.reduceat(value_O, begin)
     taken_O = np.where(value_O <= min_I[problem.item_of_O], np.arange(len(value_O)), len(value_O))

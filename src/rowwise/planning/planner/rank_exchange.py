@@ -1,6 +1,6 @@
 """Seconds that each rank of a plan spends on exchanges, by the exchange networks of a measured profile.
 
-The search's cost adds the most that any rank computes to the most that any rank sends. NeuroShard's estimate is finer:
+The search's cost adds the longest computation of any rank to the longest transfer. NeuroShard's estimate is finer:
 each rank's own lookup, exchange (which starts when the slowest rank has looked up), return and update in a row, and
 then the slowest rank. It is no sum over pieces, so the search cannot use it. Forecasts use it.
 """
@@ -76,7 +76,7 @@ class _WireColumns(NamedTuple):
         return link_shares("all_to_all", self.topology)
 
     def __call__(self, width: int) -> float:
-        """Width of a vector of so many columns, as the mean over the other ranks."""
+        """Width on the wire of a vector of `width` columns, as the mean over the other ranks."""
         size = sum(share * self.types[link].vector_bytes(width) for link, share in self.shares.items())
         return size / sum(self.shares.values()) / FLOAT_bytes
 

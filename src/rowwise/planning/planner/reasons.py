@@ -18,8 +18,8 @@ from rowwise.planning.planner.options import SMALL_SHARE
 from rowwise.planning.planner.problem import Pieces, PlacementProblem
 from rowwise.planning.planner.search import SearchResult
 
-NONE = 1e-30
-CLEAR_RATIO = 1.05  # times as much is worth a word
+EPSILON = 1e-30
+CLEAR_RATIO = 1.05  # smaller ratios are not mentioned
 CLEAR_SHARE = 1e-3  # of a step
 
 
@@ -29,7 +29,7 @@ class ReasonInputs:
 
     problem: PlacementProblem
     searched: SearchResult
-    others: Alternatives
+    alternatives: Alternatives
     totals: OptionTotals
     work_O: Floats  # seconds of operators of all pieces, summed over ranks
     due_s: float  # mean seconds of operators of a rank, beyond the constant
@@ -37,7 +37,7 @@ class ReasonInputs:
 
     @classmethod
     def of(
-        cls, problem: PlacementProblem, searched: SearchResult, others: Alternatives, sums: Pieces
+        cls, problem: PlacementProblem, searched: SearchResult, alternatives: Alternatives, sums: Pieces
     ) -> "ReasonInputs":
         phi = problem.phi
         alone_N = phi(problem.pieces.load_NK) - phi.constant
@@ -45,11 +45,11 @@ class ReasonInputs:
         return cls(
             problem=problem,
             searched=searched,
-            others=others,
+            alternatives=alternatives,
             totals=OptionTotals.of(problem),
             work_O=np.add.reduceat(alone_N, problem.option_begin[:-1]) * problem.ranks_of_O,
-            due_s=max(mean_s, NONE),
-            due_link_s=max(float(sums.link_N.mean()), NONE),
+            due_s=max(mean_s, EPSILON),
+            due_link_s=max(float(sums.link_N.mean()), EPSILON),
         )
 
     def taken(self, item: int) -> int:
@@ -69,10 +69,10 @@ class ReasonInputs:
         return (float(self.totals.phi_O[option]) - self.problem.phi.constant) / self.due_s
 
     def next_best(self, item: int) -> int | None:
-        """The best option not taken: the cheapest that fits, else the one least over memory; None: there is none."""
+        """The best option not taken: the cheapest that fits, else the one least over memory; None without another."""
 
         def order(option: int) -> tuple[bool, float, float]:
-            change, over, fits = self.others.change_O[option], self.others.over_O[option], self.fits(option)
+            change, over, fits = self.alternatives.change_O[option], self.alternatives.over_O[option], self.fits(option)
             return not fits, change if fits else 0.0, over if np.isfinite(change) else 0.0
 
         return min((o for o in self.problem.options_of(item) if o != self.taken(item)), key=order, default=None)
@@ -84,7 +84,7 @@ class ReasonInputs:
 
     def fits(self, option: int) -> bool:
         """Whether an option fits with all other tables where they are."""
-        return self.others.over_O[option] == 0 and bool(np.isfinite(self.others.change_O[option]))
+        return self.alternatives.over_O[option] == 0 and bool(np.isfinite(self.alternatives.change_O[option]))
 
     def words(self, option: int) -> str:
         return str(self.problem.kind_of(option))
@@ -150,7 +150,7 @@ def _limited_by_constraints(case: ReasonInputs, item: int) -> str:
 def _search_incomplete(case: ReasonInputs, item: int) -> str:
     """Another layout of this item alone would be clearly faster."""
     other = case.best_other(item)
-    if other is None or case.others.change_O[other] > -CLEAR_SHARE * case.searched.cost:
+    if other is None or case.alternatives.change_O[other] > -CLEAR_SHARE * case.searched.cost:
         return ""
     return f"the search ended early: {case.words(other)} would take less, so search longer"
 
@@ -170,7 +170,7 @@ def _is_replicated(case: ReasonInputs, item: int) -> str:
     if not case.problem.kind_of(taken).layout.is_replicated:
         return ""
     if whole is not None:
-        moved = float(case.totals.links_O[taken]) / max(float(case.totals.links_O[whole]), NONE)
+        moved = float(case.totals.links_O[taken]) / max(float(case.totals.links_O[whole]), EPSILON)
         if moved < 1:
             return f"small and looked up by all ranks: a replica moves {moved:.1%} of the bytes of an exchange"
     return f"small and looked up by all ranks: replicas spread its lookups over {case.problem.topology.world} ranks"
@@ -190,16 +190,16 @@ def _fits_whole(case: ReasonInputs, item: int) -> str:
         return ""
     part = f"fits on one rank: {share:.0%} of a rank's even share"
     if len(case.problem.options_of(item)) == 1:
-        may_be = [layout_named(name) for name in _allowed_layouts(case, item)]
-        columns = any(layout.cuts_columns for layout in may_be) and all(
-            layout.is_whole or layout.cuts_columns for layout in may_be
+        layouts = [layout_named(name) for name in _allowed_layouts(case, item)]
+        columns = any(layout.cuts_columns for layout in layouts) and all(
+            layout.is_whole or layout.cuts_columns for layout in layouts
         )
         return part + (", and too few columns to be cut" if columns else ", and no other layout is possible")
     other = case.best_other(item)
     if other is None:
         return part
-    more = float(case.work_O[other]) / max(float(case.work_O[taken]), NONE)
-    sent = float(case.totals.links_O[other]) / max(float(case.totals.links_O[taken]), NONE)
+    more = float(case.work_O[other]) / max(float(case.work_O[taken]), EPSILON)
+    sent = float(case.totals.links_O[other]) / max(float(case.totals.links_O[taken]), EPSILON)
     if sent > max(more, CLEAR_RATIO):
         return f"{part}, and the next best layout would send {sent:.1f}x as much"
     if more > CLEAR_RATIO:
@@ -216,12 +216,12 @@ def _is_cut(case: ReasonInputs, item: int) -> str:
     if share > 1:
         return f"whole, it would be {share:.1f}x a rank's even share"
     if not case.fits(whole):
-        over = quantity.format_bytes(float(case.others.over_O[whole]))
-        return f"whole, it does not fit with the other tables: {over} over on rank {case.others.rank_O[whole]}"
+        over = quantity.format_bytes(float(case.alternatives.over_O[whole]))
+        return f"whole, it does not fit with the other tables: {over} over on rank {case.alternatives.rank_O[whole]}"
     sent = float(case.totals.link_O[whole]) / case.due_link_s
     if sent > 1:
         return f"whole, its rank would send {sent:.1f}x the mean of ranks"
-    change = float(case.others.change_O[whole])
+    change = float(case.alternatives.change_O[whole])
     if change <= CLEAR_SHARE * case.searched.cost:
         return "no slower than whole, with the other tables where they are"
     return "it balances the ranks" + ("" if other == whole else f": whole, {quantity.format_change(change)}")

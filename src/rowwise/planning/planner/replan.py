@@ -1,8 +1,8 @@
 """Re-plans for new statistics: changes the plan in force only where a change repays its migration.
 
 The search starts from the plan in force at a low temperature. A byte that moves costs its seconds on a link, spread
-over `steps`: the new plan has to repay its move within so many steps. If more than the allowed share of bytes would
-move, the search is repeated with a higher price of bytes. Where the gain is next to nothing, the plan in force is kept,
+over `steps`: the new plan has to repay its move within them. If more than the allowed share of bytes would
+move, the search is repeated with a higher price of bytes. Where the gain is negligible, the plan in force is kept,
 with its cost under the new statistics.
 
 A new plan takes effect when a run resumes with it. Not supported: links with different prices (a byte costs the same
@@ -32,7 +32,7 @@ MAX_MOVED = 0.15
 MOVES_A_SECOND = 600_000
 PASSES = 3
 START_HEAT = 1e-4  # the plan in force is near a good one; more heat moves tables for nothing
-PRICE_FACTOR = 4.0  # on the price of bytes, each time that too many would move
+PRICE_FACTOR = 4.0  # on the price of bytes, after a pass that moves too many
 MIN_GAIN = 0.002  # of a step's seconds; below it, the plan in force is kept
 
 
@@ -47,7 +47,7 @@ class ReplanResult:
     new_cost: float
     old_fits: bool
     changed: bool  # whether any tile is elsewhere than in the old plan
-    recut: tuple[str, ...]  # tables that no layout describes; for these `old_cost` is that of the nearest layout
+    recut: tuple[str, ...]  # tables that match no layout; for these `old_cost` is that of the nearest layout
 
 
 def replan(
@@ -67,12 +67,12 @@ def replan(
     _check_arguments(request, old, steps, most_moved)
     current = placement_of_plan(make_problem(request), old)
     ready_s = time.monotonic()
-    near = _ReplanSearch(current, steps, most_moved)
-    near.run(seconds, seed)
-    problem, best = current.problem, near.best()
+    local = _ReplanSearch(current, steps, most_moved)
+    local.run(seconds, seed)
+    problem, best = current.problem, local.best()
     bound = threshold_bound(problem)
     searched = SearchResult(
-        best.placement, best.cost, best.over, bound, near.moves, time.monotonic() - ready_s, near.out_of_time
+        best.placement, best.cost, best.over, bound, local.moves, time.monotonic() - ready_s, local.out_of_time
     )
     if searched.over:  # no plan near the old one fits
         searched = search(problem, seconds=max(seconds, MAKE_SECONDS), seed=seed)
@@ -87,9 +87,9 @@ def replan(
         planned=PlanResult(plan, problem, searched),
         moved_bytes=moved,
         moved_share=moved / max(current.stored_bytes, 1.0),
-        old_cost=near.start.cost,
+        old_cost=local.start.cost,
         new_cost=searched.cost,
-        old_fits=not near.start.over,
+        old_fits=not local.start.over,
         changed=set(plan.tiles) != set(old.tiles),
         recut=current.recut,
     )
@@ -134,12 +134,14 @@ class _ReplanSearch:
         if not fits:
             return min(self._candidates, key=lambda candidate: candidate.over)
         # Keeping the plan is always allowed, though tables that have to be recut may count as moved.
-        few = [candidate for candidate in fits if self._moved(candidate) <= self._max_bytes or candidate is self.start]
-        if not few:
+        allowed = [
+            candidate for candidate in fits if self._moved(candidate) <= self._max_bytes or candidate is self.start
+        ]
+        if not allowed:
             return min(fits, key=self._moved)
-        best = min(few, key=self._value)
+        best = min(allowed, key=self._value)
         gains = self._value(self.start) - self._value(best)
-        return self.start if self.start in few and gains < MIN_GAIN * self.start.cost else best
+        return self.start if self.start in allowed and gains < MIN_GAIN * self.start.cost else best
 
     def _moved(self, candidate: Candidate) -> float:
         return self._current.moved_bytes(candidate.placement)
@@ -159,9 +161,9 @@ def _check_arguments(request: PlanRequest, old: Plan, steps: float, most_moved: 
         raise SpecError(f"steps={steps}, most_moved={most_moved}", "more than 0 steps, and a share between 0 and 1")
     names = {tile.table for tile in old.tiles}
     known = [w.table for w in request.workloads if w.table.name in names]
-    mine = {table.name for table in known}
-    # Tables may come and run, but those in both have to be the same ones.
-    Plan(world=world, tiles=tuple(tile for tile in old.tiles if tile.table in mine)).validate(known)
+    common = {table.name for table in known}
+    # Tables may be added or removed, but those of both plans have to be the same.
+    Plan(world=world, tiles=tuple(tile for tile in old.tiles if tile.table in common)).validate(known)
 
 
 def _keep_approximate(plan: Plan, old: Plan) -> Plan:

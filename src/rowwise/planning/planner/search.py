@@ -1,12 +1,12 @@
 """Searches for a plan: several start placements, the best of them improved by simulated annealing.
 
-[Note: Search] The bound says how much a rank must bear at least: z seconds of operators, m seconds of links. Starts are
+[Note: Search] The bound gives the least that the busiest rank bears: z seconds of operators, m of links. Starts are
 
 - greedy: items are cut as little as keeps every piece under z and m, and placed in falling order of their largest
   share, each where the largest share of a rank stays smallest;
 - NeuroShard's greedy: in falling order of operators, for several limits on links;
 - DreamShard's policy, where tables are few and may stay whole;
-- the options that the bound's mixture has most of, where layouts trade work for memory;
+- the options of the bound's relaxation, where layouts trade work for memory;
 - where none of these fits: small pieces that fill all tiers of memory alike, packed by their bytes.
 
 All are compared by the same cost. The best few are annealed shortly, and the best of those longer. Effort is a number
@@ -29,11 +29,11 @@ from rowwise.planning.planner.problem import NO_UNIT, Index, Placement, Placemen
 
 MOVES_A_SECOND = 1_000_000  # moves that stand for a second of effort
 LINK_SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0)  # limits on a rank's link seconds in starts, as multiples of the mean
-FILL, SMALL_PIECE, NEAR = 0.95, 0.05, 1.3  # shares of a rank's memory; a total that counts as the least
+FILL, SMALL_PIECE, NEAR = 0.95, 0.05, 1.3  # shares of a rank's memory; totals up to this multiple of the least tie
 SPLIT_SCALES = (1.0, 0.7, 1.4)  # limits on a piece in starts, as multiples of the bound
 FINALISTS = 8  # starts that are annealed
 TIME_LIMIT_FACTOR, MIN_TIME_LIMIT_s = 4.0, 2.0  # the time limit is a multiple of `seconds`, and at least this
-FINALISTS_SHARE = 0.8  # of the effort, for all finalists; the best of them has the rest
+FINALISTS_SHARE = 0.8  # of the effort, for all finalists; the rest goes to the best of them
 TINY = 1e-12
 SAME_COST = 1e-6  # relative difference of costs below which placements count as the same
 
@@ -44,7 +44,7 @@ class SearchResult:
 
     placement: Placement
     cost: float  # seconds
-    over: float  # memory over the limits, as a share of them; 0: it fits
+    over: float  # bytes over the memory limits, as a share of them; 0 if it fits
     bound: Bound
     moves: int
     seconds: float
@@ -163,7 +163,7 @@ def _greedy_placements(native: NativeProblem, choice_I: Index, z: float, m: floa
 
 
 def _placed(native: NativeProblem, choice_I: Index, key_N: Floats, **limits: Any) -> Iterator[Placement]:
-    """The options' pieces in falling order of a key, each where `NativeProblem.greedy` puts it, if all have a place."""
+    """Greedy placement of the options' pieces in falling order of a key; nothing if a piece fits nowhere."""
     pieces = _pieces_of(native.problem, choice_I)
     unit_N = native.greedy(pieces[np.argsort(-key_N[pieces], kind="stable")], **limits)
     if unit_N is not None:
@@ -171,15 +171,15 @@ def _placed(native: NativeProblem, choice_I: Index, key_N: Floats, **limits: Any
 
 
 def _packed_placements(native: NativeProblem) -> Iterator[Placement]:
-    """Whatever it costs, a placement that memory has room for."""
+    """A placement packed by bytes alone, whatever its cost."""
     problem = native.problem
     choice_I, limit_M = _filling_options(problem, OptionTotals.of(problem)), np.maximum(problem.limit_M, 1)
-    share_N, most = (problem.pieces.bytes_NM / limit_M).max(1), np.finfo(float).max
-    return _placed(native, choice_I, share_N, scale=[most, most, *limit_M])
+    share_N, unlimited = (problem.pieces.bytes_NM / limit_M).max(1), np.finfo(float).max
+    return _placed(native, choice_I, share_N, scale=[unlimited, unlimited, *limit_M])
 
 
 def _filling_options(problem: PlacementProblem, totals: OptionTotals) -> Index:
-    """Largest items first, options in small pieces that leave as much room as they can in the fullest tier."""
+    """Options chosen largest item first: small pieces that leave the most free space in the fullest tier."""
     limit_M = np.maximum(problem.limit_M, 1.0)
     share_OM = totals.bytes_OM / limit_M  # of all memory of a tier
     starts_O = np.array([problem.pieces_of(option).start for option in range(len(share_OM))])
@@ -189,10 +189,10 @@ def _filling_options(problem: PlacementProblem, totals: OptionTotals) -> Index:
     min_I = np.minimum.reduceat(share_OM.sum(1), problem.item_begin[:-1])
     for item in np.argsort(-min_I, kind="stable").tolist():
         options = np.array(problem.options_of(item))
-        # Of options that fit, those in small pieces; of these, those that there is room for; of these, small ones.
-        options = _those(options, totals.fits_O[options])
-        options = _those(options, largest_O[options] <= SMALL_PIECE)
-        options = _those(options, np.all(share_OM[options] <= left_M, axis=1))
+        # Options that fit a rank, then small pieces, then those within free memory, then small ones.
+        options = _prefer(options, totals.fits_O[options])
+        options = _prefer(options, largest_O[options] <= SMALL_PIECE)
+        options = _prefer(options, np.all(share_OM[options] <= left_M, axis=1))
         size = share_OM[options].sum(1)
         options = options[size <= NEAR * size.min()]
         choice_I[item] = options[(left_M - share_OM[options]).min(1).argmax()]
@@ -200,9 +200,9 @@ def _filling_options(problem: PlacementProblem, totals: OptionTotals) -> Index:
     return choice_I
 
 
-def _those(options: np.ndarray, ok: np.ndarray) -> np.ndarray:
-    """The options that are ok; all of them, if none is."""
-    return options[ok] if ok.any() else options
+def _prefer(options: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """The masked options, or all if the mask is empty."""
+    return options[mask] if mask.any() else options
 
 
 def _pieces_of(problem: PlacementProblem, choice_I: Index) -> np.ndarray:
@@ -219,7 +219,7 @@ def min_split_options(problem: PlacementProblem, totals: OptionTotals, z: float,
 
 
 def _memory_price_O(problem: PlacementProblem, totals: OptionTotals, z: float) -> Floats:
-    """Seconds that an option's memory is worth: none while memory is plenty, up to z where it is full."""
+    """Price of an option's device memory in seconds: near 0 while memory is plentiful, z when it is full."""
     begin = problem.item_begin[:-1]
     fits_O1 = np.where(totals.fits_O[:, None], totals.bytes_OM[:, :1], np.inf)
     min_bytes = float(np.minimum.reduceat(fits_O1, begin, axis=0).sum(0)[0])
@@ -228,7 +228,7 @@ def _memory_price_O(problem: PlacementProblem, totals: OptionTotals, z: float) -
 
 
 def _min_memory_options(problem: PlacementProblem, totals: OptionTotals) -> Index:
-    """For each item the option with least memory; of equal ones, with the smallest largest piece."""
+    """For each item the option with least memory; ties go to the smallest largest piece."""
     share_O = (totals.bytes_OM / np.maximum(problem.limit_M, 1)).sum(1)
     largest_O = totals.phi_O / max(float(totals.phi_O.max()), TINY)
     return argmin_options(problem, np.where(totals.fits_O, share_O + 1e-3 * largest_O, 1e6 + share_O))

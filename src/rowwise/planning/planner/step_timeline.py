@@ -1,7 +1,6 @@
 """The step of a plan as a timeline: what the exchanges of ids and vectors cost beside lookups and updates.
 
-Known limits: the time of dense layers is not known and counts 0, so nothing travels beside them; reads of rows on disk
-are part of the lookup.
+Known limits: dense layers count 0, so no transfer overlaps with them; reads of rows on disk are part of the lookup.
 """
 
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ DEPTH = 2  # `train.pipeline_depth` by default
 
 def plan_costs(stages_s: Mapping[str, Floats], exchange: ExchangeSeconds, dense_s: float = 0.0) -> StageCosts:
     """Costs from the seconds of a forecast, the parts of its exchange, and the transfers of the dense side."""
-    given = {
+    rank_seconds = {
         "lookup": stages_s["lookup"],
         "update": stages_s["update"],
         "route.ids": exchange.ids_W,
@@ -27,18 +26,18 @@ def plan_costs(stages_s: Mapping[str, Floats], exchange: ExchangeSeconds, dense_
         "return.send": exchange.gradients_W,
         "reduce.late": np.full(len(exchange.ids_W), dense_s),
     }
-    seconds = {name: tuple(np.maximum(seconds_W, 0.0).tolist()) for name, seconds_W in given.items()}
+    seconds = {name: tuple(np.maximum(seconds_W, 0.0).tolist()) for name, seconds_W in rank_seconds.items()}
     return StageCosts(len(exchange.ids_W), seconds)
 
 
 def step_timeline(costs: StageCosts, depth: int = DEPTH) -> StepTimeline:
-    """A step in the middle of a run with so many steps in flight, and one without any overlap."""
+    """A step in the middle of a run with `depth` steps in flight, and one without any overlap."""
     scheduled = schedule(training_stages(costs, depth), 2 * WARM_UP)
     exposed = exposed_seconds(scheduled, range(WARM_UP, 2 * WARM_UP))
     stages: list[StageTime] = []
     for kind in dict.fromkeys(name.partition(".")[0] for name in PROGRAM):
         names = [name for name in PROGRAM if name.partition(".")[0] == kind and any(costs.of(name))]
-        # Collectives without bytes, such as that of dense gradients, still have ranks wait for each other.
+        # Collectives without bytes, such as that of dense gradients, still make ranks wait for each other.
         waited_s = exposed.get(kind, 0.0)
         if names or waited_s:
             resource = PROGRAM[names[0]][0] if names else "link"

@@ -45,7 +45,7 @@ WITH, WORSE = slice(3, 6), 8  # columns of INPUTS: costs with the table; how muc
 HIDDEN, WIDTH, SUMS = 128, 64, 32  # as published: table networks, heads, vectors that are summed
 LARGEST = 12.0  # logarithm of the largest entry of a table's vector
 MAX_ITEMS = 256  # with more, a roll-out takes longer than annealing needs to make up for a worse start
-NONE = 1e-12
+EPSILON = 1e-12
 FULL = 1 + 1e-13  # limit on sums of shares of memory: 1, and less than a byte for rounding
 
 # (inputs, outputs) of each layer. The heads of the three predicted costs are one layer, side by side.
@@ -98,16 +98,16 @@ class Policy:
     def costs(self, loads_NH: Reals) -> Reals:
         """Seconds (N, 3) of ranks with these sums of table vectors; 0 for an empty rank."""
         mean_N1 = loads_NH.mean(-1, keepdims=True)
-        some_N1 = np.maximum(mean_N1, NONE)
-        hidden = self._relu("heads", np.concatenate([loads_NH / some_N1, np.log(some_N1)], axis=-1))
+        positive_N1 = np.maximum(mean_N1, EPSILON)
+        hidden = self._relu("heads", np.concatenate([loads_NH / positive_N1, np.log(positive_N1)], axis=-1))
         weight_CW, bias_C = self.layers["costs"]
         out_NC = (hidden.reshape(*hidden.shape[:-1], COSTS, WIDTH) * weight_CW).sum(-1) + bias_C
         return self.unit_s * mean_N1 * np.logaddexp(0.0, out_NC)
 
-    def logits(self, inputs_NS: Reals, here_NH: Reals, one_NH: Reals) -> Reals:
-        """A table's logit for each rank, from inputs, the sum of vectors there, and the table's own vector."""
+    def logits(self, inputs_NS: Reals, rank_NH: Reals, table_NH: Reals) -> Reals:
+        """A table's logit for each rank, from inputs, the sum of the rank's vectors, and the table's own vector."""
         state_NH = self._linear("state", self._relu("seen", inputs_NS))
-        joined = np.maximum(np.concatenate([state_NH, here_NH, one_NH], axis=-1), 0.0)
+        joined = np.maximum(np.concatenate([state_NH, rank_NH, table_NH], axis=-1), 0.0)
         out_N1 = self._linear("logit", self._relu("join", joined)) + self._linear("straight", inputs_NS)
         return out_N1[..., 0]
 
@@ -206,7 +206,7 @@ def roll_out(policy: Policy, deck: ItemDeck, choose: Callable[[PolicyStep], NDAr
     share_EUM = np.zeros((runs, units, deck.share_EIM.shape[-1]))
     total = _DeckTotals.of(deck)
     unit_EI = np.zeros((runs, items), dtype=np.int64)
-    each = np.arange(runs)
+    run_E = np.arange(runs)
     for i in range(items):
         after_EUC = policy.costs(loads_EUH + deck.loads_EIH[:, i, None]) * deck.factor_EC[:, None]
         full_EUM = share_EUM + deck.share_EIM[:, i, None]
@@ -216,10 +216,10 @@ def roll_out(policy: Policy, deck: ItemDeck, choose: Callable[[PolicyStep], NDAr
         inputs_EUS = _policy_inputs(total, i, cost_EUC, after_EUC, (share_EUM, full_EUM))
         unit_E = choose(PolicyStep(i, inputs_EUS, kinds_EUH * (units / items), legal_EU))
         unit_EI[:, i] = unit_E
-        loads_EUH[each, unit_E] += deck.loads_EIH[:, i]
-        kinds_EUH[each, unit_E] += deck.kinds_EIH[:, i]
-        cost_EUC[each, unit_E] = after_EUC[each, unit_E]
-        share_EUM[each, unit_E] = full_EUM[each, unit_E]
+        loads_EUH[run_E, unit_E] += deck.loads_EIH[:, i]
+        kinds_EUH[run_E, unit_E] += deck.kinds_EIH[:, i]
+        cost_EUC[run_E, unit_E] = after_EUC[run_E, unit_E]
+        share_EUM[run_E, unit_E] = full_EUM[run_E, unit_E]
     return unit_EI
 
 
@@ -236,7 +236,7 @@ class _DeckTotals:
     def of(cls, deck: ItemDeck) -> "_DeckTotals":
         units = deck.allowed_EIU.shape[-1]
         even_EC = deck.single_EIC.sum(1) / units
-        even_E = np.maximum(even_EC.sum(-1), NONE)
+        even_E = np.maximum(even_EC.sum(-1), EPSILON)
         seconds_EI = deck.single_EIC.sum(-1)
         left_EI = np.cumsum(seconds_EI[:, ::-1], axis=1)[:, ::-1] / (units * even_E[:, None])
         wide = np.ones_like(seconds_EI)
@@ -272,7 +272,7 @@ def _policy_inputs(
     most_work_E1, most_link_E1 = work_EU.max(1, keepdims=True), link_EU.max(1, keepdims=True)
     worst_EU = np.maximum(most_work_E1, worked_EU) + np.maximum(most_link_E1, linked_EU)
     full_EU = np.minimum(shares[1].max(-1), 2.0)
-    room_EM = np.maximum(np.maximum(1 - shares[0], 0).sum(1), NONE)
+    room_EM = np.maximum(np.maximum(1 - shares[0], 0).sum(1), EPSILON)
     pressure_E = np.minimum((total.left_EIM[:, item] / room_EM).max(-1), 2.0)
     each = 1.0 / cost_EUC.shape[1]
     inputs_EUS = np.empty((*full_EU.shape, INPUTS), cost_EUC.dtype)
@@ -312,12 +312,12 @@ def make_deck(problem: PlacementProblem, policy: Policy) -> tuple[ItemDeck, NDAr
     np.add.at(loads_IH, item_T, policy.loads(normal_TF))
     np.add.at(kinds_IH, item_T, policy.kinds(normal_TF))
     predicted_IC = policy.costs(loads_IH)
-    judged_IC = split_costs(problem, pieces.load_NK, pieces.link_N)
-    factor_C = judged_IC.sum(0) / np.maximum(predicted_IC.sum(0), NONE)
+    modelled_IC = split_costs(problem, pieces.load_NK, pieces.link_N)
+    factor_C = modelled_IC.sum(0) / np.maximum(predicted_IC.sum(0), EPSILON)
     order = placement_order((predicted_IC * factor_C)[None])[0]
     allowed_IU = np.array([problem.allowed_units(item)[:world] for item in range(len(problem.members))])
     limit_M = problem.limit_M
-    share_IM = pieces.bytes_NM / np.maximum(limit_M, NONE)
+    share_IM = pieces.bytes_NM / np.maximum(limit_M, EPSILON)
     deck = ItemDeck(
         loads_EIH=loads_IH[order][None],
         kinds_EIH=kinds_IH[order][None],
@@ -330,7 +330,7 @@ def make_deck(problem: PlacementProblem, policy: Policy) -> tuple[ItemDeck, NDAr
 
 
 def place_by_policy(problem: PlacementProblem, policy: Policy, *, costs_alone: bool = False) -> Index | None:
-    """A unit for each piece, each item whole and where the policy's logit is largest; None if one fits nowhere.
+    """A unit for each piece, each item whole and where the policy's logit is largest; None if an item fits nowhere.
 
     With `costs_alone`, each item goes where predicted costs are then least: AutoShard's network without its policy.
     """
@@ -341,11 +341,11 @@ def place_by_policy(problem: PlacementProblem, policy: Policy, *, costs_alone: b
         if not step.legal_EU.any():
             stuck.append(step.item)
         if costs_alone:
-            wanted_EU = -step.inputs_EUS[..., WITH].sum(-1)
+            score_EU = -step.inputs_EUS[..., WITH].sum(-1)
         else:
-            one_EUH = np.broadcast_to(deck.kinds_EIH[:, step.item, None], step.here_EUH.shape)
-            wanted_EU = policy.logits(step.inputs_EUS, step.here_EUH, one_EUH)
-        return np.where(step.legal_EU, wanted_EU, -np.inf).argmax(1)
+            item_EUH = np.broadcast_to(deck.kinds_EIH[:, step.item, None], step.here_EUH.shape)
+            score_EU = policy.logits(step.inputs_EUS, step.here_EUH, item_EUH)
+        return np.where(step.legal_EU, score_EU, -np.inf).argmax(1)
 
     unit_I = roll_out(policy, deck, choose)[0]
     if stuck:
