@@ -40,7 +40,7 @@ def test_slow_hosts_come_first(command, tmp_path):
 def test_a_network_that_nobody_measured_says_so(command, tmp_path):
     (tmp_path / "net.json").write_text(structs.replace(make_network(), probed=None).to_json())
     for what in ("show", "order"):
-        assert "net.json: nobody measured this network" in command("net", what, "net.json")[1]
+        assert "net.json: this network was not measured" in command("net", what, "net.json")[1]
 
 
 def test_the_page_is_valid_and_has_all_rates(command, net, tmp_path):

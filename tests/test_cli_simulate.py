@@ -118,7 +118,7 @@ TABLES = ("--tables", "tables.csv")
     [
         (TABLES, "--topology is not given: expected a machine such as 8xa100-like"),
         ((*TABLES, "--topology", "2xzionx"), "no hardware preset 'zionx'; there are zionex"),
-        ((*TABLES, "--topology", "2xzionex", "--batch", "1"), "batch=1: 2 ranks cannot share so few samples"),
+        ((*TABLES, "--topology", "2xzionex", "--batch", "1"), "batch=1: fewer samples than the 2 ranks"),
         ((*TABLES, "--topology", "2xzionex", "--dense", "5"), "--dense '5': expected widths"),
         ((*TABLES, "--topology", "2xzionex", "--vary", "hots=2"), "=64k,128k; did you mean hosts?"),
         ((*TABLES, "--topology", "2xzionex", "--vary", "hosts="), "--vary hosts=: no values"),
@@ -186,7 +186,7 @@ def test_a_run_on_several_hosts_is_compared_on_its_network(command):
         code, out, err = command("simulate", "--check", str(stages.parent), "--json")
         assert (code, err) == (0, "")
         found = json.loads(out)
-        assert ("--network: nobody measured this network" in found["notes"]) == (uplink_Bps is not None)
+        assert ("--network: this network was not measured" in found["notes"]) == (uplink_Bps is not None)
         predicted.append(found["predicted_s"])
     assert predicted[1] > predicted[2] > predicted[0]
 

@@ -52,7 +52,7 @@ def test_what_to_know_of_a_network_before_relying_on_it():
     old, young = (probed((now - timedelta(days=days)).isoformat()) for days in (9, 6))
     assert age_notes(young, "net.json") == []
     assert "net.json: the network was probed 9 days ago; probe again" in age_notes(old, "net.json")[0]
-    assert age_notes(structs.replace(old, probed=None), "net.json") == ["net.json: nobody measured this network"]
+    assert age_notes(structs.replace(old, probed=None), "net.json") == ["net.json: this network was not measured"]
     for when in ("yesterday", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00"):
         with pytest.raises(
             SpecError, match=f"probed\\.when is '{re.escape(when)}': expected a date and time, such as 2026-"
@@ -81,7 +81,7 @@ def test_order_gives_groups():
 
 FAULTS = {
     "no hosts": {"hosts": []},
-    "'a' is there twice": {"hosts": [{"name": "a"}, {"name": "a"}]},
+    "'a' is listed twice": {"hosts": [{"name": "a"}, {"name": "a"}]},
     "latency_s has 1 rows": {"link": None, "latency_s": [[None]], "rate_Bps": [[None, 1.0], [1.0, None]]},
     "rate_Bps from 'a' to 'b' is 0": {
         "link": None,

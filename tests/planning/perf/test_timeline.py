@@ -182,7 +182,7 @@ def test_ids_and_reads_of_the_next_step_are_hidden_behind_this_one():
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        (("a", "a"), "'a' is there 2 times"),
+        (("a", "a"), "'a' appears 2 times"),
         (("a",), "after 'b': no such stage, there are a"),
         (("a", "b"), "after 'b', which the program does later"),
     ],

@@ -222,7 +222,7 @@ def test_a_network_takes_the_place_of_the_profiles_rates():
     assert slow_s.step_s > fast_s.step_s
     assert slow_s.help[0].what == "uplink"
     assert "uplink" not in {one.what for one in fast_s.help if one.saved > 1e-9}
-    assert "--network: nobody measured this network" in slow_s.notes
+    assert "--network: this network was not measured" in slow_s.notes
     with pytest.raises(SpecError, match="machine has 8"):
         simulate(model, SimulatedMachine(machine=machine_named("8x4xcpu"), network=free, even=True))
 
@@ -287,7 +287,7 @@ def test_ranks_that_share_layers_by_tensors_are_said_not_to_run_here():
 
 
 def test_a_batch_has_a_sample_for_each_rank():
-    with pytest.raises(SpecError, match="batch=4096: 8,192 ranks cannot"):
+    with pytest.raises(SpecError, match="batch=4096: fewer samples than the 8,192 ranks"):
         simulate(MODEL, place("1024x8xzionex", even=True))
 
 

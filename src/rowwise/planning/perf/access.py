@@ -28,7 +28,7 @@ class Access(Value, frozen=True):
     pooling: float = 1.0  # mean ids of a sample, over all features of the table
     zipf_a: float = 0.0
     zipf_q: float = 0.0
-    active: int | None = None  # rows that are ever looked up; None: all
+    active: int | None = None  # rows that are ever looked up; None counts all
     unique_ratio: float | None = None  # measured distinct rows over lookups of a batch; overrides zipf_a
 
     def __post_init__(self) -> None:
@@ -49,8 +49,8 @@ class Access(Value, frozen=True):
         x_P, y_P = np.array(points, dtype=float).T
         a_C = np.repeat(np.linspace(0, 2.5, 126), 24)
         q_C = np.tile(np.concatenate([[0.0], np.geomspace(1e-6, 0.1, 23) * rows]), 126)
-        found_CP = head_share(a_C[:, None], q_C[:, None], np.array(float(rows)), x_P[None] * rows)
-        best = int(np.argmin(((found_CP - y_P) ** 2).sum(1)))
+        share_CP = head_share(a_C[:, None], q_C[:, None], np.array(float(rows)), x_P[None] * rows)
+        best = int(np.argmin(((share_CP - y_P) ** 2).sum(1)))
         return cls(pooling=pooling, zipf_a=float(a_C[best]), zipf_q=float(q_C[best]))
 
 

@@ -41,8 +41,8 @@ def ring_s(net: LinkArrays, order: Order, size_bytes: float) -> float:
     """An all-reduce round a ring: each host sends a share to the next, twice round but for two steps.
 
     Hosts do not wait for each other beyond their neighbours, so a latency is paid once on the way round and not in each
-    step where another link limits: the time is that of the slowest sender, or that of a share on its way over so many
-    links in a row, whichever is more.
+    step where another link limits: the time is that of the slowest sender, or that of a share on its way over
+    2 (H - 1) links in a row, whichever is more.
     """
     order_H = np.asarray(order)
     hosts = len(order_H)
@@ -62,28 +62,28 @@ def all_to_all_s(net: LinkArrays, bytes_HH: Floats) -> float:
     hosts = net.hosts
     if hosts < 2:
         return 0.0
-    away_HH = ~np.eye(hosts, dtype=bool)
-    time_HH = np.where(away_HH, bytes_HH / net.rate_HH, 0.0)
+    remote_HH = ~np.eye(hosts, dtype=bool)
+    time_HH = np.where(remote_HH, bytes_HH / net.rate_HH, 0.0)
     slowest_s = float(max(time_HH.sum(axis=1).max(), time_HH.sum(axis=0).max()))
     for group, uplink_Bps in enumerate(net.uplink_G):
         inside_H = net.group_H == group
         out_bytes = float(bytes_HH[np.ix_(inside_H, ~inside_H)].sum())
         in_bytes = float(bytes_HH[np.ix_(~inside_H, inside_H)].sum())
         slowest_s = max(slowest_s, max(out_bytes, in_bytes) / uplink_Bps)
-    return slowest_s + float(net.latency_HH[away_HH].max())
+    return slowest_s + float(net.latency_HH[remote_HH].max())
 
 
 def two_level_s(net: LinkArrays, size_bytes: float, far_bytes: float) -> float:
     """An all-reduce in groups: reduce-scatter near, sums of equal shares far, all-gather near.
 
-    As many hosts of each group hold a share as the smallest group has. `far_bytes` is the size of all numbers as they
-    are encoded between groups.
+    Each group has as many holders of shares as the smallest group has hosts. `far_bytes` is the size of all numbers as
+    they are encoded between groups.
     """
     return 2 * near_scatter_s(net, size_bytes) + far_sum_s(net, far_bytes)
 
 
 def near_scatter_s(net: LinkArrays, size_bytes: float) -> float:
-    """The first step of `two_level_s`, which takes as long as its last: in the group where that is most."""
+    """The first step of `two_level_s`, which takes as long as its last: that of the slowest group."""
     groups = _hosts_by_group(net)
     holders = min(map(len, groups))
     return max(_scatter_s(net, hosts, size_bytes, holders) for hosts in groups)

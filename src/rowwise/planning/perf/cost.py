@@ -123,7 +123,7 @@ class Shards:
 
     exchange: VectorExchange
     table_N: Ints
-    row_parts: int  # how many pieces the rows are cut into
+    row_parts: int  # number of pieces along the rows
     rows_N: Floats  # of the piece
     dim_N: Floats  # of the piece
     bags_N: Floats  # vectors per sample: one for each feature, one for each id of a sequence
@@ -131,8 +131,8 @@ class Shards:
     state_bytes_N: Floats
     share: float  # of a step's samples looked up in it: 1, or 1 / W for a replica, which serves its own rank
     tier: Tier
-    cached: float  # share of the rows that a tier above holds
-    cache_tier: Tier = "device"  # the tier that holds them
+    cached: float  # share of the rows cached in a tier above
+    cache_tier: Tier = "device"  # the tier of the cache
 
 
 class AccessCounts(NamedTuple):
@@ -173,11 +173,11 @@ class CostModel(Protocol):
 
     @property
     def stages(self) -> tuple[CostStage, ...]:
-        """The stages of a step with their parts of phi; empty if the model does not tell them apart."""
+        """The stages of a step with their parts of phi; empty if the model has none."""
         ...
 
     def on(self, topology: Topology) -> "CostModel":
-        """The same model for as many devices as another topology has."""
+        """The same model on another topology."""
         ...
 
     def loads(self, shards: Shards, curves: Curves) -> Floats:

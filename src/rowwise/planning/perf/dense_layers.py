@@ -20,7 +20,7 @@ class DenseLayer(Value, frozen=True):
     """Products of one layer: a linear layer, or others that count as operations."""
 
     name: str
-    inputs: int = 0  # of a linear layer; 0: `flops` alone
+    inputs: int = 0  # of a linear layer; 0 counts `flops` alone
     outputs: int = 0
     rows: float = 1.0  # vectors of a sample that the layer is applied to
     flops: float = 0.0  # of a sample in a forward, beside the linear layer's
@@ -41,7 +41,7 @@ class DenseLayer(Value, frozen=True):
 
 
 class DenseLayers(Value, frozen=True):
-    """The layers that run before the vectors of tables are there, and those that need vectors; in order."""
+    """The layers that need no vectors of tables, and those that do; in order."""
 
     before: tuple[DenseLayer, ...] = ()
     after: tuple[DenseLayer, ...] = ()
@@ -76,8 +76,8 @@ def side_of_layers(layers: DenseLayers, state_slots: int = 2) -> DenseSide:
 def _parse_widths(part: str, text: str) -> list[int]:
     widths: list[int] = []
     for word in part.split(",") if part.strip() else ():
-        found = WIDTHS.fullmatch(word.strip())
-        width, times = (int(found["width"]), int(found["times"] or 1)) if found else (0, 0)
+        match = WIDTHS.fullmatch(word.strip())
+        width, times = (int(match["width"]), int(match["times"] or 1)) if match else (0, 0)
         if not 1 <= width <= MAX_DIM or not 1 <= times <= MAX_LAYERS:
             raise SpecError(f"--dense {text!r}: {word.strip()!r}", SYNTAX)
         widths += [width] * times

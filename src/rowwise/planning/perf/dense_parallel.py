@@ -53,20 +53,20 @@ def fsdp_cost(  # noqa: PLR0913 - the settings of a run
     prefetch: int = 1,
 ) -> DenseCost:  # fmt: skip
     """`shards` ranks share the parameters."""
-    wire, others = BF16_bytes if bf16 else FLOAT_bytes, (shards - 1) / shards
+    wire, remote = BF16_bytes if bf16 else FLOAT_bytes, (shards - 1) / shards
     units = [padded_numel(group, shards) for group in shapes.units]
     own = padded_numel(shapes.own, shards)
     total, replicas = sum(units) + own, world // shards
-    gathers = (wire * (2 if reshard else 1) * sum(units) + FLOAT_bytes * own) * others
-    sums = FLOAT_bytes * total * others
-    same = 2 * FLOAT_bytes * (total / shards) * (replicas - 1) / replicas
-    whole = sum(sorted(units)[-(1 + prefetch) :]) if reshard else sum(units)
+    gathers = (wire * (2 if reshard else 1) * sum(units) + FLOAT_bytes * own) * remote
+    scattered = FLOAT_bytes * total * remote
+    across = 2 * FLOAT_bytes * (total / shards) * (replicas - 1) / replicas
+    gathered = sum(sorted(units)[-(1 + prefetch) :]) if reshard else sum(units)
     largest = max([*units, own])
     return DenseCost(
-        across_bytes=same,
-        sent_bytes=gathers + sums + same,
+        across_bytes=across,
+        sent_bytes=gathers + scattered + across,
         resident_bytes=total // shards * FLOAT_bytes * (2 + state_slots),
-        gathered_bytes=wire * whole + FLOAT_bytes * (own + largest),
+        gathered_bytes=wire * gathered + FLOAT_bytes * (own + largest),
     )
 
 
@@ -98,13 +98,13 @@ class DenseSide(Value, frozen=True, kw_only=True):
     bf16: bool = False
     prefetch: int = 1
     recompute: bool = False
-    activations: ActivationBytes = NO_ACTIVATIONS  # 0: not known
+    activations: ActivationBytes = NO_ACTIVATIONS  # 0 if unknown
     passes: int = 1  # forwards and backwards of a step, one after the other
     can_shard: bool = True
     can_recompute: bool = True
 
     def shards_on(self, topology: Topology) -> int:
-        """The ranks that share the parameters; 1: each has all of them."""
+        """Number of ranks that share the parameters; 1 if each has all of them."""
         if self.kind == "replicate" or topology.world == 1:
             return 1
         return topology.world if self.kind == "full" else self.shards or topology.devices
@@ -118,7 +118,7 @@ class DenseSide(Value, frozen=True, kw_only=True):
         return fsdp_cost(self.shapes, topology.world, shards, self.state_slots, **options)
 
     def activation_bytes(self, topology: Topology, batch: int) -> int:
-        """Of a rank in a step of so many samples of all ranks."""
+        """Of a rank, in a step of `batch` samples of all ranks."""
         sample_bytes = self.activations.recomputed if self.recompute else self.activations.kept
         return sample_bytes * -(-batch // (topology.world * self.passes))
 
@@ -153,7 +153,7 @@ class DenseSide(Value, frozen=True, kw_only=True):
         return [side for side in sides if side.kind != "hybrid" or topology.hosts > 1 or side.shards is not None]
 
     def fastest(self, topology: Topology, hardware: Hardware, batch: int, room_bytes: float) -> "DenseSide | None":
-        """The way whose transfers take least, of those that fit a rank's memory; None: none fits.
+        """The kind with the fastest transfers of those that fit a rank's memory; None if none fits.
 
         Activations are recomputed only if nothing fits without: that takes about a third more of dense computation.
         """
@@ -161,7 +161,7 @@ class DenseSide(Value, frozen=True, kw_only=True):
         return min(fitting, key=lambda side: (side.recompute, side.seconds(topology, hardware)), default=None)
 
     def setting(self) -> str:
-        """What the recipe has to say."""
+        """The recipe setting that selects it."""
         keys = {"kind": self.kind, "shards": self.shards if self.kind == "hybrid" else None}
         keys |= {"recompute": "true" if self.recompute else None}
         return f"train.dense_parallel={{{', '.join(f'{key}: {value}' for key, value in keys.items() if value)}}}"

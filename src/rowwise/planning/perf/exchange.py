@@ -51,10 +51,10 @@ class ExchangeNetwork(Value, frozen=True, kw_only=True):
 
     def transfer_s(self, amounts: Amounts) -> Floats:
         """Seconds of each rank without the wait for the rank that begins last."""
-        given_WF = np.clip(
+        input_WF = np.clip(
             (exchange_features(amounts) - np.array(self.mean)) / np.array(self.scale), -MAX_DEVIATIONS, MAX_DEVIATIONS
         )
-        hidden_WH = np.maximum(given_WF @ np.array(self.inner) + np.array(self.inner_offset), 0.0)
+        hidden_WH = np.maximum(input_WF @ np.array(self.inner) + np.array(self.inner_offset), 0.0)
         factor_W = np.exp(REACH * np.tanh(hidden_WH @ np.array(self.outer) + self.outer_offset))
         return nominal_s(amounts, (self.start_s, self.byte_s, self.id_s)) * factor_W
 
@@ -85,7 +85,7 @@ class Exchanges(Value, frozen=True, kw_only=True, omit_defaults=True):
     forward: ExchangeNetwork
     backward: ExchangeNetwork
     narrow: NarrowWires | None = (
-        None  # None: not measured; then rates price coding, and fewer bytes count as fewer columns
+        None  # None if not measured; then rates price coding, and fewer bytes count as fewer columns
     )
     error: float  # mean absolute relative error of their sum, on exchanges held out
     samples: int
@@ -95,8 +95,8 @@ def exchange_features(amounts: Amounts) -> Floats:
     """Features (W, F) of each rank."""
     dim_W, ids_W = amounts.dim_W, amounts.ids_W
     world = len(dim_W)
-    same = (dim_W.mean(), dim_W.max(), ids_W.mean(), ids_W.max(), amounts.batch, world)
-    mean_dim, max_dim, mean_ids, max_ids, batch, ranks = (np.full(world, np.log1p(value)) for value in same)
+    shared = (dim_W.mean(), dim_W.max(), ids_W.mean(), ids_W.max(), amounts.batch, world)
+    mean_dim, max_dim, mean_ids, max_ids, batch, ranks = (np.full(world, np.log1p(value)) for value in shared)
     late_W, wait_W = np.log1p(amounts.skew_W / MILLI), np.log1p(waits_s(amounts.skew_W) / MILLI)
     columns = (np.log1p(dim_W), mean_dim, max_dim, np.log1p(ids_W), mean_ids, max_ids, batch, ranks, late_W, wait_W)
     return np.stack(columns, axis=1)
@@ -109,8 +109,8 @@ def waits_s(seconds_W: Floats) -> Floats:
 
 def nominal_s(amounts: Amounts, prices: tuple[float, float, float]) -> Floats:
     """Seconds of each rank by prices alone; what it sends and what it receives count half each."""
-    start, byte, one = prices
-    away = (len(amounts.dim_W) - 1) / len(amounts.dim_W)
-    vectors_W = (amounts.dim_W + amounts.dim_W.mean()) / 2 * amounts.batch * FLOAT_bytes * away
-    ids_W = (amounts.ids_W + amounts.ids_W.mean()) / 2 * away
-    return start + byte * vectors_W + one * ids_W
+    start, byte, id_ = prices
+    remote = (len(amounts.dim_W) - 1) / len(amounts.dim_W)
+    vectors_W = (amounts.dim_W + amounts.dim_W.mean()) / 2 * amounts.batch * FLOAT_bytes * remote
+    ids_W = (amounts.ids_W + amounts.ids_W.mean()) / 2 * remote
+    return start + byte * vectors_W + id_ * ids_W

@@ -32,7 +32,7 @@ class LinkRates(Value, frozen=True, kw_only=True):
     """A class of links: latency, and bytes a second that each device sends by collective, as a ring counts them.
 
     A reduce-scatter of S bytes on W devices, or an all-gather, sends (W - 1) / W S, an all-reduce 2 (W - 1) / W S:
-    rates are bus bandwidths. S over the time, which others call the algorithm's bandwidth, is half of that or less.
+    rates are bus bandwidths. The algorithm bandwidth of an all-reduce, S over its time, is down to half of that.
     """
 
     latency_s: float = 0.0
@@ -44,7 +44,7 @@ class LinkRates(Value, frozen=True, kw_only=True):
         return 1.0 / getattr(self, f"{collective}_Bps")
 
     def times(self, factor: float) -> "LinkRates":
-        """Links so many times as fast, with the same latency."""
+        """Links with all rates multiplied by `factor`, and the same latency."""
         rates = {
             f"{collective}_Bps": getattr(self, f"{collective}_Bps") * factor for collective in get_args(Collective)
         }
@@ -117,19 +117,19 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
     launch_s: float  # start of a fused operator, forward or backward
     forward_issue_s: float  # seconds of a lookup of up to 128 columns if nothing else limited it
     backward_issue_s: float
-    id_bytes: int = 8  # of an id on links; 0: ids are not counted
+    id_bytes: int = 8  # of an id on links; 0 leaves ids out
     flops: float = 1e12  # per second, in dense layers
     host: LinkRates
     network: LinkRates
-    uplink: LinkRates | None = None  # of each device, if all of a group send to other groups; None: as network
-    coding: Coding | None = None  # None: coding to 16 bits runs at device_Bps, to int8 at half of it
+    uplink: LinkRates | None = None  # of each device, if all of a group send to other groups; None takes `network`
+    coding: Coding | None = None  # None assumes device_Bps for 16 bits, and half of it for int8
     kernels: Kernels | None = None  # networks that predict instead of rates, if measured
     exchanges: Exchanges | None = None
-    linears: LinearTimes | None = None  # None: dense layers take their operations over `flops`
-    sums: SumTimes | None = None  # of dense gradients inside a host; None: they go at the rates of all-reduces
-    cpu_s_per_byte: float = 0.0  # that a device computes less while it sends or receives a byte: on CPUs
+    linears: LinearTimes | None = None  # None estimates dense layers by `flops`
+    sums: SumTimes | None = None  # of dense gradients inside a host; None takes the rates of all-reduces
+    cpu_s_per_byte: float = 0.0  # computation lost to a byte sent or received: on CPUs
     overheads: tuple[StageOverhead, ...] = ()  # of any step, beside its tables, layers and transfers; empty: unknown
-    batches: MakingTimes | None = None  # made by the processors of ranks, beside steps; None: that takes no time
+    batches: MakingTimes | None = None  # made by the processors of ranks, beside steps; None counts no time
     copies_inside: bool = False  # ranks of a host share memory: a transfer inside it is copies, by the ranks themselves
 
     def __post_init__(self) -> None:
@@ -145,14 +145,14 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
         for name in ("device_bytes", "host_bytes", "disk_bytes", "cache_bytes", "id_bytes", "cpu_s_per_byte", *SECONDS):
             if getattr(self, name) < 0:
                 raise SpecError(f"hardware {self.name!r}: {name}={getattr(self, name)}", "0 or more")
-        for one in self.overheads:
-            if not 0 <= one.seconds < LONGEST_s:
+        for overhead in self.overheads:
+            if not 0 <= overhead.seconds < LONGEST_s:
                 raise SpecError(
-                    f"hardware {self.name!r}: overheads of {one.stage!r} are {one.seconds} s",
+                    f"hardware {self.name!r}: overheads of {overhead.stage!r} are {overhead.seconds} s",
                     f"0 or more, and less than {LONGEST_s:g}",
                 )
-        most = dict.fromkeys(("device_bytes", "host_bytes", "disk_bytes", "cache_bytes"), MAX_BYTES)
-        check_max(f"hardware {self.name!r}: ", self, **most, id_bytes=1 << 20)
+        limits = dict.fromkeys(("device_bytes", "host_bytes", "disk_bytes", "cache_bytes"), MAX_BYTES)
+        check_max(f"hardware {self.name!r}: ", self, **limits, id_bytes=1 << 20)
 
     def link(self, name: Link) -> LinkRates:
         """Rates between devices of one host, of two hosts, or of two groups."""
@@ -165,7 +165,7 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
                 return self.uplink or self.network
 
     def slowest_link(self, topology: Topology) -> LinkRates:
-        """The links that a collective of all ranks has to cross: the widest class that there is."""
+        """The links of the widest class in use, which bound a collective of all ranks."""
         return self.link(topology.links[-1] if topology.links else "host")
 
     def coding_s(self, kind: WireType | FarType) -> float:

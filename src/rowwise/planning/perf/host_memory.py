@@ -1,6 +1,6 @@
 """Memory that this process can still use: what the machine has free, within the limits of its control groups.
 
-Read from files of Linux under `root`; elsewhere nothing is known. Pages that only cache files count as free, as the
+Read from files of Linux under `root`; unknown on other systems. Pages that only cache files count as free, as the
 kernel evicts them, and so does swap.
 """
 
@@ -13,17 +13,17 @@ IN_MEMORY = ("tmpfs", "ramfs")  # kinds of file systems
 
 
 def free_bytes(root: Path = ROOT) -> int | None:
-    """The least of all limits; None if the system does not say."""
+    """The least of all limits; None if the system reports none."""
     limits = [size for size in (_machine_free(root), *_groups_free(root)) if size is not None]
     return max(min(limits), 0) if limits else None
 
 
 def is_in_memory(folder: Path, root: Path = ROOT) -> bool:
     """Whether files in a folder are in memory: its file system is a tmpfs."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
-    device = there.stat().st_dev
-    words = (line.split() for line in _read_text(root / "proc/self/mountinfo").splitlines())
-    kinds = {one[2]: one[one.index("-") + 1] for one in words if "-" in one}
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    device = existing.stat().st_dev
+    lines = (line.split() for line in _read_text(root / "proc/self/mountinfo").splitlines())
+    kinds = {words[2]: words[words.index("-") + 1] for words in lines if "-" in words}
     return kinds.get(f"{os.major(device)}:{os.minor(device)}") in IN_MEMORY
 
 
@@ -54,13 +54,13 @@ def _groups_free(root: Path) -> Iterator[int | None]:
                     break
 
 
-def _group_free(folder: Path, most: str, used: str, prefix: str) -> int | None:
-    limit, now = _read_text(folder / most).strip(), _read_text(folder / used).strip()
-    if not limit.isdecimal() or not now.isdecimal():  # "max", or no such file
+def _group_free(folder: Path, limit_name: str, usage_name: str, prefix: str) -> int | None:
+    limit, usage = _read_text(folder / limit_name).strip(), _read_text(folder / usage_name).strip()
+    if not limit.isdecimal() or not usage.isdecimal():  # "max", or no such file
         return None
     words = (line.split() for line in _read_text(folder / "memory.stat").splitlines())
     cached = {f"{prefix}inactive_file", f"{prefix}active_file"}
-    return int(limit) - int(now) + sum(int(count) for name, count in words if name in cached)
+    return int(limit) - int(usage) + sum(int(count) for name, count in words if name in cached)
 
 
 def _read_text(path: Path) -> str:

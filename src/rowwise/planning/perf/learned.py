@@ -101,5 +101,5 @@ def profile_warnings(hardware: Hardware) -> tuple[str, ...]:
     """One line if costs are by rates although a profile has networks."""
     if hardware.kernels is None or not hardware.kernels.doubt:
         return ()
-    why = f"the networks of {hardware.name} are not to be trusted: {hardware.kernels.doubt}"
-    return (f"costs are a roofline of fitted rates, because {why}",)
+    reason = f"the networks of {hardware.name} are not to be trusted: {hardware.kernels.doubt}"
+    return (f"costs are a roofline of fitted rates, because {reason}",)

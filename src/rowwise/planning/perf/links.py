@@ -1,4 +1,4 @@
-"""A network as data: its hosts, what a message between two of them takes, and groups that share an uplink.
+"""A network as data: its hosts, latency and rate between two of them, and groups that share an uplink.
 
 `net.json` is such a network, probed or made by hand:
 
@@ -43,7 +43,7 @@ class NetworkHost(Value, frozen=True, omit_defaults=True):
 
 
 class PairLink(Value, frozen=True):
-    """What a message between any two hosts takes."""
+    """Latency and rate between any two hosts."""
 
     latency_s: float
     rate_Bps: float
@@ -86,9 +86,9 @@ class LinkArrays(NamedTuple):
     def among(self, hosts: Sequence[int]) -> "LinkArrays":
         """The links between some hosts, in this order, and the groups that they are in."""
         groups, group_H = np.unique(self.group_H[list(hosts)], return_inverse=True)
-        both = np.ix_(hosts, hosts)
+        pair_HH = np.ix_(hosts, hosts)
         return LinkArrays(
-            self.latency_HH[both], self.rate_HH[both], group_H.astype(np.int64), self.uplink_G[groups]
+            self.latency_HH[pair_HH], self.rate_HH[pair_HH], group_H.astype(np.int64), self.uplink_G[groups]
         )  # fmt: skip
 
 
@@ -96,12 +96,12 @@ class Network(Value, frozen=True, omit_defaults=True):
     """Hosts and the links between them."""
 
     hosts: tuple[NetworkHost, ...]
-    link: PairLink | None = None  # of all pairs; None: the matrices
+    link: PairLink | None = None  # of all pairs; None if the matrices give them
     latency_s: Matrix = ()  # [from][to]
     rate_Bps: Matrix = ()
     groups: tuple[int, ...] = ()  # the group of each host; empty: one group
     uplink_Bps: tuple[float, ...] = ()  # of each group; empty: uplinks never limit
-    probed: NetworkProbe | None = None  # None: not measured
+    probed: NetworkProbe | None = None  # None if not measured
 
     @property
     def noise(self) -> float:
@@ -115,7 +115,7 @@ class Network(Value, frozen=True, omit_defaults=True):
             raise SpecError(f"network: {len(names):,} hosts", f"at most {MAX_RANKS:,}")
         name, count = Counter(names).most_common(1)[0]
         if count > 1:
-            raise SpecError(f"network: host {name!r} is there twice", "each host once")
+            raise SpecError(f"network: host {name!r} is listed twice", "each host once")
         for host in self.hosts:
             if host.devices < 1:
                 raise SpecError(f"network: host {host.name!r} has {host.devices} devices", "at least 1")
@@ -135,13 +135,13 @@ class Network(Value, frozen=True, omit_defaults=True):
         size = len(self.hosts)
         if len(matrix) != size or any(len(row) != size for row in matrix):
             shape = f"{len(matrix)} rows of {sorted({len(row) for row in matrix})} numbers"
-            raise SpecError(f"network: {field} has {shape}", f"{size} rows of {size}, a number for each two hosts")
+            raise SpecError(f"network: {field} has {shape}", f"{size} rows of {size}, a number for each pair of hosts")
         for a, row in enumerate(matrix):
             for b, number in enumerate(row):
                 where = f"{field} from {self.hosts[a].name!r} to {self.hosts[b].name!r}"
                 if a == b:
                     if number is not None:
-                        raise SpecError(f"network: {where} is {number}", "null, as nothing is sent to oneself")
+                        raise SpecError(f"network: {where} is {number}", "null on the diagonal")
                 elif number is None:
                     raise SpecError(f"network: {where} is null", "a number")
                 else:
@@ -207,7 +207,7 @@ class Network(Value, frozen=True, omit_defaults=True):
 
 
 def group_runs(groups: Iterable[int]) -> tuple[int, ...]:
-    """How many hosts of one group come one after the other, from the group of each host."""
+    """Lengths of the runs of hosts of one group, from the group of each host."""
     return tuple(len(list(run)) for _, run in groupby(groups))
 
 
@@ -219,9 +219,9 @@ def read_network(path: str | Path) -> Network:
 
 
 def age_notes(network: Network, source: str) -> list[str]:
-    """What to know before relying on a network: that nobody measured it, or how old it is."""
+    """Warnings about a network that was never measured, or whose probe is old."""
     if network.probed is None:
-        return [f"{source}: nobody measured this network"]
+        return [f"{source}: this network was not measured"]
     age = (datetime.now().astimezone() - network.probed.time).total_seconds() / 86_400
     old = f"{source}: the network was probed {age:.0f} days ago; probe again, as links and hosts change"
     return [old] if age > OLD_days else []
@@ -232,7 +232,7 @@ def uniform_network(topology: Topology, hardware: Hardware) -> Network:
     rates = hardware.network
     hosts = tuple(NetworkHost(name=f"host-{h}", devices=topology.devices) for h in range(topology.hosts))
     groups = tuple(topology.group_of(h) for h in range(topology.hosts)) if topology.groups else ()
-    # Hosts of a group share what each could send if all did.
+    # The uplink of a group is the sum of what its hosts send if all do.
     each_Bps = None if hardware.uplink is None else hardware.uplink.all_to_all_Bps * topology.devices
     uplink = () if each_Bps is None else tuple(each_Bps * size for size in topology.groups)
     link = PairLink(latency_s=rates.latency_s, rate_Bps=rates.all_to_all_Bps * topology.devices)
@@ -240,6 +240,6 @@ def uniform_network(topology: Topology, hardware: Hardware) -> Network:
 
 
 def _check_number(where: str, number: float, least: float | None = None) -> None:
-    """Raise unless a number is finite and at least `least`; None: above 0."""
+    """Raise unless a number is finite and at least `least`, or above 0 without it."""
     if not math.isfinite(number) or (number <= 0 if least is None else number < least):
         raise SpecError(f"network: {where} is {number}", f"a number {('above 0' if least is None else 'of 0 or more')}")

@@ -21,14 +21,14 @@ def memory_bytes(shards: Shards, curves: Curves, buffers: bool) -> Floats:
     """
     row_N = shards.row_bytes_N + shards.state_bytes_N
     taken_NM = np.zeros((len(row_N), len(TIERS)))
-    lives, above = TIERS.index(shards.tier), TIERS.index(shards.cache_tier)
+    own, above = TIERS.index(shards.tier), TIERS.index(shards.cache_tier)
     cached_N = np.ceil(shards.cached * shards.rows_N)
     if shards.tier == "disk":
         record_N = row_N + HEADER_bytes
-        taken_NM[:, lives] = disk_bytes_of(record_N, shards.rows_N)
+        taken_NM[:, own] = disk_bytes_of(record_N, shards.rows_N)
         taken_NM[:, above] = cache_bytes_of(record_N, shards.rows_N, cached_N)
     else:
-        taken_NM[:, lives] = shards.rows_N * row_N
+        taken_NM[:, own] = shards.rows_N * row_N
         taken_NM[:, above] += cached_N * row_N
     if buffers:
         samples = curves.batch * shards.share

@@ -9,7 +9,7 @@ psi is one or two layers for each table, phi a layer over the sum. psi has one o
                 hinges. Beyond what was measured it grows in proportion.
 
 If no weight of phi is negative, phi is convex and grows with every load, so a planner's bounds hold whatever psi is
-([Note: Bounds] in planning/planner/bound.py); `Phi.is_convex` tells. `calibrate` trains networks with torch; they are
+([Note: Bounds] in planning/planner/bound.py); see `Phi.is_convex`. `calibrate` trains networks with torch; they are
 evaluated here in numpy and, phi alone, in C.
 """
 
@@ -26,10 +26,10 @@ from rowwise.tables.spec import Value
 
 Form = Literal["published", "scaled"]
 REACH = math.log(20.0)  # largest logarithm of a factor
-MAX_DEVIATIONS = 3.0  # features are clipped to so many deviations from the mean, as nothing was learned beyond
+MAX_DEVIATIONS = 3.0  # features are clipped to the mean plus or minus this; nothing was learned beyond
 Matrix = tuple[tuple[float, ...], ...]
 Vector = tuple[float, ...]
-MAX_LOADS, MAX_HINGES = 63, 128  # of two of them, and two sums, the planner has room for 128 loads and 256 hinges
+MAX_LOADS, MAX_HINGES = 63, 128  # two networks and two sums fit the planner's 128 loads and 256 hinges
 
 
 def check_shapes(network: Value, **shapes: tuple[int, ...]) -> None:
@@ -86,8 +86,8 @@ class SetNetwork(Value, frozen=True, kw_only=True):
 
     def psi(self, features_NF: Floats, work_NK: Floats) -> Floats:
         """Loads (N, K) of tables."""
-        given_NF = np.clip((features_NF - np.array(self.mean)) / np.array(self.scale), -MAX_DEVIATIONS, MAX_DEVIATIONS)
-        hidden_NH = np.maximum(given_NF @ np.array(self.inner) + np.array(self.inner_offset), 0.0)
+        input_NF = np.clip((features_NF - np.array(self.mean)) / np.array(self.scale), -MAX_DEVIATIONS, MAX_DEVIATIONS)
+        hidden_NH = np.maximum(input_NF @ np.array(self.inner) + np.array(self.inner_offset), 0.0)
         out_NK = hidden_NH @ np.array(self.outer) + np.array(self.outer_offset)
         if self.form == "published":
             return np.maximum(out_NK, 0.0)

@@ -1,4 +1,4 @@
-"""How much of what links do is hidden: a transfer is, while the main thread of its rank computes."""
+"""Seconds of transfers, and the part of them that is hidden: while the main thread of their rank computes."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -29,8 +29,8 @@ class Overlap(NamedTuple):
 
 
 def find_overlaps(stages: Sequence[ScheduledStage]) -> list[Overlap]:
-    """For each kind of transfers that there are; transfers of one kind that overlap count once."""
-    found: list[Overlap] = []
+    """The overlap of each kind of transfers in the timeline; concurrent transfers of one kind count once."""
+    overlaps: list[Overlap] = []
     for what, kinds in TRANSFERS.items():
         busy_s = hidden_s = 0.0
         for rank in sorted({stage.rank for stage in stages}):
@@ -38,8 +38,8 @@ def find_overlaps(stages: Sequence[ScheduledStage]) -> list[Overlap]:
             busy_s += _length_s(link)
             hidden_s += _length_s(link) - _length_s(_without(link, computing))
         if busy_s > 0:
-            found.append(Overlap(what, busy_s, hidden_s))
-    return found
+            overlaps.append(Overlap(what, busy_s, hidden_s))
+    return overlaps
 
 
 def exposed_intervals(stages: Sequence[ScheduledStage], rank: int) -> list[Interval]:
@@ -49,44 +49,44 @@ def exposed_intervals(stages: Sequence[ScheduledStage], rank: int) -> list[Inter
 
 
 def _link(stages: Iterable[ScheduledStage], rank: int, kinds: Sequence[str]) -> list[Interval]:
-    mine = (s for s in stages if s.rank == rank and s.resource == "link" and s.kind in kinds)
-    return _union(Interval(stage.begin_s, stage.end_s) for stage in mine)
+    transfers = (s for s in stages if s.rank == rank and s.resource == "link" and s.kind in kinds)
+    return _union(Interval(stage.begin_s, stage.end_s) for stage in transfers)
 
 
 def _computing(stages: Iterable[ScheduledStage], rank: int) -> list[Interval]:
-    mine = (s for s in stages if s.rank == rank and s.resource == "processor" and s.kind not in IDLE_PROCESSOR)
-    return _union(Interval(stage.begin_s, stage.end_s) for stage in mine)
+    computing = (s for s in stages if s.rank == rank and s.resource == "processor" and s.kind not in IDLE_PROCESSOR)
+    return _union(Interval(stage.begin_s, stage.end_s) for stage in computing)
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same moments as intervals that do not touch, in order."""
-    found: list[Interval] = []
-    for one in sorted(intervals):
-        if found and one.begin_s <= found[-1].end_s:
-            found[-1] = Interval(found[-1].begin_s, max(found[-1].end_s, one.end_s))
+    """The union as sorted, disjoint intervals."""
+    merged: list[Interval] = []
+    for interval in sorted(intervals):
+        if merged and interval.begin_s <= merged[-1].end_s:
+            merged[-1] = Interval(merged[-1].begin_s, max(merged[-1].end_s, interval.end_s))
         else:
-            found.append(one)
-    return found
+            merged.append(interval)
+    return merged
 
 
-def _without(intervals: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """The moments that are in none of the others; both are unions."""
-    found: list[Interval] = []
-    place = 0
+def _without(intervals: Sequence[Interval], removed: Sequence[Interval]) -> list[Interval]:
+    """The parts of intervals outside of the removed ones; both are sorted and disjoint."""
+    rest: list[Interval] = []
+    first = 0
     for begin_s, end_s in intervals:
         at_s = begin_s
-        while place < len(others) and others[place].end_s <= at_s:
-            place += 1
-        for other in others[place:]:
-            if other.begin_s >= end_s:
+        while first < len(removed) and removed[first].end_s <= at_s:
+            first += 1
+        for gap in removed[first:]:
+            if gap.begin_s >= end_s:
                 break
-            if other.begin_s > at_s:
-                found.append(Interval(at_s, other.begin_s))
-            at_s = max(at_s, other.end_s)
+            if gap.begin_s > at_s:
+                rest.append(Interval(at_s, gap.begin_s))
+            at_s = max(at_s, gap.end_s)
         if at_s < end_s:
-            found.append(Interval(at_s, end_s))
-    return found
+            rest.append(Interval(at_s, end_s))
+    return rest
 
 
 def _length_s(intervals: Iterable[Interval]) -> float:
-    return sum(one.end_s - one.begin_s for one in intervals)
+    return sum(interval.end_s - interval.begin_s for interval in intervals)

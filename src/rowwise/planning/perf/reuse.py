@@ -14,7 +14,7 @@ from rowwise.planning.perf.access import Curves, Floats
 
 BINS = 17
 RATES = 512  # rates that are tabulated, even on a logarithmic scale
-LEAST, MOST = 1e-9, 1e9
+MIN_RATE, MAX_RATE = 1e-9, 1e9
 
 
 def reuse_bins(curves: Curves, share: float = 1.0) -> Floats:
@@ -27,24 +27,24 @@ def reuse_bins(curves: Curves, share: float = 1.0) -> Floats:
 def _bins_of(curves: Curves, share: float) -> Floats:
     rows_TC, share_TC = curves.cells
     ids_T = curves.pooling_T * curves.batch * share
-    rate_TC = np.clip(ids_T[:, None] * share_TC / np.maximum(rows_TC, 1e-300), LEAST, MOST)
+    rate_TC = np.clip(ids_T[:, None] * share_TC / np.maximum(rows_TC, 1e-300), MIN_RATE, MAX_RATE)
     table_RB = _bin_chances()
-    place_TC = (np.log(rate_TC) - math.log(LEAST)) / (math.log(MOST) - math.log(LEAST)) * (RATES - 1)
+    place_TC = (np.log(rate_TC) - math.log(MIN_RATE)) / (math.log(MAX_RATE) - math.log(MIN_RATE)) * (RATES - 1)
     low_TC = np.minimum(place_TC.astype(np.int64), RATES - 2)
     part_TC1 = (place_TC - low_TC)[..., None]
-    found_TCB = table_RB[low_TC] * (1 - part_TC1) + table_RB[low_TC + 1] * part_TC1
-    counts_TB = (rows_TC[..., None] * found_TCB).sum(1)
+    chance_TCB = table_RB[low_TC] * (1 - part_TC1) + table_RB[low_TC + 1] * part_TC1
+    counts_TB = (rows_TC[..., None] * chance_TCB).sum(1)
     return counts_TB / np.maximum(counts_TB.sum(1, keepdims=True), 1e-300)
 
 
 @functools.cache
 def _bin_chances() -> Floats:
     """For rows with a mean number of lookups (R), the probability (R, B) of each bin; the rest is no lookup at all."""
-    rates_R = np.exp(np.linspace(math.log(LEAST), math.log(MOST), RATES))
+    rates_R = np.exp(np.linspace(math.log(MIN_RATE), math.log(MAX_RATE), RATES))
     max_B = np.concatenate([2.0 ** np.arange(BINS - 1), [np.inf]])
-    below_RB = np.array([[_poisson_cdf(most, rate) for most in max_B] for rate in rates_R])
-    none_R1 = np.exp(-rates_R)[:, None]
-    return np.maximum(np.diff(np.concatenate([none_R1, below_RB], axis=1), axis=1), 0.0)
+    below_RB = np.array([[_poisson_cdf(count, rate) for count in max_B] for rate in rates_R])
+    absent_R1 = np.exp(-rates_R)[:, None]
+    return np.maximum(np.diff(np.concatenate([absent_R1, below_RB], axis=1), axis=1), 0.0)
 
 
 def _poisson_cdf(count: float, rate: float) -> float:

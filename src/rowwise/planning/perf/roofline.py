@@ -138,10 +138,10 @@ class Roofline:
     def _replicated_s(self, shards: Shards, curves: Curves) -> Floats:
         """Seconds to all-reduce a table's gradient in a ring, or only the rows that ranks touched if that is less."""
         world, link = self.topology.world, self.hardware.slowest_link(self.topology)
-        whole = 2 * (world - 1) / world * shards.rows_N * shards.dim_N * FLOAT_bytes
+        dense = 2 * (world - 1) / world * shards.rows_N * shards.dim_N * FLOAT_bytes
         touched = np.minimum(curves.unique_of(1 / world)[shards.table_N], shards.rows_N)
         rows = (world - 1) * touched * (shards.dim_N * FLOAT_bytes + 8)
-        return np.minimum(whole, rows) / link.all_reduce_Bps
+        return np.minimum(dense, rows) / link.all_reduce_Bps
 
 
 def _round_up_to_sectors(size_N: Floats) -> Floats:

@@ -19,7 +19,7 @@ READ_AHEAD = 2  # batches that the reader holds
 
 
 class StageRef(NamedTuple):
-    """A stage that has to end first, so many steps before."""
+    """A stage that has to end first, in the step `steps_back` earlier."""
 
     name: str
     steps_back: int = 0
@@ -35,8 +35,8 @@ class TimelineStage:
     after: tuple[StageRef, ...] = ()
     joins: bool = False  # a collective
     group_W: "Sequence[int] | NDArray[np.int64]" = ()  # ranks of one number meet in a collective; empty: all ranks
-    latency_s: float = 0.0  # of its seconds, in which the resource already works for the next stage
-    ahead: int = 0  # the program does this stage for the batch of so many steps later
+    latency_s: float = 0.0  # the part of its seconds in which the resource already works for the next stage
+    ahead: int = 0  # steps by which the program runs this stage before the others of its batch
 
 
 class ScheduledStage(NamedTuple):
@@ -91,11 +91,11 @@ PLACES = {"lookup": AHEAD[:3], "backward.top": AHEAD[3:5], "update": AHEAD[5:]}
 
 @dataclass(frozen=True, slots=True)
 class StageCosts:
-    """Seconds of each rank by stage of `PROGRAM`; a stage that is not given takes none."""
+    """Seconds of each rank by stage of `PROGRAM`; a missing stage takes none."""
 
     world: int
     seconds: Mapping[str, tuple[float, ...]]
-    latency_s: float = 0.0  # of the link: so much of each transfer passes beside other transfers
+    latency_s: float = 0.0  # of the link: this part of a transfer overlaps with other transfers
 
     def __post_init__(self) -> None:
         for name, seconds_W in self.seconds.items():
@@ -114,11 +114,11 @@ class StageCosts:
 
 
 def training_stages(costs: StageCosts, pipeline_depth: int, processor_factor: float = 1.0) -> tuple[TimelineStage, ...]:
-    """The program of a training step with so many steps in flight; `train/pipeline.py` runs it.
+    """The program of a training step with `pipeline_depth` steps in flight; `train/pipeline.py` runs it.
 
-    At any depth, vectors and gradients travel beside the layers that do not need them. Look-ahead has ranks meet in the
-    middle of a step as well, which may cost more than it hides where their forwards and backwards are uneven.
-    `processor_factor` is above 1 where ranks share processors: as much longer each computes.
+    At any depth, vectors and gradients travel beside the layers that do not need them. With look-ahead, ranks meet in
+    the middle of a step as well, which may cost more than it hides where their forwards and backwards are uneven.
+    `processor_factor` is the slowdown of computation where ranks share processors.
     """
     if pipeline_depth < 1:
         raise SpecError(f"pipeline_depth={pipeline_depth}", "at least 1")
@@ -147,11 +147,11 @@ def look_ahead(stages: Sequence[TimelineStage], pipeline_depth: int) -> tuple[Ti
     if pipeline_depth == 1:
         return tuple(stages)
     by_name = {stage.name: replace(stage, ahead=pipeline_depth - 1) for stage in stages if stage.name in AHEAD}
-    left, order = dict(PLACES), list[TimelineStage]()
+    pending, order = dict(PLACES), list[TimelineStage]()
     for stage in stages:
-        place = next((name for name in left if f"{stage.name}.".startswith(f"{name}.")), None)
+        place = next((name for name in pending if f"{stage.name}.".startswith(f"{name}.")), None)
         if place is not None:
-            order += [by_name[name] for name in left.pop(place) if name in by_name]
+            order += [by_name[name] for name in pending.pop(place) if name in by_name]
         if stage.name not in by_name:
             order.append(stage)
     return tuple(order)

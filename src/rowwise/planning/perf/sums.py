@@ -20,7 +20,7 @@ from rowwise.tables.spec import RUN, FarType, Topology, Wire, WireType
 
 @dataclass(frozen=True, slots=True)
 class SumCosts:
-    """Sums of buckets of so many numbers, on hosts in the order of the network."""
+    """Sums of buckets of `bucket_numbers` floats, on hosts in the order of the network."""
 
     topology: Topology
     net: LinkArrays

@@ -48,7 +48,7 @@ def stage_times(
 ) -> Iterator[StageTimes]:
     """The stages of `steps` steps, and what is done ahead for later ones; see [Note: Timeline].
 
-    `costs_S` are of steps that are unlike, which then come in turn; without, all steps take what the stages say.
+    `costs_S` are costs of unequal steps, which are repeated in turn; without them, all steps have the stages' seconds.
     """
     check_stages(stages)
     world = max(len(stage.seconds_W) for stage in stages)
@@ -83,7 +83,7 @@ def _meet(begin_W: Floats, group_W: NDArray[np.int64] | None) -> Floats:
 def schedule(
     stages: Sequence[TimelineStage], steps: int, costs_S: Sequence[StageCosts] = ()
 ) -> tuple[ScheduledStage, ...]:
-    """What `stage_times` has, rank by rank."""
+    """The stages of `stage_times`, rank by rank."""
     scheduled: list[ScheduledStage] = []
     for stage, step, begin_W, end_W, idle_W, ready_W, before in stage_times(stages, steps, costs_S):
         last_W = np.argmax(ready_W, axis=0).tolist() if before and idle_W.any() else []
@@ -101,7 +101,7 @@ def check_stages(stages: Sequence[TimelineStage]) -> None:
     for place, stage in enumerate(stages):
         lead = f"stage {stage.name!r}"
         if places[stage.name] != place:
-            raise SpecError(f"{lead} is there {names.count(stage.name)} times", "each name once")
+            raise SpecError(f"{lead} appears {names.count(stage.name)} times", "each name once")
         if len(stage.seconds_W) not in (1, world) or not np.min(stage.seconds_W) >= 0:
             raise SpecError(f"{lead} takes {stage.seconds_W} s", f"0 or more, of each rank or one for all {world}")
         if len(stage.group_W) not in (0, world) or (len(stage.group_W) and np.min(stage.group_W) < 0):
@@ -145,7 +145,7 @@ class SteadyStep(NamedTuple):
 
 
 def steady_step(stages: Sequence[TimelineStage], steps: int = 8, last: str = "update") -> SteadyStep:
-    """The last of so many steps, from the end of `last` in the step before it."""
+    """The last of `steps` steps, from the end of `last` in the step before it."""
     busy_W: dict[str, Floats] = defaultdict(lambda: np.zeros(1))
     for stage in stages:
         busy_W[stage.resource] = busy_W[stage.resource] + np.asarray(stage.seconds_W, dtype=float)

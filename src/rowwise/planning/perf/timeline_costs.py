@@ -1,11 +1,11 @@
 """Costs of stages from a recorded timeline: what each resource worked for a step, without the waits of the main thread.
 
-A recording tells kinds of stages (`route`) and not their parts (`route.pack`). Parts follow from the order of intervals
+A recording has kinds of stages (`route`), not their parts (`route.pack`). Parts follow from the order of intervals
 in a step: the first one of a kind is its first part, all others are the second. Of a forward and of the all-reduces of
 dense gradients, the last one is the second part: layers that need vectors, and buckets that are full at the end.
 
-The shortest transfer has next to no bytes, so it takes as long as the latency of the link. So long do transfers travel
-beside others; of what overlaps for longer, the later transfer had to wait for the bytes of the earlier.
+The shortest transfer has next to no bytes, so it takes as long as the latency of the link. Transfers overlap
+for that long; in a longer overlap, the later transfer waited for the bytes of the earlier.
 """
 
 from collections import defaultdict
@@ -52,7 +52,7 @@ def costs_by_step(recorded: Sequence[ScheduledStage]) -> tuple[StageCosts, ...]:
     steps = complete_steps(recorded)
     totals: dict[int, dict[str, list[float]]] = {step: defaultdict(lambda: [0.0] * world) for step in sorted(steps)}
     by_key: dict[tuple[int, str, str], Occurrences] = defaultdict(lambda: defaultdict(list))
-    for stage in sorted(_align_clocks(recorded), key=lambda one: (one.begin_s, one.end_s)):
+    for stage in sorted(_align_clocks(recorded), key=lambda stage: (stage.begin_s, stage.end_s)):
         if stage.step in steps and not (stage.resource == "processor" and stage.kind in IDLE_PROCESSOR):
             by_key[stage.step, stage.resource, stage.kind][stage.rank].append(stage)
     parts = [
@@ -77,7 +77,7 @@ def complete_steps(recorded: Iterable[ScheduledStage]) -> set[int]:
         ranks.add(stage.rank)
         if stage.resource == "processor" and stage.kind == "update":
             updated[stage.step].add(stage.rank)
-    return {step for step, found in updated.items() if found == ranks}
+    return {step for step, updaters in updated.items() if updaters == ranks}
 
 
 def _name_part(resource: str, kind: str, number: int, count: int) -> str:
@@ -107,11 +107,11 @@ def _align_clocks(recorded: Sequence[ScheduledStage]) -> list[ScheduledStage]:
 
 
 def _transfers(occurrences: Occurrences, world: int) -> Occurrences:
-    """Collectives from when the last rank has begun; as they are where ranks have recorded different numbers."""
+    """Collectives from the begin of the last rank; unchanged where ranks have recorded different numbers of them."""
     counts = {len(intervals) for intervals in occurrences.values()}
     if len(occurrences) < world or len(counts) > 1:
         return occurrences
-    begins = [max(stage.begin_s for stage in met) for met in zip(*occurrences.values(), strict=True)]
+    begins = [max(stage.begin_s for stage in calls) for calls in zip(*occurrences.values(), strict=True)]
     return {
         rank: [
             stage._replace(begin_s=min(max(begin, stage.begin_s), stage.end_s))
@@ -134,11 +134,11 @@ def _busy_seconds(parts: Iterable[ScheduledStage], latency_s: float) -> Iterator
     """Each interval with the seconds that its resource had no earlier work, except for latencies of the link."""
     busy_until: dict[tuple[int, str], float] = {}  # by rank and resource
     part_until: dict[tuple[int, int, str], float] = {}
-    for stage in sorted(parts, key=lambda one: (one.begin_s, one.end_s)):
+    for stage in sorted(parts, key=lambda stage: (stage.begin_s, stage.end_s)):
         resource, part = (stage.rank, stage.resource), (stage.rank, stage.step, stage.name)
-        beside_s = latency_s if stage.resource == "link" else 0.0
+        overlap_s = latency_s if stage.resource == "link" else 0.0
         # Transfers of one part are one transfer to the model, so they have no latency beside each other.
-        free_s = max(busy_until.get(resource, stage.begin_s) - beside_s, part_until.get(part, stage.begin_s))
+        free_s = max(busy_until.get(resource, stage.begin_s) - overlap_s, part_until.get(part, stage.begin_s))
         yield stage, max(stage.end_s - max(stage.begin_s, free_s), 0.0)
         busy_until[resource] = max(busy_until.get(resource, stage.end_s), stage.end_s)
         part_until[part] = max(part_until.get(part, stage.end_s), stage.end_s)

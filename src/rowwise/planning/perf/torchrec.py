@@ -6,10 +6,10 @@ cut into p parts, bytes are
 
     read        8 n b W / p        replicas 8 n b
     looked up   n b W d e / p      replicas n b d e; full rows count at least 32 columns
-    given       v b W d e          replicas v b d e
+    output      v b W d e          replicas v b d e
 
 Forward is their sum over the rate of device memory, more for narrow rows that are whole, twice as much for replicas;
-backward is twice that. Vectors given then cross the links, and back: whole rows all to all; cut rows
+backward is twice that. Output vectors then cross the links, and back: whole rows all to all; cut rows
 reduce-scattered, gathered and copied; those cut inside a host also to as many vectors of the other hosts. A replica's
 gradient is reduced by all ranks and written. Ids on links are estimated, but not counted.
 
@@ -50,7 +50,7 @@ class TorchRecModel:
 
     @property
     def stages(self) -> tuple[CostStage, ...]:
-        """None: the estimates do not tell stages apart."""
+        """Empty: the estimates have no stages."""
         return ()
 
     @property
@@ -77,19 +77,19 @@ class TorchRecModel:
         ids, vectors = pooling_N * b, np.minimum(shards.bags_N, pooling_N) * b
         if shards.exchange == "replicated":
             return self._replicated(ids, vectors, shards)[:, None]
-        given = vectors * world * d * e
+        output = vectors * world * d * e
         read = np.ceil(ids * world * ID_bytes / shards.row_parts)
         if shards.exchange == "all_to_all":
-            look = ids * world * np.maximum(d, MIN_DIM) * e
-            forward = (read + look + given) * _narrow_row_penalty(d) / DEVICE_Bps
-            return (PASSES * forward + 2 * given / self._link_Bps)[:, None]
-        look = ids * world * d * e / shards.row_parts
-        forward = (read + look + given) / DEVICE_Bps
-        links = 2 * given / self._link_Bps
+            looked_up = ids * world * np.maximum(d, MIN_DIM) * e
+            forward = (read + looked_up + output) * _narrow_row_penalty(d) / DEVICE_Bps
+            return (PASSES * forward + 2 * output / self._link_Bps)[:, None]
+        looked_up = ids * world * d * e / shards.row_parts
+        forward = (read + looked_up + output) / DEVICE_Bps
+        links = 2 * output / self._link_Bps
         if shards.exchange == "hierarchical":
             across = vectors * topology.hosts * d * e / NETWORK_Bps if topology.hosts > 1 else 0.0
-            links = 2 * (given / HOST_LINK_Bps + across)
-        return (PASSES * forward + links + COPIED * given / DEVICE_Bps)[:, None]
+            links = 2 * (output / HOST_LINK_Bps + across)
+        return (PASSES * forward + links + COPIED * output / DEVICE_Bps)[:, None]
 
     @property
     def _link_Bps(self) -> float:

@@ -19,7 +19,7 @@ SLACK = 1.02  # of the seconds of a step
 VECTORS = (WireType.FP32, WireType.FP16, WireType.INT8)
 SUMS = ("fp32", "bf16", "int8", "int4")  # bf16, as sums have no loss scale that keeps fp16 in its range
 Predict = Callable[[Wire], float]
-Change = dict[str, Any]  # fields of a wire
+Change = dict[str, Any]  # fields of a wire and their new values
 
 
 class WireChoice(NamedTuple):
@@ -58,17 +58,17 @@ def choose_wire(topology: Topology, predict: Predict, *, sums: bool = True) -> W
     limit_s = SLACK * predict(wire)
     for ladder in ladders:
         candidates = (_fastest(wire, ways, predict) for ways in ladder)
-        wire = next((one for one in candidates if predict(one) <= limit_s), wire)
+        wire = next((candidate for candidate in candidates if predict(candidate) <= limit_s), wire)
     return WireChoice(wire, predict(wire), floats_s, topology)
 
 
 def fastest_sums(wire: Wire, predict: Predict) -> Wire:
-    """The wire with sums of dense gradients in one level or two, whichever takes less, in the type that it has."""
+    """The wire with sums of dense gradients in one level or two, whichever is faster, in their present type."""
     return _fastest(wire, _ways_to_sum(wire.far or wire.dense, feedback=wire.error_feedback), predict)
 
 
 def _ways_to_sum(kind: str, *, feedback: bool = True) -> tuple[Change, ...]:
-    """One sum over all ranks, where there is one of this type; two levels."""
+    """One sum over all ranks, if its type allows it; and a sum in two levels."""
     feedback &= kind != WireType.FP32
     near: Change = {"dense": WireType.FP32, "far": kind, "error_feedback": feedback}
     if kind not in list(WireType):
@@ -77,5 +77,5 @@ def _ways_to_sum(kind: str, *, feedback: bool = True) -> tuple[Change, ...]:
 
 
 def _fastest(wire: Wire, ways: Iterable[Change], predict: Predict) -> Wire:
-    """The wire with the change that takes least; the first of equals."""
+    """The wire with the fastest of these changes; ties go to the first."""
     return min((structs.replace(wire, **changes) for changes in ways), key=predict)
