@@ -1,1 +1,1 @@
-"""What a step takes on a machine that is not here: our step as stages, and sweeps over machines and settings."""
+"""Seconds of a step on another machine: our step as stages, and sweeps over machines and settings."""

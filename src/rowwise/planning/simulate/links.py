@@ -1,4 +1,4 @@
-"""Seconds of collectives, told apart by what takes them: links inside hosts, the network, uplinks, and latency.
+"""Seconds of collectives by cause: links inside hosts, the network, uplinks, and latency.
 
 Rates are those of a hardware profile or, between hosts, of a network. With a network, messages are gloo's: every host
 sends each other one, empty or not, and sums go round a ring.
@@ -26,10 +26,10 @@ Seconds = dict[Cause, float]
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What connects the ranks of a machine."""
+    """The links between the ranks of a machine."""
 
     machine: Machine
-    net: LinkArrays | None = None  # between hosts; None: the rates of the profile
+    net: LinkArrays | None = None  # between hosts; None takes the rates of the profile
 
     @property
     def topology(self) -> Topology:
@@ -37,35 +37,35 @@ class Links:
 
     @property
     def by_processor(self) -> frozenset[Cause]:
-        """What the processor spends on transfers, instead of computing beside them."""
+        """Causes of transfers that occupy the processor, which then computes nothing beside them."""
         if not self.machine.hardware.copies_inside:
             return frozenset({"device"})
         return frozenset({"device", "links in hosts", *(("latency",) if self.topology.hosts == 1 else ())})
 
     def flow(self, flow: Flow) -> Seconds:
-        """Of the rank that takes longest; nothing without bytes."""
-        each = {link: np.maximum(flow.sent[link], flow.received[link]) for link in LINKS}
-        if not any(x.any() for x in each.values()):
+        """Seconds of the slowest rank; empty without bytes."""
+        busier = {link: np.maximum(flow.sent[link], flow.received[link]) for link in LINKS}
+        if not any(x.any() for x in busier.values()):
             return {}
         over_network = self.net is not None and self.topology.hosts > 1
         near: tuple[Link, ...] = ("host",) if over_network else LINKS
-        taken = {link: each[link] / self._rate(link, flow.collective) for link in near}
-        slowest = int(np.argmax(sum(taken.values())))
-        found: Seconds = {CAUSE_OF[link]: float(x[slowest]) for link, x in taken.items()}
+        link_s = {link: busier[link] / self._rate(link, flow.collective) for link in near}
+        slowest = int(np.argmax(sum(link_s.values())))
+        seconds: Seconds = {CAUSE_OF[link]: float(x[slowest]) for link, x in link_s.items()}
         sent: tuple[Link, ...] = ("network", "uplink") if self.machine.hardware.copies_inside else LINKS
         moved = np.sum([flow.sent[link] + flow.received[link] for link in sent], axis=0)
-        found |= self._copying(float(moved.max()))
-        farthest = next(link for link in reversed(LINKS) if each[link].any())
+        seconds |= self._copying(float(moved.max()))
+        farthest = next(link for link in reversed(LINKS) if busier[link].any())
         if self.net is None or not over_network:
-            return found | {"latency": self.machine.hardware.link(farthest).latency_s}
+            return seconds | {"latency": self.machine.hardware.link(farthest).latency_s}
         if flow.collective == "all_reduce":
             bus_bytes = float(np.sum(list(flow.sent.values()), axis=0).max())
-            whole_bytes = bus_bytes / 2 * self.topology.world / (self.topology.world - 1)
-            return add_seconds(found, self._ring(whole_bytes))
-        return add_seconds(found, self._between_hosts(flow, self.net))
+            size_bytes = bus_bytes / 2 * self.topology.world / (self.topology.world - 1)
+            return add_seconds(seconds, self._ring(size_bytes))
+        return add_seconds(seconds, self._between_hosts(flow, self.net))
 
     def all_reduce(self, size_bytes: float, ranks: int, *, inside: bool) -> Seconds:
-        """Sums over so many ranks, all of a host or from several, round a ring."""
+        """Ring all-reduce over `ranks`, inside a host or across hosts."""
         if ranks == 1 or not size_bytes:
             return {}
         if self.net is not None and not inside:
@@ -76,7 +76,7 @@ class Links:
         return self._shared(2 * (ranks - 1) / ranks * size_bytes, "all_reduce", inside=inside)
 
     def gather(self, size_bytes: float, ranks: int, *, inside: bool) -> Seconds:
-        """What so many ranks have a part of each, to all of them; or the sums of all, a part to each."""
+        """All-gather over `ranks`, or a reduce-scatter."""
         if ranks == 1 or not size_bytes:
             return {}
         if self.net is not None and not inside:
@@ -84,17 +84,17 @@ class Links:
         return self._shared((ranks - 1) / ranks * size_bytes, "reduce_scatter", inside=inside)
 
     def dense_sum(self, numbers: float, kind: WireType, ranks: int, *, inside: bool) -> Seconds:
-        """The sum of gradients of dense parameters; lossy types send each rank its share, and gather the sums."""
+        """All-reduce of dense gradients; lossy types as an all-to-all of shares and an all-gather of their sums."""
         if kind.facts.exact:
             return self.all_reduce(FLOAT_bytes * numbers, ranks, inside=inside)
         coded = kind.vector_bytes(RUN) * -(-numbers // RUN)
-        both = add_seconds(
+        transfer = add_seconds(
             self.gather(coded, ranks, inside=inside), self._shares(coded * (ranks - 1) / ranks, ranks, inside=inside)
         )
-        return add_seconds(both, {"device": self.machine.hardware.coding_s(kind) * numbers})
+        return add_seconds(transfer, {"device": self.machine.hardware.coding_s(kind) * numbers})
 
     def two_level_sum(self, numbers: float, far: FarType) -> tuple[Seconds, Seconds]:
-        """A sum in two levels: the near scatter, which travels beside a backward, and what has to wait for its end.
+        """A sum in two levels: the near reduce-scatter, which overlaps with the backward, and the rest after it.
 
         See `train/two_level.py`. Without a network, that between hosts has the rates of the profile.
         """
@@ -127,7 +127,7 @@ class Links:
         return sending | {"latency": self.machine.hardware.link(link).latency_s} | copying
 
     def _copying(self, moved_bytes: float, *, inside: bool = False) -> Seconds:
-        """What sending and receiving takes of a processor that also computes, beside the time of the link."""
+        """Processor seconds of sending and receiving, beside the time of the link."""
         if inside and self.machine.hardware.copies_inside:
             return {}
         taken_s = self.machine.hardware.cpu_s_per_byte * moved_bytes
@@ -151,28 +151,28 @@ class Links:
 
 
 def between_hosts(flow: Flow, topology: Topology) -> Floats:
-    """Bytes from host to host: what a host sends over a kind of link goes to others as they receive it."""
+    """Bytes [from][to]: what a host sends by a class of links is divided among the others as they receive."""
     total_HH = np.zeros((topology.hosts, topology.hosts))
     group_H = np.array([topology.group_of(host) for host in range(topology.hosts)])
     for link in ("network", "uplink"):
         sent_H, received_H = (
             x[link].reshape(topology.hosts, topology.devices).sum(1) for x in (flow.sent, flow.received)
         )
-        met_HH = (group_H[:, None] == group_H[None]) == (link == "network")
-        share_HH = np.where(met_HH & ~np.eye(topology.hosts, dtype=bool), received_H[None], 0.0)
-        whole_H = share_HH.sum(1, keepdims=True)
-        total_HH += sent_H[:, None] * np.divide(share_HH, whole_H, out=np.zeros_like(share_HH), where=whole_H > 0)
+        mask_HH = (group_H[:, None] == group_H[None]) == (link == "network")
+        share_HH = np.where(mask_HH & ~np.eye(topology.hosts, dtype=bool), received_H[None], 0.0)
+        total_H = share_HH.sum(1, keepdims=True)
+        total_HH += sent_H[:, None] * np.divide(share_HH, total_H, out=np.zeros_like(share_HH), where=total_H > 0)
     return total_HH
 
 
 def seconds_by_cause(net: LinkArrays, seconds: Callable[[LinkArrays], float]) -> Seconds:
-    """Seconds on a network, told apart by how much less they are without latencies, and without uplinks."""
+    """Seconds on a network by cause: by how much they fall without latencies, and without uplinks."""
     all_s = seconds(net)
-    at_once = net._replace(latency_HH=np.zeros_like(net.latency_HH))
-    sent_s = seconds(at_once)
-    free_s = seconds(at_once._replace(uplink_G=np.full_like(net.uplink_G, np.inf)))
+    no_latency = net._replace(latency_HH=np.zeros_like(net.latency_HH))
+    sent_s = seconds(no_latency)
+    free_s = seconds(no_latency._replace(uplink_G=np.full_like(net.uplink_G, np.inf)))
     return {"network": free_s, "uplink": sent_s - free_s, "latency": all_s - sent_s}
 
 
-def add_seconds(one: Seconds, other: Seconds) -> Seconds:
-    return {cause: one.get(cause, 0.0) + other.get(cause, 0.0) for cause in CAUSES if cause in one or cause in other}
+def add_seconds(a: Seconds, b: Seconds) -> Seconds:
+    return {cause: a.get(cause, 0.0) + b.get(cause, 0.0) for cause in CAUSES if cause in a or cause in b}

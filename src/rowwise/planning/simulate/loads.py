@@ -45,14 +45,14 @@ class TableLoads:
 
 
 class MissingMemory(NamedTuple):
-    """Bytes of a rank in each tier that tables would take evenly shared, and those that there are."""
+    """Bytes of a rank in each tier that evenly shared tables would take, and the limits."""
 
     need_bytes: tuple[int, ...]
     limit_bytes: tuple[int, ...]
 
     @property
     def lacking_bytes(self) -> int:
-        """In the tier that lacks most, at least one."""
+        """Missing bytes of the tier that lacks most, at least 1."""
         return max(1, *(need - limit for need, limit in zip(self.need_bytes, self.limit_bytes, strict=True)))
 
 
@@ -75,14 +75,14 @@ def planned_loads(problem: PlacementProblem, sums: Pieces, plan: Plan, links: Li
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvenPieces:
-    """What a rank has of all tables, evenly shared: with rows on the device, and in each way below it."""
+    """A rank's even share of all tables: with rows on the device, and with each kind of placement below it."""
 
     on_device: Pieces
     below: tuple[Pieces, ...]
 
     @classmethod
     def of(cls, request: PlanRequest) -> "EvenPieces":
-        """Ways below the device are priced where its memory is too small; dense layers are not in it."""
+        """Kinds below the device are priced only if its memory is too small for the tables."""
         on_device = _even_pieces(request, PlacementKind(TABLE_WISE))
         fits = not (on_device.bytes_NM[0] > np.array(request.limits_bytes)).any()
         kinds = tuple(_lower_kinds(request)) if not fits else ()
@@ -90,22 +90,22 @@ class EvenPieces:
 
 
 def even_loads(request: PlanRequest, links: Links, pieces: EvenPieces | None = None) -> TableLoads | MissingMemory:
-    """As if each rank had an equal part of every table's work; `pieces`: if they are known already."""
+    """As if each rank had an equal part of every table's work; `pieces` skips pricing them."""
     pieces = pieces or EvenPieces.of(request)
     limits, on_device = np.array(request.limits_bytes, dtype=float), pieces.on_device
     best: tuple[float, dict[str, Floats], Floats] | None = None
-    for other in (on_device, *pieces.below):
-        share = _share_below(on_device.bytes_NM[0], other.bytes_NM[0], limits)
+    for lower in (on_device, *pieces.below):
+        share = _share_below(on_device.bytes_NM[0], lower.bytes_NM[0], limits)
         if share is None:
             continue
-        load_1K = on_device.load_NK * (1 - share) + other.load_NK * share
+        load_1K = on_device.load_NK * (1 - share) + lower.load_NK * share
         compute = _compute_seconds(_model_of(request), load_1K)
         seconds = float(sum(x.sum() for x in compute.values()))
         if best is None or seconds < best[0]:
-            best = seconds, compute, on_device.bytes_NM[0] * (1 - share) + other.bytes_NM[0] * share
+            best = seconds, compute, on_device.bytes_NM[0] * (1 - share) + lower.bytes_NM[0] * share
     if best is None:
-        ways = (on_device, *pieces.below)
-        least = min(ways, key=lambda one: float(np.maximum(one.bytes_NM[0] - limits, 0).sum()))
+        candidates = (on_device, *pieces.below)
+        least = min(candidates, key=lambda candidate: float(np.maximum(candidate.bytes_NM[0] - limits, 0).sum()))
         return MissingMemory(tuple(int(size) for size in least.bytes_NM[0]), request.limits_bytes)
     wire = _model_of(request).wire
     transfers = sum_transfers(even_flows(request.workloads, request.batch, wire, links.topology), links)
@@ -120,15 +120,15 @@ def even_flows(workloads: Sequence[Workload], batch: int, wire: Wire, topology: 
     ones_W, samples = np.ones(topology.world), batch / topology.world
     bags = sum(len(w.table.feature_names) for w in workloads)
     words = (bags + sum(w.access.pooling for w in workloads)) * samples / topology.world
-    ways = {
+    blocks = {
         backward: {link: _even_block(workloads, wire, link, backward, topology.world) * ones_W for link in LINKS}
         for backward in (False, True)
     }
     return [
         outer_flow(topology, ("route.counts", "counts", "all_to_all"), ones_W, HEADER_bytes * ones_W),
         outer_flow(topology, ("route.ids", "ids", "all_to_all"), ones_W, WORD_bytes * words * ones_W),
-        outer_flow(topology, ("exchange.send", "pooled", "all_to_all"), ways[False], samples * ones_W),
-        outer_flow(topology, ("return.send", "gradients", "all_to_all"), samples * ones_W, ways[True]),
+        outer_flow(topology, ("exchange.send", "pooled", "all_to_all"), blocks[False], samples * ones_W),
+        outer_flow(topology, ("return.send", "gradients", "all_to_all"), samples * ones_W, blocks[True]),
     ]
 
 
@@ -139,13 +139,13 @@ def _even_block(workloads: Sequence[Workload], wire: Wire, link: Link, backward:
 
 
 def with_coding(transfers: dict[str, Seconds], request: PlanRequest, links: Links) -> dict[str, Seconds]:
-    """With the time in which ranks encode and decode vectors, as a mean over ranks."""
+    """The transfers with the seconds to encode and decode vectors, as a mean over ranks."""
     wire, hardware, topology = _model_of(request).wire, request.machine.hardware, links.topology
     floats = sum(w.vectors * w.table.dim for w in request.workloads) * request.batch / topology.world
-    for stage, way in (("exchange.send", "forward"), ("return.send", "backward")):
+    for stage, direction in (("exchange.send", "forward"), ("return.send", "backward")):
         if stage in transfers:
             shares = link_shares("all_to_all", topology).items()
-            coding_s = sum(share * hardware.coding_s(getattr(wire.codecs(link), way)) for link, share in shares)
+            coding_s = sum(share * hardware.coding_s(getattr(wire.codecs(link), direction)) for link, share in shares)
             if coding_s:
                 transfers[stage] = add_seconds(transfers[stage], {"device": coding_s * floats})
     return transfers
@@ -172,7 +172,7 @@ def _compute_seconds(model: Model, load_NK: Floats) -> dict[str, Floats]:
 
 
 def _even_pieces(request: PlanRequest, kind: PlacementKind) -> Pieces:
-    """What a rank has of all tables."""
+    """A rank's even share of all tables."""
     index_T = np.arange(len(request.workloads))
     curves = Curves.of(request.workloads, request.batch)
     pieces, world = (
@@ -194,7 +194,7 @@ def _lower_kinds(request: PlanRequest) -> list[PlacementKind]:
 
 
 def _share_below(device_M: Floats, below_M: Floats, limits: Floats) -> float | None:
-    """The least share of the tables that has to be below the device for all to fit; None: they do not."""
+    """The least share of the tables that has to be below the device for all to fit; None if they never do."""
     low, high = 0.0, 1.0
     for device, below, limit in zip(device_M, below_M, limits, strict=True):
         # device * (1 - x) + below * x <= limit

@@ -1,4 +1,4 @@
-"""`simulate`: a step of a model on a machine that is not here, with its memory, what limits it and what would help."""
+"""`simulate`: a step of a model on another machine: its seconds, its memory, its bottleneck and remedies."""
 
 from dataclasses import dataclass, replace
 
@@ -28,9 +28,9 @@ from rowwise.planning.simulate.step import StepWork
 from rowwise.tables.spec import FLOATS, Topology, Wire
 
 SEARCH_s = 0.02
-FASTER = 2.0  # how much faster each resource is made in turn
+FASTER = 2.0  # speed-up that is tried for each resource in turn
 MEASURED_HOSTS = 1  # of profiles that `rowwise calibrate` writes
-EXTRAPOLATED = 4  # times the hosts that were measured
+EXTRAPOLATED = 4  # multiple of the measured hosts above which a note says so
 WORTH = 0.02  # share of a step that is worth naming
 
 
@@ -48,7 +48,7 @@ class SimulatedModel:
     elastic: bool = False
     tensor_ranks: int = 1
     ids_beside: bool = False
-    columns: int = 0  # of samples that ranks read; 0: batches are made elsewhere
+    columns: int = 0  # of samples that ranks read; 0 if batches are made elsewhere
     workers: bool = False  # workers of a host read for all its ranks
 
 
@@ -58,16 +58,16 @@ class SimulatedMachine:
 
     machine: Machine
     network: Network | None = None
-    plan: Plan | None = None  # None: a searched one
-    even: bool = False  # instead of a plan
-    pieces: EvenPieces | None = None  # of tables that are even; None: they are priced
+    plan: Plan | None = None  # None searches one
+    even: bool = False  # share tables evenly, without a plan
+    pieces: EvenPieces | None = None  # of evenly shared tables; None prices them
 
     def links(self) -> Links:
         return Links(self.machine, None if self.network is None else _first_hosts(self.network, self.machine.topology))
 
 
 def simulate(model: SimulatedModel, place: SimulatedMachine, *, explain: bool = True) -> Simulation:
-    """A step in the middle of a run; with `explain`, also what would help."""
+    """A step in the middle of a run; with `explain`, also its bottleneck and remedies."""
     check_model(model, place.machine.topology)
     request, facts = make_request(model, place.machine), _facts(model, place)
     loads = _missing_dense(request) or table_loads(model, place, request)
@@ -76,18 +76,18 @@ def simulate(model: SimulatedModel, place: SimulatedMachine, *, explain: bool = 
         return structs.replace(facts, lacking_bytes=loads.lacking_bytes, memory=memory)
     work = step_work(model, place, loads)
     stages = work.stages(model.depth)
-    found = steady_step(stages)
-    resources = [*found.busy_s, *(found.exposed_s.keys() - found.busy_s.keys())]
-    helped = what_would_help(work, model.depth, found.step_s) if explain else ()
+    steady = steady_step(stages)
+    resources = [*steady.busy_s, *(steady.exposed_s.keys() - steady.busy_s.keys())]
+    remedies = what_would_help(work, model.depth, steady.step_s) if explain else ()
     return structs.replace(
         facts,
-        step_s=found.step_s,
-        samples_s=model.batch / found.step_s,
+        step_s=steady.step_s,
+        samples_s=model.batch / steady.step_s,
         memory=_memory(request, loads.memory_bytes),
-        uses=tuple(ResourceUse(r, found.busy_s.get(r, 0.0), found.exposed_s.get(r, 0.0)) for r in resources),
+        uses=tuple(ResourceUse(r, steady.busy_s.get(r, 0.0), steady.exposed_s.get(r, 0.0)) for r in resources),
         stages=tuple(SimulatedStage(s.name, s.resource, float(max(s.seconds_W))) for s in stages),
-        help=helped,
-        limits=describe_limit(helped, found.step_s) if explain else "",
+        help=remedies,
+        limits=describe_limit(remedies, steady.step_s) if explain else "",
     )
 
 
@@ -95,13 +95,13 @@ def check_model(model: SimulatedModel, topology: Topology) -> None:
     """Raise for a batch that ranks cannot share."""
     if model.batch < topology.world:
         raise SpecError(
-            f"batch={model.batch}: {topology.world:,} ranks cannot share so few samples",
+            f"batch={model.batch}: fewer samples than the {topology.world:,} ranks",
             f"at least {topology.world:,}, or fewer ranks",
         )
 
 
 def make_request(model: SimulatedModel, machine: Machine) -> PlanRequest:
-    """The planner's question, with every tier of memory that the machine has."""
+    """The plan request, with every tier of memory of the machine."""
     sizes = dict(zip(TIERS, machine.memory_bytes, strict=True))
     return PlanRequest(
         workloads=model.workloads,
@@ -114,25 +114,25 @@ def make_request(model: SimulatedModel, machine: Machine) -> PlanRequest:
 
 
 def table_loads(model: SimulatedModel, place: SimulatedMachine, request: PlanRequest) -> TableLoads | MissingMemory:
-    """Loads by the plan that is given or searched, or even ones."""
+    """Loads of a given or searched plan, or of even shares."""
     links = place.links()
     if place.even:
         return even_loads(request, links, place.pieces)
     if place.plan is not None:
-        return _given_loads(request, place.plan, links, elastic=model.elastic)
+        return _loads_of_plan(request, place.plan, links, elastic=model.elastic)
     try:
-        found = make_plan(request, seconds=SEARCH_s, prove=False)
+        planned = make_plan(request, seconds=SEARCH_s, prove=False)
     except InfeasibleError:
         evenly = even_loads(request, links)
         if isinstance(evenly, MissingMemory):
             return evenly
         raise  # tables would fit if they could be cut evenly, and the error says which cannot
-    sums = found.problem.sums(found.searched.placement)
-    return planned_loads(found.problem, sums, found.plan, links, elastic=model.elastic)
+    sums = planned.problem.sums(planned.searched.placement)
+    return planned_loads(planned.problem, sums, planned.plan, links, elastic=model.elastic)
 
 
-def _given_loads(request: PlanRequest, plan: Plan, links: Links, *, elastic: bool) -> TableLoads | MissingMemory:
-    """By a plan from elsewhere; tables that no layout describes cost what the nearest one does."""
+def _loads_of_plan(request: PlanRequest, plan: Plan, links: Links, *, elastic: bool) -> TableLoads | MissingMemory:
+    """Loads of a given plan; tables that match no layout cost as much as with the nearest one."""
     if plan.world != links.topology.world:
         ranks = f"{plan.world} ranks, and the machine has {links.topology.world}"
         raise SpecError(f"--plan: a plan for {ranks}", "a plan for this machine, or no --plan")
@@ -171,28 +171,28 @@ def making_s(model: SimulatedModel, machine: Machine) -> float:
 
 
 def what_would_help(work: StepWork, depth: int, step_s: float) -> tuple[Help, ...]:
-    """Each cause twice as fast in turn, and no latency; the most first."""
-    present = {cause for one in work.works() for cause, seconds in one.causes.items() if np.any(seconds)}
-    found: list[Help] = []
+    """The step with each cause twice as fast in turn, or without latency; the largest gain first."""
+    present = {cause for stage in work.works() for cause, seconds in stage.causes.items() if np.any(seconds)}
+    remedies: list[Help] = []
     for cause in CAUSES:
         if cause in present:
             factor = float("inf") if cause == "latency" else FASTER
             faster_s = steady_step(work.stages(depth, {cause: factor})).step_s
-            found.append(Help(cause, faster_s, 1 - faster_s / step_s))
-    return tuple(sorted(found, key=lambda one: one.step_s))
+            remedies.append(Help(cause, faster_s, 1 - faster_s / step_s))
+    return tuple(sorted(remedies, key=lambda remedy: remedy.step_s))
 
 
-def describe_limit(helped: tuple[Help, ...], step_s: float) -> str:
+def describe_limit(remedies: tuple[Help, ...], step_s: float) -> str:
     """What limits the step, in a sentence."""
-    worth = [one for one in helped if one.saved > WORTH]
-    if not worth or not step_s:
+    relevant = [remedy for remedy in remedies if remedy.saved > WORTH]
+    if not relevant or not step_s:
         return "No single resource limits the step."
     names = {
         "latency": "Latency limits",
         "links in hosts": "Links in hosts limit",
         "batches": "Making batches limits",
     }
-    first = worth[0]
+    first = relevant[0]
     lead = names.get(first.what, f"The {first.what} limits")
     how = {"latency": "without any", "batches": "with batches made twice as fast"}.get(first.what, "twice as fast")
     return f"{lead} the step: {how}, a step takes {first.saved:.0%} less."
@@ -222,7 +222,7 @@ def _narrow(side: DenseSide, ranks: int) -> DenseSide:
 
 
 def describe_rates(hardware: Hardware, topology: Topology, network: Network | None) -> tuple[str, ...]:
-    """What the numbers rest on, said with every simulation."""
+    """The sources of the rates, in notes of every simulation."""
     measured = hardware.kernels is not None
     notes = [f"measured: {hardware.source}" if measured else f"rates of a data sheet: {hardware.source}"]
     notes += [] if network is None else age_notes(network, "--network")
@@ -233,10 +233,10 @@ def describe_rates(hardware: Hardware, topology: Topology, network: Network | No
 
 def _first_hosts(network: Network, topology: Topology) -> LinkArrays:
     """The links between the first hosts of a network."""
-    have = len(network.hosts)
-    if topology.hosts > have:
+    hosts = len(network.hosts)
+    if topology.hosts > hosts:
         raise SpecError(
-            f"network: {have} hosts, and the machine has {topology.hosts}",
+            f"network: {hosts} hosts, and the machine has {topology.hosts}",
             "a network of as many hosts, or no --network",
         )
     return network.arrays().among(range(topology.hosts))
@@ -246,24 +246,24 @@ def _missing_dense(request: PlanRequest) -> MissingMemory | None:
     if request.limits_bytes[0]:
         return None
     assert request.dense is not None
-    room = int(request.machine.memory_bytes[0] * (1 - request.constraints.reserve))
+    limit = int(request.machine.memory_bytes[0] * (1 - request.constraints.reserve))
     need = request.dense.memory_bytes(request.machine.topology, request.batch)
-    return MissingMemory((need, 0, 0), (room, 0, 0))
+    return MissingMemory((need, 0, 0), (limit, 0, 0))
 
 
 def _memory(request: PlanRequest, used_bytes: tuple[int, ...]) -> tuple[TierUse, ...]:
     dense = 0 if request.dense is None else request.dense.memory_bytes(request.machine.topology, request.batch)
     sizes = [int(size * (1 - request.constraints.reserve)) for size in request.machine.memory_bytes]
-    alone = request.limits_bytes[0] == 0
+    dense_only = request.limits_bytes[0] == 0
     return tuple(
-        TierUse(tier, 0 if alone else used, dense if tier == "device" else 0, size)
+        TierUse(tier, 0 if dense_only else used, dense if tier == "device" else 0, size)
         for tier, used, size in zip(TIERS, used_bytes, sizes, strict=True)
         if used or size
     )
 
 
 def _facts(model: SimulatedModel, place: SimulatedMachine) -> Simulation:
-    """A simulation without a step: what is simulated."""
+    """A simulation without a step: the model, the machine and the settings."""
     topology, hardware, kind = place.machine.topology, place.machine.hardware, model.side.kind
     dense = {"replicate": "replicated", "full": "full"}.get(kind, f"{kind}:{model.side.shards_on(topology)}")
     return Simulation(
@@ -291,12 +291,12 @@ def describe_wire(wire: Wire) -> str:
 
 def describe_memory(memory: tuple[TierUse, ...]) -> str:
     return ", ".join(
-        f"{one.tier} {format_bytes(one.tables_bytes + one.dense_bytes)} of {format_bytes(one.limit_bytes)}"
-        for one in memory
+        f"{tier.tier} {format_bytes(tier.tables_bytes + tier.dense_bytes)} of {format_bytes(tier.limit_bytes)}"
+        for tier in memory
     )  # fmt: skip
 
 
 def faster_links(hardware: Hardware, factor: float) -> Hardware:
-    """The hardware with a network, and uplinks of groups, so many times as fast."""
+    """The hardware with the rates of its network and uplinks multiplied by `factor`."""
     network, uplink = hardware.network.times(factor), hardware.uplink and hardware.uplink.times(factor)
     return structs.replace(hardware, network=network, uplink=uplink)

@@ -1,4 +1,4 @@
-"""A training step of ours as stages: what each takes on each rank and because of what, in the order of the program.
+"""A training step of ours as stages: the seconds of each by rank and cause, in the order of the program.
 
 Stages are named as in `planning/perf/step_program.py`, with layers and collectives as their parts: `forward.bottom.0`,
 `reduce.2`. Vectors and gradients travel while layers compute that do not need them.
@@ -33,9 +33,9 @@ class StageWork:
     causes: Mapping[Cause, Floats | float]
     after: tuple[str, ...] = ()
 
-    def seconds_W(self, faster: Mapping[Cause, float]) -> Floats:
-        """With causes so many times as fast."""
-        parts = [np.atleast_1d(seconds) / faster.get(cause, 1.0) for cause, seconds in self.causes.items()]
+    def seconds_W(self, speedups: Mapping[Cause, float]) -> Floats:
+        """Seconds with the given causes sped up by factors."""
+        parts = [np.atleast_1d(seconds) / speedups.get(cause, 1.0) for cause, seconds in self.causes.items()]
         return sum(parts, np.zeros(1))
 
 
@@ -52,7 +52,7 @@ class TableSeconds:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StepWork:
-    """What a step consists of."""
+    """The parts of a step: tables, dense layers, links."""
 
     tables: TableSeconds
     layers: DenseLayers
@@ -64,15 +64,15 @@ class StepWork:
     ids_beside: bool = False  # ids travel on links of their own, beside vectors and gradients
     tensor_ranks: int = 1  # that share each dense layer, by its columns and rows in turn; not run by this library
 
-    def stages(self, depth: int, faster: Mapping[Cause, float] | None = None) -> tuple[TimelineStage, ...]:
-        """The program with so many steps in flight."""
-        works = [(work, work.seconds_W(faster or {})) for work in self.works()]
-        longer_W = self._longer_W(works)
+    def stages(self, depth: int, speedups: Mapping[Cause, float] | None = None) -> tuple[TimelineStage, ...]:
+        """The program with `depth` steps in flight."""
+        works = [(work, work.seconds_W(speedups or {})) for work in self.works()]
+        slowdown_W = self._slowdown_W(works)
         listed = [
             TimelineStage(
                 name=work.name,
                 resource="ids" if self.ids_beside and work.name in IDS else work.resource,
-                seconds_W=seconds_W * longer_W if work.resource == "processor" else seconds_W,
+                seconds_W=seconds_W * slowdown_W if work.resource == "processor" else seconds_W,
                 after=tuple(map(StageRef, work.after)),
                 joins=work.resource == "link",
             )
@@ -80,8 +80,8 @@ class StepWork:
         ]
         return look_ahead(listed, depth)
 
-    def _longer_W(self, works: "Sequence[tuple[StageWork, Floats]]") -> Floats:
-        """How many times as long ranks compute while batches are made on the same cores."""
+    def _slowdown_W(self, works: "Sequence[tuple[StageWork, Floats]]") -> Floats:
+        """Slowdown of the ranks' computation by batches that are made on the same cores."""
         batches = self.links.machine.hardware.batches
         if batches is None or not self.batch_s:
             return np.ones(1)
@@ -93,10 +93,10 @@ class StepWork:
         """All stages, in the order of a step without look-ahead."""
         tables = self.tables
         sums = ("update.sums",) if "update.sums" in tables.transfers else ()  # of replicated tables, and over columns
-        made = ("data",) if self.batch_s else ()
+        after_data = ("data",) if self.batch_s else ()
         return [
-            *(StageWork(name, "reader", {"batches": self.batch_s}) for name in made),
-            StageWork("route.pack", "processor", {}, made),
+            *(StageWork(name, "reader", {"batches": self.batch_s}) for name in after_data),
+            StageWork("route.pack", "processor", {}, after_data),
             *self.send("route.counts", "route.pack"),
             StageWork("route.send", "processor", {}, ("route.counts",)),
             *self.send("route.ids", "route.send"),
@@ -113,30 +113,30 @@ class StepWork:
         ]
 
     def _overheads(self) -> Iterator[StageWork]:
-        """What the program takes beside all these, in any place of the step."""
+        """Fixed overheads of stages, wherever in the step."""
         world = self.links.topology.world
-        for one in self.links.machine.hardware.overheads:
-            if world > 1 or one.stage not in BETWEEN_RANKS:
-                yield StageWork(f"{one.stage}.overhead", "processor", {"device": one.seconds})
+        for overhead in self.links.machine.hardware.overheads:
+            if world > 1 or overhead.stage not in BETWEEN_RANKS:
+                yield StageWork(f"{overhead.stage}.overhead", "processor", {"device": overhead.seconds})
 
     def send(self, name: str, *after: str) -> Iterator[StageWork]:
         return self.transfer(name, self.tables.transfers.get(name, {}), *after)
 
     def transfer(self, name: str, seconds: Seconds, *after: str) -> Iterator[StageWork]:
-        """A collective; what it takes of the processor comes beside it."""
-        own = self.links.by_processor
-        yield StageWork(name, "link", {cause: taken for cause, taken in seconds.items() if cause not in own}, after)
-        copies: Seconds = {cause: taken for cause, taken in seconds.items() if cause in own}
+        """A collective on the link; its processor time is a stage of its own."""
+        on_processor = self.links.by_processor
+        yield StageWork(name, "link", {c: s for c, s in seconds.items() if c not in on_processor}, after)
+        copies: Seconds = {c: s for c, s in seconds.items() if c in on_processor}
         if copies:
             yield StageWork(f"{name}.copies", "processor", copies)
 
 
 def sum_transfers(flows: Sequence[Flow], links: Links) -> dict[str, Seconds]:
     """Seconds of the collectives of each stage, one after the other."""
-    found: dict[str, Seconds] = {}
+    by_stage: dict[str, Seconds] = {}
     for flow in flows:
-        found[flow.stage] = add_seconds(found.get(flow.stage, {}), links.flow(flow))
-    return found
+        by_stage[flow.stage] = add_seconds(by_stage.get(flow.stage, {}), links.flow(flow))
+    return by_stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +176,8 @@ class _DenseStages:
         return self.work.layers.all
 
     def _backward(self) -> Iterator[StageWork]:
-        order, held, bucket = self._order[::-1], 0, 0
-        between: list[Seconds] = []  # of sums in two levels, what comes after the backward
+        order, pending, bucket = self._order[::-1], 0, 0
+        far_sums: list[Seconds] = []  # second levels of sums, which follow the backward
         for k, layer in enumerate(order):
             if k == len(self.work.layers.after):
                 yield from self._returns()
@@ -189,26 +189,26 @@ class _DenseStages:
                 yield from self.work.transfer(
                     f"sum.{layer.name}.backward", self._activation_sum(layer), f"backward.{layer.name}"
                 )
-            held += layer.parameters
+            pending += layer.parameters
             last = k == len(order) - 1
-            if self._shards > 1 or held * FLOAT_bytes >= BUCKET_bytes or last:
+            if self._shards > 1 or pending * FLOAT_bytes >= BUCKET_bytes or last:
                 if (far := self._far) is None:
-                    reduced = self._reduce(held)
+                    reduced = self._reduce(pending)
                 else:
-                    reduced, rest = self.work.links.two_level_sum(held, far)
-                    between.append(rest)
+                    reduced, rest = self.work.links.two_level_sum(pending, far)
+                    far_sums.append(rest)
                 yield from self.work.transfer(f"reduce.{bucket}", reduced, f"backward.{layer.name}")
-                held, bucket = 0, bucket + 1
+                pending, bucket = 0, bucket + 1
         if len(order) == len(self.work.layers.after):
             yield from self._returns()
-        for number, seconds in enumerate(between):
+        for number, seconds in enumerate(far_sums):
             yield from self.work.transfer(
                 f"reduce.far.{number}", seconds, f"reduce.{number}", f"backward.{order[-1].name}"
             )
 
     @property
     def _far(self) -> FarType | None:
-        """The type between groups or hosts; None: sums in one level."""
+        """The type between groups or hosts; None for sums in one level."""
         far, topology = self.work.wire.far, self.work.links.topology
         return FarType.parse(far) if far is not None and self._shards == 1 and len(topology.near_ranks) > 1 else None
 
@@ -218,40 +218,40 @@ class _DenseStages:
         yield from self.work.send("return.send", "backward.vectors")
         yield from self.work.send("return.inside", "return.send")
 
-    def _compute(self, layer: DenseLayer, way: str, after: tuple[str, ...]) -> StageWork:
+    def _compute(self, layer: DenseLayer, direction: str, after: tuple[str, ...]) -> StageWork:
         """Ranks that share a layer compute their part of it for the samples of them all."""
         share = self.work.tensor_ranks
         seconds = layer.seconds(self.work.links.machine.hardware, self.work.samples * share)
-        taken_s = seconds.forward_s if way == "forward" else seconds.backward_s
-        if way == "backward" and self.work.side.recompute:
+        taken_s = seconds.forward_s if direction == "forward" else seconds.backward_s
+        if direction == "backward" and self.work.side.recompute:
             taken_s += seconds.forward_s
-        return StageWork(f"{way}.{layer.name}", "processor", {"device": taken_s / share}, after)
+        return StageWork(f"{direction}.{layer.name}", "processor", {"device": taken_s / share}, after)
 
-    def _gather(self, k: int, way: str, order: Sequence[DenseLayer]) -> list[StageWork]:
-        """Parameters of the layer that comes k-th; so many layers ahead as the side prefetches."""
+    def _gather(self, k: int, direction: str, order: Sequence[DenseLayer]) -> list[StageWork]:
+        """All-gather of the parameters of the k-th layer, up to `prefetch` layers ahead."""
         shards, ahead = self._shards, 1 + self.work.side.prefetch
         if shards == 1:
             return []
         size = order[k].parameters * (BF16_bytes if self.work.side.bf16 else FLOAT_bytes)
         seconds = self.work.links.gather(size, shards, inside=self._is_inside(shards))
-        after = (f"{way}.{order[k - ahead].name}",) if k >= ahead else ()
-        return list(self.work.transfer(f"gather.{order[k].name}.{way}", seconds, *after))
+        after = (f"{direction}.{order[k - ahead].name}",) if k >= ahead else ()
+        return list(self.work.transfer(f"gather.{order[k].name}.{direction}", seconds, *after))
 
     def _reduce(self, parameters: int) -> Seconds:
-        """Sums of the gradients of so many parameters."""
+        """The sum of the gradients of `parameters`: an all-reduce, or a reduce-scatter of shards."""
         work, shards = self.work, self._shards
         topology = work.links.topology
         if shards > 1:
             scattered = work.links.gather(FLOAT_bytes * parameters, shards, inside=self._is_inside(shards))
-            same = work.links.all_reduce(
+            across = work.links.all_reduce(
                 FLOAT_bytes * parameters / shards, topology.world // shards, inside=topology.hosts == 1
             )
-            return add_seconds(scattered, same)
+            return add_seconds(scattered, across)
         ranks = topology.world // work.tensor_ranks
         return work.links.dense_sum(parameters // work.tensor_ranks, work.wire.dense, ranks, inside=topology.hosts == 1)
 
     def _update(self, reduces: tuple[str, ...]) -> StageWork:
-        """Gradients into buckets and out of them, and the optimizer."""
+        """Copies of gradients into and out of buckets, and the optimizer."""
         side, layers = self.work.side, self.work.layers
         held = layers.parameters / self._shards / self.work.tensor_ranks
         passes = UPDATE_PASSES + 2 * side.state_slots + (COPY_PASSES if self.work.links.topology.world > 1 else 0)

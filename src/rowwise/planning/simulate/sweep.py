@@ -74,9 +74,9 @@ def parse_vary(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return varied
 
 
-def sweep(case: Case, varied: Mapping[str, Sequence[str]], tell: Callable[[float], None] = lambda _: None) -> Sweep:
-    """Simulate all combinations; `tell` gets the share that is done."""
-    found_rows: list[tuple[SweptRow, Case]] = []
+def sweep(case: Case, varied: Mapping[str, Sequence[str]], report: Callable[[float], None] = lambda _: None) -> Sweep:
+    """Simulate all combinations; `report` gets the fraction that is done."""
+    simulated: list[tuple[SweptRow, Case]] = []
     known: dict[object, Plan | EvenPieces | None] = {}
     bases: dict[object, float | None] = {}
     combinations = list(itertools.product(*varied.values()))
@@ -85,41 +85,41 @@ def sweep(case: Case, varied: Mapping[str, Sequence[str]], tell: Callable[[float
         changed = _apply(case, settings)
         check_model(changed.model, changed.place.machine.topology)
         planned = _with_tables(changed, known)
-        found = simulate(planned.model, planned.place, explain=False)
-        if not found.fits and planned is not changed:  # beside these dense layers another plan may
-            found = simulate(changed.model, changed.place, explain=False)
+        simulation = simulate(planned.model, planned.place, explain=False)
+        if not simulation.fits and planned is not changed:  # beside these dense layers another plan may
+            simulation = simulate(changed.model, changed.place, explain=False)
         base = (*(value for name, value in settings.items() if name not in ("dense", "wire")),)
         if base not in bases:
             bases[base] = _baseline(planned)
-        full = bases[base]
-        factor = found.samples_s / full if full and found.fits else None
-        found_rows.append((SweptRow(settings=settings, simulation=found, factor=factor), planned))
-        tell((number + 1) / len(combinations))
-    found_rows.sort(key=lambda one: _order(one[0]))
-    rows = _mark_best([row for row, _ in found_rows])
-    fastest = found_rows[0][1]
+        baseline = bases[base]
+        factor = simulation.samples_s / baseline if baseline and simulation.fits else None
+        simulated.append((SweptRow(settings=settings, simulation=simulation, factor=factor), planned))
+        report((number + 1) / len(combinations))
+    simulated.sort(key=lambda pair: _order(pair[0]))
+    rows = _mark_best([row for row, _ in simulated])
+    fastest = simulated[0][1]
     explained = simulate(fastest.model, fastest.place) if rows[0].simulation.fits else None
     return Sweep(rows=rows, fastest=explained)
 
 
 def _order(row: SweptRow) -> tuple[bool, float, int]:
-    found = row.simulation
-    return not found.fits, -found.samples_s, found.lacking_bytes
+    simulation = row.simulation
+    return not simulation.fits, -simulation.samples_s, simulation.lacking_bytes
 
 
 def _mark_best(rows: Sequence[SweptRow]) -> tuple[SweptRow, ...]:
     marked = list(rows)
     for kind, exact in (("lossless", True), ("lossy", False)):
         for place, row in enumerate(marked):
-            found = row.simulation
-            if found.fits and found.runs_here and found.exact == exact:
+            simulation = row.simulation
+            if simulation.fits and simulation.runs_here and simulation.exact == exact:
                 marked[place] = structs.replace(row, best=kind)
                 break
     return tuple(marked)
 
 
 def _with_tables(case: Case, known: dict[object, Plan | EvenPieces | None]) -> Case:
-    """With the tables of the first combination on the machine, as far as their costs are the same."""
+    """The case with the tables as placed for the first combination on the machine, if their costs are the same."""
     machine, place = case.place.machine, case.place
     if place.plan is not None:
         return case
@@ -127,10 +127,10 @@ def _with_tables(case: Case, known: dict[object, Plan | EvenPieces | None]) -> C
     if key not in known:
         request = make_request(case.model, machine)
         known[key] = EvenPieces.of(request) if place.even else _search(request)
-    found = known[key]
-    if isinstance(found, EvenPieces):
-        return replace(case, place=replace(place, pieces=found))
-    return replace(case, place=replace(place, plan=found))
+    placed = known[key]
+    if isinstance(placed, EvenPieces):
+        return replace(case, place=replace(place, pieces=placed))
+    return replace(case, place=replace(place, plan=placed))
 
 
 def _search(request: PlanRequest) -> Plan | None:
@@ -143,12 +143,12 @@ def _search(request: PlanRequest) -> Plan | None:
 def _baseline(case: Case) -> float | None:
     """Samples a second with dense layers fully sharded, as floats on the wire."""
     full = choose_dense(replace(case.model, wire=Wire()), BASELINE, case.place.machine.topology)
-    found = simulate(full, case.place, explain=False)
-    return found.samples_s if found.fits else None
+    simulation = simulate(full, case.place, explain=False)
+    return simulation.samples_s if simulation.fits else None
 
 
 def _apply(case: Case, settings: Mapping[str, str]) -> Case:
-    """Machines first, as the number of ranks says which ways to share layers there are."""
+    """Machines first, as the number of ranks determines how layers can be sharded."""
     for name, change in QUANTITIES.items():
         if name in settings:
             case = change(case, settings[name])
@@ -158,10 +158,10 @@ def _apply(case: Case, settings: Mapping[str, str]) -> Case:
 def _count(text: str, name: str) -> int:
     """A whole number, also as 64k (of 1,024)."""
     number = text.lower()
-    found = (parse_whole(number.removesuffix("k")) or 0) * (1024 if number.endswith("k") else 1)
-    if not 1 <= found < 1 << 31:
+    count = (parse_whole(number.removesuffix("k")) or 0) * (1024 if number.endswith("k") else 1)
+    if not 1 <= count < 1 << 31:
         raise SpecError(f"{name}={text}", f"a whole number of at least 1, such as {EXAMPLES[name].split(',')[0]}")
-    return found
+    return count
 
 
 def _vary_hardware(case: Case, text: str) -> Case:
@@ -176,23 +176,23 @@ def _vary_topology(case: Case, text: str, *, name: str) -> Case:
 
 
 def _vary_network(case: Case, text: str) -> Case:
-    factor = text.lower().removesuffix("x")
+    number = text.lower().removesuffix("x")
     try:
-        times = float(factor)
+        factor = float(number)
     except ValueError:
-        times = 0.0
-    if not 0 < times < 1e6:
+        factor = 0.0
+    if not 0 < factor < 1e6:
         raise SpecError(f"network={text}", f"a factor of speed, such as {EXAMPLES['network']}")
     machine = case.place.machine
-    network = None if case.place.network is None else _faster(case.place.network, times)
-    faster = Machine(machine.topology, faster_links(machine.hardware, times))
+    network = None if case.place.network is None else _faster(case.place.network, factor)
+    faster = Machine(machine.topology, faster_links(machine.hardware, factor))
     return replace(case, place=replace(case.place, machine=faster, network=network))
 
 
-def _faster(network: Network, times: float) -> Network:
-    link = network.link and structs.replace(network.link, rate_Bps=network.link.rate_Bps * times)
-    rates = tuple(tuple(None if rate is None else rate * times for rate in row) for row in network.rate_Bps)
-    uplinks = tuple(rate * times for rate in network.uplink_Bps)
+def _faster(network: Network, factor: float) -> Network:
+    link = network.link and structs.replace(network.link, rate_Bps=network.link.rate_Bps * factor)
+    rates = tuple(tuple(None if rate is None else rate * factor for rate in row) for row in network.rate_Bps)
+    uplinks = tuple(rate * factor for rate in network.uplink_Bps)
     return structs.replace(network, link=link, rate_Bps=rates, uplink_Bps=uplinks)
 
 

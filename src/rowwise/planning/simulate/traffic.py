@@ -1,4 +1,4 @@
-"""What ranks send each other for tables in a step: collectives, with the bytes of each rank by link.
+"""Traffic of tables in a step: its collectives, with the bytes of each rank by link.
 
 They follow from the routes by which `shard` sends, so they are the bytes that a rehearsal counts.
 """
@@ -37,7 +37,7 @@ class Flow:
 
 
 class BatchCounts(NamedTuple):
-    """How many ids of a step go where."""
+    """Ids of a step by destination."""
 
     samples: float  # of each rank
     sent_ids: Callable[[str, Range], float]  # of a rank, by feature and range of rows; repeats may be sent once
@@ -75,7 +75,7 @@ class PlanTraffic:
     def of_plan(
         cls, workloads: Sequence[Workload], plan: Plan, topology: Topology, batch: int, wire: Wire, *, elastic: bool
     ) -> "PlanTraffic":
-        """Those of a step of `batch` samples of all ranks."""
+        """The traffic of a step of `batch` samples of all ranks."""
         routes = make_routes([w.table for w in workloads], plan, topology, elastic=elastic)
         return cls(routes=routes, counts=expected_counts(workloads, batch, plan.world), wire=wire)
 
@@ -177,7 +177,7 @@ class PlanTraffic:
             yield outer_flow(self._topology, ("return.send", "status", "all_gather"), FLAGS_bytes * ones_W, ones_W)
 
     def _replicated(self) -> Iterator[Flow]:
-        """Of replicated tables either what each rank staged, or the sums of their gradients."""
+        """Replicated tables: an all-gather of what each rank staged, or an all-reduce of their gradients."""
         routes, counts, ones_W = self.routes, self.counts, np.ones(self.routes.world)
         for sequences in (False, True):
             tables = [t for t in routes.replicated if (t.pooling is Pooling.SEQUENCE) == sequences]
@@ -224,7 +224,7 @@ class PlanTraffic:
         summed = {table: optimizer.sums_columns for table, optimizer in optimizers.items() if optimizer.sums_columns}
         for terms in (clipped, summed):
             if terms:
-                yield self._between_columns([one for one in pieces if one[1].table in terms], terms)
+                yield self._between_columns([pair for pair in pieces if pair[1].table in terms], terms)
 
     def _between_columns(self, pieces: Sequence[tuple[int, RankPiece]], terms: Mapping[int, int]) -> Flow:
         topology, owners = self._topology, self.routes.column_owners
@@ -233,10 +233,10 @@ class PlanTraffic:
             table, tile = self.routes.tables[piece.table], piece.tile
             nodes = count_nodes(*tile.cols)
             size = FLOAT_bytes * self.counts.distinct(table, tile.rows) * terms[piece.table] * nodes
-            for other in {owner.rank for owner in owners[piece.table, tile.rows]} - {rank}:
-                link = topology.link(rank, other)
+            for peer in {owner.rank for owner in owners[piece.table, tile.rows]} - {rank}:
+                link = topology.link(rank, peer)
                 sent[link][rank] += size
-                received[link][other] += size
+                received[link][peer] += size
         return Flow(stage="update.sums", purpose="row sums", collective="all_to_all", sent=sent, received=received)
 
     @property
@@ -288,7 +288,7 @@ def block_bytes(kind: WireType, widths: Sequence[int]) -> float:
 
 
 def count_nodes(first: int, last: int) -> int:
-    """How many sums a range of columns sends: of the largest aligned runs of a power of two of them."""
+    """Number of sums that a range of columns sends: one for each of its largest aligned runs of 2**k columns."""
     count = 0
     while first < last:
         size = 1 << (last - first).bit_length() - 1
