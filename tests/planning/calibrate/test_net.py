@@ -94,7 +94,7 @@ def test_racks_come_from_a_file(tmp_path):
     racks = tmp_path / "racks.csv"
     racks.write_text("b,left\na,right\nc,left\nspare,right\n")
     assert number_racks(read_racks(racks), ["a", "b", "c"]) == (0, 1, 1)
-    with pytest.raises(SpecError, match="'d' is not there"):
+    with pytest.raises(SpecError, match="'d' is missing"):
         number_racks(read_racks(racks), ["a", "d"])
     racks.write_text("a,left\nb\n")
     with pytest.raises(SpecError, match="line 2 has 1"):

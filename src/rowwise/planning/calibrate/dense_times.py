@@ -24,7 +24,7 @@ from rowwise.tables.spec import Topology
 
 FLOAT_bytes = 4
 BUDGET_s = 0.03  # for each point, after a first call
-FEWEST, MOST = 3, 200  # calls of each point
+MIN_CALLS, MAX_CALLS = 3, 200  # calls of each point
 LIMIT_s = 300.0
 
 
@@ -36,14 +36,14 @@ class DenseGrid(NamedTuple):
     sums_bytes: tuple[int, ...] = tuple(1 << power for power in (12, 15, 18, 20, 22, 24))
 
 
-USUAL = DenseGrid()
+DEFAULT_GRID = DenseGrid()
 
 
 class DenseTimes(NamedTuple):
-    """What a profile has of dense layers."""
+    """The measured dense layers of a profile."""
 
     linears: LinearTimes
-    sums: SumTimes | None  # None: one rank
+    sums: SumTimes | None  # None for one rank
     cpu_s_per_byte: float  # of the processor, of a byte sent and received
 
 
@@ -54,8 +54,8 @@ class _RankTimes(NamedTuple):
     cpu_s_per_byte: float
 
 
-def measure_dense(world: int, threads: int, *, shared_memory: bool, grid: DenseGrid = USUAL) -> DenseTimes:
-    """Measure on so many processes; a point takes as long as its slowest rank."""
+def measure_dense(world: int, threads: int, *, shared_memory: bool, grid: DenseGrid = DEFAULT_GRID) -> DenseTimes:
+    """Measure on `world` processes; a point takes as long as its slowest rank."""
     ranks = run_processes(
         Topology(devices=world), _measure_rank, grid, shared_memory=shared_memory, threads=threads, limit_s=LIMIT_s
     )
@@ -87,7 +87,7 @@ def _measure_rank(comm: Comm, grid: DenseGrid) -> _RankTimes:
     forward, backward = map(list, zip(*(_measure_linear(comm, *shape) for shape in shapes), strict=True))
     if len(comm.ranks) == 1:
         return _RankTimes(forward, backward, [], 0.0)
-    sums = [_usual_s(comm, partial(_sum, comm, torch.zeros(size // FLOAT_bytes))) for size in grid.sums_bytes]
+    sums = [_typical_s(comm, partial(_sum, comm, torch.zeros(size // FLOAT_bytes))) for size in grid.sums_bytes]
     return _RankTimes(forward, backward, sums, _measure_cpu(comm, grid.sums_bytes[-1]))
 
 
@@ -101,21 +101,21 @@ def _measure_linear(comm: Comm, samples: int, inputs: int, outputs: int) -> tupl
     x = torch.randn(samples, inputs, requires_grad=True)
     gradient = torch.randn(samples, outputs)
 
-    def both() -> None:
+    def forward_and_backward() -> None:
         for tensor in (x, *layer.parameters()):
-            tensor.grad = None  # as in a step: gradients that are there would be added to
+            tensor.grad = None  # as in a step; else gradients would accumulate
         layer(x).backward(gradient)
 
-    forward_s = _usual_s(comm, lambda: layer(x))
-    return forward_s, max(_usual_s(comm, both) - forward_s, forward_s / 2)
+    forward_s = _typical_s(comm, lambda: layer(x))
+    return forward_s, max(_typical_s(comm, forward_and_backward) - forward_s, forward_s / 2)
 
 
-def _usual_s(comm: Comm, call: Callable[[], object]) -> float:
-    """A low quantile of several calls, as many on all ranks."""
+def _typical_s(comm: Comm, call: Callable[[], object]) -> float:
+    """A low quantile of several calls, equally many on all ranks."""
     call()
     begin_s = perf_counter()
     call()
-    count = min(max(FEWEST, int(BUDGET_s / max(perf_counter() - begin_s, 1e-6))), MOST)
+    count = min(max(MIN_CALLS, int(BUDGET_s / max(perf_counter() - begin_s, 1e-6))), MAX_CALLS)
     if len(comm.ranks) > 1:  # ranks that call collectives have to agree on their number
         votes = comm.all_gather(torch.tensor([count]), [1] * len(comm.ranks), "calls").wait()
         count = int(votes.min())
@@ -137,7 +137,7 @@ def _measure_cpu(comm: Comm, size: int) -> float:
         sent, parts = torch.zeros(sum(splits) * number), [n * number for n in splits]
         comm.all_to_all(sent, parts, parts, "cpu").wait()
         begin_s = process_time()
-        for _ in range(FEWEST):
+        for _ in range(MIN_CALLS):
             comm.all_to_all(sent, parts, parts, "cpu").wait()
-        taken.append((process_time() - begin_s) / FEWEST)
+        taken.append((process_time() - begin_s) / MIN_CALLS)
     return max(taken[1] - taken[0], 0.0) / (2 * sum(splits) * FLOAT_bytes)

@@ -36,7 +36,7 @@ class DiskRates(Value, frozen=True, kw_only=True):
 
 
 def measure_disk(folder: Path, seconds: float, file_bytes: int = FILE_bytes) -> DiskRates:
-    """Rates of the disk below a folder, measured for at most about so many seconds."""
+    """Rates of the disk below a folder, measured for at most about `seconds`."""
     size = min(file_bytes, shutil.disk_usage(folder).free // 4) // CHUNK_bytes * CHUNK_bytes
     if not size:
         return DiskRates(refused=f"{folder} has no room for a file of {4 * CHUNK_bytes:,} bytes")
@@ -53,10 +53,10 @@ def measure_disk(folder: Path, seconds: float, file_bytes: int = FILE_bytes) -> 
 
 @contextmanager
 def _direct_file(folder: Path) -> Iterator[int]:
-    """A file that is gone as soon as it is closed."""
-    made, name = tempfile.mkstemp(dir=folder, prefix=".disk-", suffix=".tmp")
+    """An unlinked temporary file, open for direct reads and writes."""
+    descriptor, name = tempfile.mkstemp(dir=folder, prefix=".disk-", suffix=".tmp")
     try:
-        os.close(made)
+        os.close(descriptor)
         file = os.open(name, os.O_RDWR | os.O_DIRECT)
     finally:
         os.unlink(name)
@@ -67,8 +67,8 @@ def _direct_file(folder: Path) -> Iterator[int]:
 
 
 def _write(file: int, size: int, seconds: float) -> tuple[int, float]:
-    """Bytes written, and how many a second."""
-    chunk = mmap.mmap(-1, CHUNK_bytes)  # begins at a page, as direct reads and writes want
+    """Bytes written, and bytes a second."""
+    chunk = mmap.mmap(-1, CHUNK_bytes)  # aligned to a page, as direct I/O requires
     chunk.write(random.Random(0).randbytes(CHUNK_bytes))
     begin_s, written = monotonic(), 0
     while written < size and (not written or monotonic() - begin_s < seconds):
@@ -81,7 +81,7 @@ def _read(file: int, size: int, read_bytes: int, seconds: float) -> float:
     """Reads a second; 0 where the disk has larger blocks than a read."""
     begin_s = monotonic()
 
-    def read_on(seed: int) -> int:
+    def read_random(seed: int) -> int:
         buffer, draw, count = mmap.mmap(-1, read_bytes), random.Random(seed), 0
         while not count or monotonic() - begin_s < seconds:
             os.preadv(file, [buffer], draw.randrange(size // read_bytes) * read_bytes)
@@ -90,7 +90,7 @@ def _read(file: int, size: int, read_bytes: int, seconds: float) -> float:
 
     try:
         with ThreadPoolExecutor(IN_FLIGHT) as threads:
-            count = sum(threads.map(read_on, range(IN_FLIGHT)))
+            count = sum(threads.map(read_random, range(IN_FLIGHT)))
     except OSError:
         return 0.0
     return count / (monotonic() - begin_s)

@@ -1,6 +1,6 @@
 """Draws sets of tables to measure: the n-th set of a rank is a function of the seed alone.
 
-So an interrupted calibration continues where it was, and a set can be drawn and measured twice. A set is 1 to 15 tables
+So an interrupted calibration continues where it stopped, and a set can be measured twice. A set is 1 to 15 tables
 with the dims of NeuroShard's benchmark, or pieces as sharding cuts them. The seconds of sets are spread evenly on a
 logarithmic scale. Every table pools by sum: sequences and per-id weights are not drawn.
 """
@@ -141,8 +141,8 @@ def draw_set(population: Population, limits: SetLimits, seed: int, number: int, 
         if drawn.total_bytes() + count * 2 * LINE_bytes > limits.pool_bytes:
             continue
         target_batch = max(1e-9, (target_s - CALL_s) * limits.speed) / drawn.sample_s()
-        most = min(BATCHES[1], limits.vector_floats // int(drawn.dim_T.sum()))
-        batch = min(round(max(target_batch, BATCHES[0])), most)
+        max_batch = min(BATCHES[1], limits.vector_floats // int(drawn.dim_T.sum()))
+        batch = min(round(max(target_batch, BATCHES[0])), max_batch)
         error = abs(math.log(batch / target_batch))
         if nearest is None or error < nearest[0]:
             nearest = error, batch, drawn

@@ -44,7 +44,7 @@ FEWEST_SETS = 60  # sets that learning needs
 HELD_OUT = 7  # every seventh set is held out
 BOUNDED_NETWORKS, FREE_NETWORKS = "networks that keep bounds", "networks as published"
 FITTED_ROOFLINE = "roofline of fitted rates"
-WAY_OUT = "plans are made by the roofline of fitted rates; measure again into a new folder while nothing else runs"
+REMEDY = "plans are made by the roofline of fitted rates; measure again into a new folder while nothing else runs"
 DRIFT_SHAPE = NetworkShape(steps=800)
 FEWEST_STEPS = 500  # of training; small numbers of sets need no more
 SHAPES = {
@@ -67,7 +67,7 @@ class MachineDescription(Value, frozen=True, kw_only=True):
     disk: DiskRates | None = None
     disk_bytes: int = 0
     coding: Coding | None = None
-    dense: DenseTimes | None = None  # None: not measured
+    dense: DenseTimes | None = None  # None if not measured
     copies_inside: bool = False  # whether ranks exchanged through shared memory
     narrow: tuple[WireShares, ...] = ()  # added cost of narrow wires; empty: not measured
 
@@ -96,7 +96,7 @@ class FittedProfile:
         if quality.networks_error is not None:
             lines.append(f"exchanges of all ranks, by networks: error {quality.networks_error:.1%}")
         if quality.doubts:
-            lines.append(f"NOT TO BE TRUSTED: {'; '.join(quality.doubts)}: {WAY_OUT}")
+            lines.append(f"NOT TO BE TRUSTED: {'; '.join(quality.doubts)}: {REMEDY}")
         return lines
 
 
@@ -149,7 +149,7 @@ class CorrectedSets:
     raw: MeasuredSets
     steady: MeasuredSets  # with the drift removed
     held_out_S: np.ndarray  # mask
-    drift_S: Floats  # log of how much longer each set took
+    drift_S: Floats  # log of the slowdown of each set
 
     @property
     def training_index(self) -> np.ndarray:
@@ -170,7 +170,7 @@ def _assess_quality(
     truth_S, raw_S = steady.sets.seconds_S[held_out], raw.sets.seconds_S[held_out]
     errors = tuple(_model_error(name, p, truth_S, raw_S) for name, p in predicted.items())
     noise, drift = estimate_noise(sets, corrected.drift_S), float(corrected.drift_S.std())
-    disturbed = sum(one.waited > MAX_WAITED for one in sets) / len(sets)
+    disturbed = sum(s.waited > MAX_WAITED for s in sets) / len(sets)
     return ProfileQuality(
         sets=len(sets),
         held_out=len(held_out),
@@ -201,14 +201,14 @@ def _model_error(name: str, predicted_S: Floats, steady_S: Floats, raw_S: Floats
 def _estimate_drift(
     raw: MeasuredSets, sets: Sequence[SetSample], known_S: np.ndarray, report: Callable[[float], None]
 ) -> Floats:
-    """The drift, by the residuals of a first network, where those of neighbours agree."""
+    """The drift: what the residuals of neighbours, by a first network, have in common."""
     network = train_network(raw.all_stages().take(np.flatnonzero(known_S)), DRIFT_SHAPE, report)
     residual_S = np.log(raw.sets.seconds_S / predict_s(network, raw.all_stages()))
     return estimate_slowness(residual_S, np.array([s.rank for s in sets]), known_S)
 
 
 def count_steps(shape: NetworkShape, training: int) -> int:
-    """Steps of a training on so many sets."""
+    """Steps of a training on `training` sets."""
     return min(shape.steps, max(FEWEST_STEPS, training))
 
 
@@ -269,9 +269,9 @@ def _describe_source(machine: MachineDescription, quality: ProfileQuality) -> st
     processes = f"{machine.world} process{'es' * (machine.world != 1)}"
     ranks = f"{processes} of {machine.threads} threads on {machine.device}"
     amount = f"{quality.sets} sets of tables and {quality.links} exchanges"
-    left = [*(() if machine.disk and not machine.disk.refused else ("disks",)), "host memory"]
-    left += [] if machine.dense else ["dense layers"]
-    absent = left[0] if len(left) == 1 else f"{', '.join(left[:-1])} and {left[-1]}"
+    rest = [*(() if machine.disk and not machine.disk.refused else ("disks",)), "host memory"]
+    rest += [] if machine.dense else ["dense layers"]
+    listed = rest[0] if len(rest) == 1 else f"{', '.join(rest[:-1])} and {rest[-1]}"
     return (
-        f"measured on {machine.machine}, {ranks}: {amount}; {absent} {'is' if len(left) == 1 else 'are'} not measured"
+        f"measured on {machine.machine}, {ranks}: {amount}; {listed} {'is' if len(rest) == 1 else 'are'} not measured"
     )

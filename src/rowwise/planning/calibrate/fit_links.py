@@ -20,7 +20,7 @@ from rowwise.planning.planner.layouts import layout_named
 
 FEWEST = 10  # exchanges that fitting needs
 NEGLIGIBLE_s = 1e-15  # least price of a byte
-MAX_id_bytes = 1000  # of the all-to-all, that an id may cost
+MAX_id_bytes = 1000  # of the all-to-all: the most that an id may cost
 USUAL_id_bytes = 8
 
 
@@ -41,7 +41,7 @@ def fit_links(samples: Sequence[LinkSample], hardware: Hardware) -> FittedLinks:
     amount_SK = np.array([list_amounts(s) for s in unskewed])
     measured_S = np.array([step_s(s) for s in unskewed])
     price_K = _fit_prices(amount_SK, measured_S)
-    if price_K[1] > MAX_id_bytes * price_K[2]:  # the two cannot be told apart: an id then costs what its bytes cost
+    if price_K[1] > MAX_id_bytes * price_K[2]:  # the two are collinear: an id then costs as much as its bytes
         amount_SK[:, 2] += USUAL_id_bytes * amount_SK[:, 1]
         amount_SK[:, 1] = 0.0
         price_K = _fit_prices(amount_SK, measured_S)

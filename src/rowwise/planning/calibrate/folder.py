@@ -133,10 +133,10 @@ def lock_exclusively(spec_file: Path, lines: Path, pattern: str) -> Iterator[Non
         yield
 
 
-def _check_same_spec(path: Path, existing: MeasurementSpec, wanted: MeasurementSpec) -> None:
+def _check_same_spec(path: Path, existing: MeasurementSpec, requested: MeasurementSpec) -> None:
     """Raises for the first field that differs."""
     for field, option in OPTIONS.items():
-        old, new = getattr(existing, field), getattr(wanted, field)
+        old, new = getattr(existing, field), getattr(requested, field)
         if old != new:
             got = "other tables" if field == "tables" else f"{option} {old}, not {new}"
             raise SpecError(f"{path}: measured with {got}", "the same options, or another folder")
@@ -153,14 +153,14 @@ class Tally:
         self.sets, self.links, self._links_s = 0, 0, 0.0
 
     def update(self) -> float:
-        """Reads new lines; gives the seconds of measuring of the slowest rank."""
+        """Reads new lines; returns the seconds of measuring of the slowest rank."""
         for path in self._folder.samples.glob("*.jsonl"):
             with open_regular(path) as file:
                 file.seek(self._read[path])
-                added = file.read()
-            added = added[: added.rfind(b"\n") + 1]
-            self._read[path] += len(added)
-            for line in added.splitlines():
+                new_lines = file.read()
+            new_lines = new_lines[: new_lines.rfind(b"\n") + 1]
+            self._read[path] += len(new_lines)
+            for line in new_lines.splitlines():
                 sample = decode_sample(line, str(path))
                 if isinstance(sample, SetSample):
                     self.sets += 1

@@ -1,7 +1,7 @@
-"""How long `rowwise calibrate` takes, before it begins: the minutes that are left to measure, and the fit after them.
+"""Predicts the time of `rowwise calibrate`: the remaining minutes of measuring, and the fit after them.
 
-The seconds of a training step are measured here, on made-up sets. Their number is that of the measured ones, or what a
-fast machine measures in so many minutes, so most fits end sooner.
+The seconds of a training step are measured here, on made-up sets. Their number is extrapolated from the measured ones,
+or that of a fast machine, so most fits end sooner.
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ START_s, WIRES_s, STEPS_s = 12.0, 15.0, 20.0
 
 
 def forecast_calibration(spec: MeasurementSpec, folder: MeasurementFolder, minutes: float) -> str:
-    """A line on how long all will take."""
+    """One line: the time of measuring and of fitting."""
     tally = Tally(folder)
     measured_s = tally.update()
     left_s = max(60 * minutes - measured_s, 0.0)
@@ -38,7 +38,7 @@ def forecast_calibration(spec: MeasurementSpec, folder: MeasurementFolder, minut
 
 
 def forecast_fit_s(sets: int) -> float:
-    """Seconds of all trainings on so many sets."""
+    """Seconds of all trainings on `sets` measured sets."""
     training = sets - sets // HELD_OUT
     probed = _draw_sets(min(max(training, 1), MAX_PROBED))
     seconds = DRIFT_SHAPE.steps * _step_s(DRIFT_SHAPE, probed)

@@ -5,9 +5,9 @@ slice of it, which is zero before and after. The operators are the fused ones of
 time, each its own sets, so memory and caches are as busy as in a real step.
 
 A machine's speed changes from second to second, and consecutive repeats all see the same speed. So several sets take
-turns, with three repeats each: more sets say more than more repeats.
+turns, with three repeats each: more sets are worth more than more repeats.
 
-Before each repeat, other memory is read, as a step reads the rest of a model between two lookups. With one thread, its
+Before each repeat, other memory evicts the tables from caches, as the rest of a model does. With one thread, its
 CPU time counts instead of wall-clock time, so that other programs on the same processor are not measured. Caches that a
 small model leaves warm are not modelled.
 """
@@ -56,7 +56,7 @@ class KernelBench:
         self._grads = torch.randn(vector_floats, generator=generator, device=self.device) * GRADIENT
         one_thread = self.device.type == "cpu" and torch.get_num_threads() == 1
         self._clock = time.thread_time if one_thread else time.perf_counter
-        self._other = torch.ones(flush_bytes(self.device) // FLOAT_bytes, device=self.device)
+        self._cache_filler = torch.ones(flush_bytes(self.device) // FLOAT_bytes, device=self.device)
 
     def take(self, sets: Iterable[DrawnSet]) -> list[DrawnSet]:
         """The first sets that fit the pool together, at least one and at most `MAX_TURNS`."""
@@ -103,7 +103,7 @@ class KernelBench:
         return placed
 
     def _step(self, module: Embeddings, batch: Jagged) -> SetSeconds:
-        self._other.sum()  # evicts tables from caches
+        self._cache_filler.sum()  # evicts tables from caches
         begin = self._now()
         vectors = module(batch)
         middle = self._now()
@@ -149,7 +149,7 @@ def _align(size_bytes: int) -> int:
 
 
 def low_quantile(seconds: Sequence[float]) -> float:
-    """The time that a fifth of the repeats beat: the machine's own, without most disturbances by other programs."""
+    """The 20 % quantile: the machine's own time, without most disturbances by other programs."""
     return sorted(seconds)[int(len(seconds) * LOW_QUANTILE)]
 
 

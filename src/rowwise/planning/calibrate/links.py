@@ -128,7 +128,7 @@ class PhaseClock:
     def __init__(self, comm: Comm, skew_s: float) -> None:
         """`skew_s`: the delay after which this rank begins its exchange."""
         self._comm, self._skew_s = comm, skew_s
-        self._one, self._other = torch.zeros(1), torch.ones(flush_bytes(torch.device("cpu")) // FLOAT_bytes)
+        self._barrier, self._cache_filler = torch.zeros(1), torch.ones(flush_bytes(torch.device("cpu")) // FLOAT_bytes)
         self.taken_s: dict[str, list[float]] = defaultdict(list)
 
     @contextmanager
@@ -137,8 +137,8 @@ class PhaseClock:
         if phase not in PHASES and phase != "update":
             yield
             return
-        self._other.sum()
-        self._comm.all_reduce(self._one, "meeting").wait()
+        self._cache_filler.sum()
+        self._comm.all_reduce(self._barrier, "meeting").wait()
         begin = time.perf_counter()
         if phase == "exchange" and self._skew_s:
             spin_until(begin + self._skew_s)

@@ -56,7 +56,7 @@ def choose_turn(k: int) -> MeasurementTurn:
 
 
 def measure(spec: MeasurementSpec, folder: MeasurementFolder, minutes: float, report: ReportProgress) -> None:
-    """Measures until the measurements in the folder took so many minutes."""
+    """Measures until all measurements in the folder took `minutes`."""
     with lock_folder(folder):
         tally = Tally(folder)
         if tally.update() >= minutes * 60:
@@ -131,7 +131,7 @@ class MeasuringRank:
         return float(self._comm.all_gather(sent, [1] * world, "meeting").wait().max())
 
     def measure_sets(self, seconds: float) -> None:
-        """Measures sets for so long; the last one may take longer."""
+        """Measures sets for `seconds`; the last ones may end later."""
         begin = lap = time.perf_counter()
         while lap - begin < seconds:
             lap = self._measure_turns(lap)
@@ -166,7 +166,7 @@ class MeasuringRank:
         return draw_set(self._population, self._spec.limits, self._spec.seed, turn.number, self._comm.rank)
 
     def measure_links(self, seconds: float) -> None:
-        """Measures exchanges until the slowest rank took so long; rank 0 writes them."""
+        """Measures exchanges until the slowest rank has spent `seconds`; rank 0 writes them."""
         spent = 0.0
         while spent < seconds:
             sample = measure_exchange(self._comm, self._spec.seed, self._links)

@@ -1,7 +1,7 @@
 """From probes to a network: latencies and rates of pairs that were alone, groups and uplinks of rounds under load.
 
-An uplink that hosts share cannot be seen while one pair speaks. It shows in how much longer a message takes when all
-hosts speak at once: hosts of one group slow each other down less than those of two. Suffixes: H hosts.
+A shared uplink does not limit a single pair. It shows in the slowdown of messages when all hosts send at once: hosts
+of one group slow each other down less than those of two. Suffixes: H hosts.
 """
 
 import csv
@@ -26,7 +26,7 @@ MIN_STEP = 1.25  # between the slowdowns inside groups and across them
 
 
 def make_network(probed: ProbeSamples, hosts: Sequence[NetworkHost], groups: tuple[int, ...] | None = None) -> Network:
-    """The network that a probe has seen; `groups` overrides what the slowdown under load says."""
+    """The network of a probe; `groups` overrides the clusters of the slowdown under load."""
     count = len(hosts)
     kinds: dict[str, list[ProbeSample]] = defaultdict(list)
     for sample in probed.samples:
@@ -94,7 +94,7 @@ def number_racks(racks: Mapping[str, str], names: Sequence[str]) -> tuple[int, .
     """The groups of hosts, by their racks."""
     missing = [name for name in names if name not in racks]
     if missing:
-        raise SpecError(f"--groups: host {missing[0]!r} is not there", "a line for each host of the job")
+        raise SpecError(f"--groups: host {missing[0]!r} is missing", "a line for each host of the job")
     numbers = {rack: number for number, rack in enumerate(dict.fromkeys(racks[name] for name in names))}
     return tuple(numbers[racks[name]] for name in names)
 
@@ -108,18 +108,18 @@ def _times(samples: Sequence[ProbeSample], size_bytes: int | None = None) -> dic
 
 
 def _by_pair(samples: Sequence[ProbeSample], hosts: int, reduce: Callable[[list[float]], float]) -> Floats:
-    """A number for each pair, [from][to]; NaN for pairs that did not meet."""
-    found_HH = np.full((hosts, hosts), np.nan)
+    """A number for each pair, [from][to]; NaN for pairs without a message."""
+    reduced_HH = np.full((hosts, hosts), np.nan)
     for pair, times in _times(samples).items():
-        found_HH[pair] = reduce(times)
-    return found_HH
+        reduced_HH[pair] = reduce(times)
+    return reduced_HH
 
 
 def _slowdown(loaded: Sequence[ProbeSample], alone_HH: Floats) -> Floats:
-    """How much longer messages take while all hosts speak, of both ways together; 1 for pairs that did not meet."""
+    """Slowdown of messages under load, the geometric mean of both ways; the median for pairs that did not meet."""
     slowdown_HH = _by_pair(loaded, len(alone_HH), lambda times: float(np.median(times))) / alone_HH
-    both_HH = np.sqrt(slowdown_HH * slowdown_HH.T)
-    known_HH = np.where(np.isnan(both_HH), np.nanmedian(both_HH) if np.isfinite(both_HH).any() else 1.0, both_HH)
+    mean_HH = np.sqrt(slowdown_HH * slowdown_HH.T)
+    known_HH = np.where(np.isnan(mean_HH), np.nanmedian(mean_HH) if np.isfinite(mean_HH).any() else 1.0, mean_HH)
     return np.maximum(known_HH, _unlikeness(known_HH))
 
 
@@ -129,22 +129,22 @@ def _unlikeness(slowdown_HH: Floats) -> Floats:
     Hosts of one group have the same uplink to all others. Two of different groups may by chance have met only while
     hardly any other pair used it.
     """
-    hosts, found_HH = len(slowdown_HH), np.ones_like(slowdown_HH)
+    hosts, ratio_HH = len(slowdown_HH), np.ones_like(slowdown_HH)
     for a in range(hosts if hosts > 2 else 0):
         ratios_HH = np.abs(np.log(slowdown_HH[a] / slowdown_HH))
         ratios_HH[:, a] = np.nan
         np.fill_diagonal(ratios_HH, np.nan)
-        found_HH[a] = np.exp(np.nanmedian(ratios_HH, 1))
-    np.fill_diagonal(found_HH, 1.0)
-    return found_HH
+        ratio_HH[a] = np.exp(np.nanmedian(ratios_HH, 1))
+    np.fill_diagonal(ratio_HH, 1.0)
+    return ratio_HH
 
 
 def _fill(matrix_HH: Floats, groups: Sequence[int]) -> Floats:
     """Pairs that did not meet get the median of those inside groups, or of those across them."""
     group_H = np.array(groups)
-    near_HH, away_HH = group_H[:, None] == group_H, ~np.eye(len(group_H), dtype=bool)
+    near_HH, remote_HH = group_H[:, None] == group_H, ~np.eye(len(group_H), dtype=bool)
     filled_HH = matrix_HH.copy()
-    for kind_HH in (near_HH & away_HH, ~near_HH):
+    for kind_HH in (near_HH & remote_HH, ~near_HH):
         known_HH = kind_HH & np.isfinite(matrix_HH)
         usual = np.median(matrix_HH[known_HH if known_HH.any() else np.isfinite(matrix_HH)])
         filled_HH[kind_HH & ~known_HH] = usual
@@ -152,21 +152,21 @@ def _fill(matrix_HH: Floats, groups: Sequence[int]) -> Floats:
 
 
 def _uplinks(loaded: Sequence[ProbeSample], groups: Sequence[int], rate_HH: Floats) -> tuple[float, ...]:
-    """What messages that left a group at once, or entered it, got together: their bytes, until the last was there."""
+    """Bytes a second of messages that left or entered a group at once, until the last has arrived."""
     together: dict[tuple[int, int, str], list[ProbeSample]] = defaultdict(list)
     for sample in loaded:
         source, target = groups[sample.sender], groups[sample.receiver]
         if source != target:
             together[source, sample.round, "out"].append(sample)
             together[target, sample.round, "in"].append(sample)
-    found: dict[int, list[float]] = defaultdict(list)
+    rates: dict[int, list[float]] = defaultdict(list)
     for (group, _, _), flows in together.items():
         if len(flows) > 1:
-            found[group].append(sum(s.size_bytes for s in flows) / max(s.seconds for s in flows))
+            rates[group].append(sum(s.size_bytes for s in flows) / max(s.seconds for s in flows))
     fastest_Bps = float(rate_HH[np.isfinite(rate_HH)].max())
-    # A slow host holds some rounds up. A group that no two messages left at once has room for all of its hosts.
+    # A slow host delays some rounds. The uplink of a group that no two messages left at once does not limit its hosts.
     return tuple(
-        float(np.quantile(found[group], HIGH_QUANTILE)) if found[group] else fastest_Bps * groups.count(group)
+        float(np.quantile(rates[group], HIGH_QUANTILE)) if rates[group] else fastest_Bps * groups.count(group)
         for group in range(max(groups) + 1)
     )
 

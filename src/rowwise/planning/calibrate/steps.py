@@ -92,7 +92,7 @@ def _check_plans(spec: StepMeasurement, spare: int) -> None:
 
 
 def spare_bytes() -> int:
-    """Free memory of the machine; half of all memory if the system does not say."""
+    """Free memory of the machine; half of all memory if the system reports none."""
     free = free_bytes()
     return free if free is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
@@ -102,7 +102,7 @@ def measure_steps_on_rank(comm: Comm, spec: StepMeasurement) -> list[tuple[list[
     rng = np.random.default_rng((SEED, comm.rank))
     local = spec.batch // len(comm.ranks)
     batches = [draw_batch(spec.workloads, local, rng) for _ in range(BATCHES)]
-    other = torch.ones(flush_bytes(torch.device("cpu")) // FLOAT_bytes)
+    cache_filler = torch.ones(flush_bytes(torch.device("cpu")) // FLOAT_bytes)
     rounds: list[list[float]] = [[] for _ in spec.plans]
     stages: list[dict[str, list[float]]] = [defaultdict(list) for _ in spec.plans]
     tables = [w.table for w in spec.workloads]
@@ -112,7 +112,7 @@ def measure_steps_on_rank(comm: Comm, spec: StepMeasurement) -> list[tuple[list[
         for index, module in enumerate(modules):
             clock = _Clock()
             module.phase = clock
-            other.sum()
+            cache_filler.sum()
             comm.all_reduce(torch.zeros(1), "meeting").wait()
             step_s = _run_step(module, batches[number % BATCHES], clock, gradients)
             if number >= 0:

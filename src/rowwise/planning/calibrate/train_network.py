@@ -1,6 +1,6 @@
 """Trains set networks with torch; the result is arrays that `perf.network` evaluates without it.
 
-A network learns the seconds of sets by relative error, so small sets count as much as large ones. With `bounded`, the
+A network learns the seconds of sets by relative error, so small sets weigh as much as large ones. With `bounded`, the
 weights of phi are squares, so never negative. Training is AdamW with a one-cycle learning rate, on all sets or random
 batches, and keeps the weights that are best on validation sets. It runs on the CPU, as networks are small.
 """
@@ -16,7 +16,7 @@ from rowwise.planning.perf.access import Floats
 from rowwise.planning.perf.network import MAX_DEVIATIONS, REACH, Form, SetNetwork
 
 MS = 1e-3
-LEAST = 1e-6  # milliseconds; the norm has no gradient at 0
+MIN_ms = 1e-6  # milliseconds; the norm has no gradient at 0
 MIN_DEVIATION = 1e-3  # features that vary less are ignored
 VALIDATION_FRACTION = 0.1  # of the sets
 
@@ -75,8 +75,8 @@ class _Net(nn.Module):
         self.power = nn.Parameter(torch.tensor(-1.0))  # log of (power - 1)
         self.gain = nn.Parameter(torch.zeros(loads))  # logarithms
         if shape.form == "scaled":
-            whole_S = np.add.reduceat(sets.work_NK.sum(1), sets.begin_S1[:-1])
-            nn.init.constant_(self.gain, float(np.log(np.median(sets.seconds_S / np.maximum(whole_S, 1e-12)))))
+            total_S = np.add.reduceat(sets.work_NK.sum(1), sets.begin_S1[:-1])
+            nn.init.constant_(self.gain, float(np.log(np.median(sets.seconds_S / np.maximum(total_S, 1e-12)))))
             nn.init.zeros_(self.outer.weight)
             nn.init.zeros_(self.outer.bias)
             with torch.no_grad():
@@ -104,12 +104,12 @@ class _Net(nn.Module):
         weight_HK, out_H = self.layers()
         hinged_SH = torch.relu(sum_SK @ weight_HK.T + self.hinge.bias)
         added_S = (hinged_SH - torch.relu(self.hinge.bias)) @ out_H
-        whole_S = self._norm(sum_SK) if self.shape.form == "scaled" else 0.0
-        return torch.exp(self.constant) + whole_S + added_S
+        total_S = self._norm(sum_SK) if self.shape.form == "scaled" else 0.0
+        return torch.exp(self.constant) + total_S + added_S
 
     def _norm(self, sum_SK: Tensor) -> Tensor:
         power = 1 + torch.exp(self.power)
-        positive_SK = sum_SK.clamp(min=LEAST)
+        positive_SK = sum_SK.clamp(min=MIN_ms)
         top_S1 = positive_SK.max(1, keepdim=True).values.detach()
         return top_S1[:, 0] * ((positive_SK / top_S1) ** power).sum(1) ** (1 / power)
 
@@ -149,7 +149,7 @@ class _Batches:
 
     def __init__(self, sets: Sets, shape: NetworkShape) -> None:
         self._rng, self.shape, self.sets = np.random.default_rng(shape.seed + 1), shape, sets
-        self._whole = self.tensors(sets)
+        self._all = self.tensors(sets)
 
     @staticmethod
     def tensors(sets: Sets) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -160,11 +160,11 @@ class _Batches:
     def draw(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """All sets, or a random batch if there are many."""
         if len(self.sets) <= self.shape.batch * 2:
-            return self._whole
+            return self._all
         return self.tensors(self.sets.take(self._rng.integers(0, len(self.sets), self.shape.batch)))
 
-    def error(self, net: _Net, *, whole: bool = False) -> Tensor:
-        features, work, number, ms = self._whole if whole else self.draw()
+    def error(self, net: _Net, *, all_sets: bool = False) -> Tensor:
+        features, work, number, ms = self._all if all_sets else self.draw()
         return ((net(features, work, number, len(ms)) - ms).abs() / ms).mean()
 
 
@@ -181,7 +181,7 @@ def _train(net: _Net, training: _Batches, validation: _Batches, report: ReportPr
         scheduler.step()
         if step % 20 == 19:
             with torch.no_grad():
-                error = float(validation.error(net, whole=True))
+                error = float(validation.error(net, all_sets=True))
             if error < least:
                 best, least = net.export(), error
             report((step + 1) / shape.steps)

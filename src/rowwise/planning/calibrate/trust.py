@@ -17,7 +17,7 @@ MIN_TAU, MAX_ERROR, MAX_NOISE, MAX_DRIFT = 0.8, 0.25, 0.25, 0.25
 
 
 def waited_s(counters: Path = SCHEDULED) -> float:
-    """Seconds that this thread has waited for a processor since it began; 0 if the system does not say."""
+    """Seconds that this thread has waited for a processor since it began; 0 if the system reports none."""
     try:
         return int(counters.read_text().split()[1]) * 1e-9
     except (OSError, IndexError, ValueError):

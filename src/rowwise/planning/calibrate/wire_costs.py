@@ -64,7 +64,7 @@ def _measure_shape(comm: Comm, batch: int, tables: int, dim: int) -> WireShares:
         for kind, module in modules.items():
             module.phase = clocks[kind]
             exchange_step(module, ids, clocks[kind], copied=False)
-            if number < 0:  # it warms up
+            if number < 0:  # warm-up
                 clocks[kind].taken_s.clear()
     taken_s = {kind: np.add(clock.taken_s["exchange"], clock.taken_s["return"]) for kind, clock in clocks.items()}
     floats_s = taken_s[WireType.FP32]
