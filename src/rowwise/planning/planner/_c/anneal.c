@@ -4,8 +4,8 @@
 //   swap    a piece of a busy rank with one of another      .40
 //   option  another option for an item, its pieces placed   .20   (splits, merges, other layouts and tiers)
 //
-// The busy rank is the one with the largest phi, or with the most link seconds, or any. What is over the limits of
-// memory costs more and more, so the search may cross what does not fit but does not stay there. Each change costs
+// The busy rank is the one with the largest phi, or with the most link seconds, or any. The price of bytes over memory
+// limits rises, so the search may cross placements that do not fit but does not stay there. Each change costs
 // O(loads + log ranks). The best placement that fits is kept; the order of random numbers is a function of the seed.
 
 #include <math.h>
@@ -33,7 +33,7 @@ typedef struct {
   int32_t changed_item, old_option;
   double stays;  // bytes that stay at home
   double kept_stays;
-  int32_t *free_items, free_count;  // that have more than one option
+  int32_t *free_items, free_count;  // items with more than one option
 } Search;
 
 static int32_t below(Search* s, int32_t count) { return random_below(&s->random, count); }
@@ -133,18 +133,18 @@ static int try_move(Search* s) {
 static int try_swap(Search* s) {
   const int32_t a = piece_on(s, busy_rank(s), 2);
   if (a < 0) return 0;
-  const int32_t option = s->option_of[a], there = s->state.unit[a];
+  const int32_t option = s->option_of[a], unit_a = s->state.unit[a];
   const uint8_t unit_kind = s->problem->option_unit_kind[option];
   if (unit_kind == UNIT_ALL) return 0;
-  const int32_t unit = random_unit(s, unit_kind);
-  if (unit == there || !s->state.length[unit]) return 0;
-  const int32_t b = s->state.list[unit][below(s, s->state.length[unit])];
-  if (!unit_allowed(s->problem, s->item_of[option], unit) ||
-      !unit_allowed(s->problem, s->item_of[s->option_of[b]], there)) {
+  const int32_t unit_b = random_unit(s, unit_kind);
+  if (unit_b == unit_a || !s->state.length[unit_b]) return 0;
+  const int32_t b = s->state.list[unit_b][below(s, s->state.length[unit_b])];
+  if (!unit_allowed(s->problem, s->item_of[option], unit_b) ||
+      !unit_allowed(s->problem, s->item_of[s->option_of[b]], unit_a)) {
     return 0;
   }
-  change(s, a, unit);
-  change(s, b, there);
+  change(s, a, unit_b);
+  change(s, b, unit_a);
   return 1;
 }
 
@@ -167,8 +167,8 @@ static int try_option(Search* s) {
   if (below(s, 2)) option = old + (below(s, 2) ? 1 : -1);
   if (option == old || option < first || option >= first + count) return 0;
   const int32_t begin = p->option_begin[option], end = p->option_begin[option + 1];
-  const int32_t gone = p->option_begin[old + 1] - p->option_begin[old];
-  if (end - begin + gone > MAX_CHANGES) return 0;
+  const int32_t old_pieces = p->option_begin[old + 1] - p->option_begin[old];
+  if (end - begin + old_pieces > MAX_CHANGES) return 0;
   for (int32_t q = p->option_begin[old]; q < p->option_begin[old + 1]; ++q) change(s, q, NO_UNIT);
   s->changed_item = item, s->old_option = old, s->choice[item] = option;
   for (int32_t q = begin; q < end; ++q) {
@@ -211,7 +211,7 @@ static void search_free(Search* s) {
 
 static double root16(double x) { return x > 0 ? sqrt(sqrt(sqrt(sqrt(x)))) : 0; }
 
-// The cost with a smooth maximum mixed in, by which ranks below the largest count a little; and what stays at home.
+// The cost mixed with a smooth maximum, to which all ranks contribute, less the price of bytes that stay at home.
 static double objective(const Search* s) {
   const State* state = &s->state;
   const double smooth = state->phi_scale * root16(state->phi_power / state->world) +
@@ -247,7 +247,7 @@ static int32_t run(Search* s, Best* best, int64_t* tried) {
       if (move && now_s() > end_s) return *tried = move, 1;
       const double done = (double)move / (double)effort->moves;
       heat = scale * effort->hot * exp(cooling * done);
-      state_scale(&s->state, s->state.top_phi[1], s->state.top_link[1]);  // also rids the sums of what rounding left
+      state_scale(&s->state, s->state.top_phi[1], s->state.top_link[1]);  // also clears rounding errors of the sums
       value = objective(s);
       price = scale * exp(6.0 * done);
     }
@@ -256,12 +256,12 @@ static int32_t run(Search* s, Best* best, int64_t* tried) {
     const double before = value + price * s->state.all_over, dice = uniform(s);
     const int changed = dice < 0.4 ? try_move(s) : dice < 0.8 ? try_swap(s) : try_option(s);
     if (!changed) continue;
-    const double found = objective(s), worse = found + price * s->state.all_over - before;
+    const double changed_value = objective(s), worse = changed_value + price * s->state.all_over - before;
     if (worse > 0 && uniform(s) >= exp(-worse / heat)) {
       undo(s);
       continue;
     }
-    value = found;
+    value = changed_value;
     const double priced = state_cost(&s->state) - effort->bytes_price * s->stays;
     if (is_better(best, priced, s->state.all_over)) remember(best, s, priced);
   }
@@ -272,7 +272,7 @@ Found rw_anneal(const Problem* problem, const Effort* effort, int32_t* choice, i
   Search s;
   Best best = {0, 0, 0, malloc(sizeof(int32_t) * (problem->items + 1)),
                malloc(sizeof(int32_t) * (problem->pieces + 1))};
-  Found found = {-1, -1, 0, 0};
+  Found result = {-1, -1, 0, 0};
   if (search_make(&s, problem, effort, choice) && best.choice && best.unit) {
     state_begin(&s.state);
     for (int32_t p = 0; p < problem->pieces; ++p) {
@@ -282,13 +282,13 @@ Found rw_anneal(const Problem* problem, const Effort* effort, int32_t* choice, i
       }
     }
     remember(&best, &s, state_cost(&s.state) - effort->bytes_price * s.stays);
-    found.stopped = run(&s, &best, &found.moves);
+    result.stopped = run(&s, &best, &result.moves);
     memcpy(choice, best.choice, sizeof(int32_t) * problem->items);
     memcpy(unit, best.unit, sizeof(int32_t) * problem->pieces);
-    found.cost = best.cost, found.over = best.over > 1e-12 ? best.over : 0;
+    result.cost = best.cost, result.over = best.over > 1e-12 ? best.over : 0;
   }
   search_free(&s);
   free(best.choice);
   free(best.unit);
-  return found;
+  return result;
 }

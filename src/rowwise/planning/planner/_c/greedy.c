@@ -1,4 +1,4 @@
-// Greedy placements: where the search starts, and the named methods that it is compared with.
+// Greedy placements: starts of the search, and named methods for comparison.
 
 #include <stdlib.h>
 #include <string.h>
@@ -24,11 +24,11 @@ typedef struct {
   int32_t measure;
   const double *key, *scale;
   double link_limit;
-  double *sums, *ground;  // of each rank: keys, and the measure as it is now
+  double *sums, *ground;  // of each rank: sum of keys, and its present measure
   int32_t *option_of, *item_of;
 } Greedy;
 
-// What a rank has, or would have with a piece.
+// The measure of a rank, with a piece added unless `piece` is negative.
 static double measured(const Greedy* g, int32_t rank, int32_t piece) {
   const Problem* p = g->problem;
   if (g->measure == BY_KEY) return g->sums[rank] + (piece < 0 ? 0 : g->key[piece]);
@@ -36,17 +36,17 @@ static double measured(const Greedy* g, int32_t rank, int32_t piece) {
   double load[MAX_LOADS];
   for (int32_t k = 0; k < p->loads; ++k)
     load[k] = sum[k] + (piece < 0 ? 0 : p->piece_load[(size_t)piece * p->loads + k]);
-  double found = rw_phi(p, load);
-  if (g->measure == BY_PHI) return found;
-  found /= g->scale[0];
+  double value = rw_phi(p, load);
+  if (g->measure == BY_PHI) return value;
+  value /= g->scale[0];
   const double link = (sum[p->loads] + (piece < 0 ? 0 : p->piece_link[piece])) / g->scale[1];
-  found = link > found ? link : found;
+  value = link > value ? link : value;
   for (int32_t m = 0; m < p->tiers; ++m) {
     const double more = piece < 0 ? 0 : p->piece_bytes[(size_t)piece * p->tiers + m];
     const double share = (sum[p->loads + 1 + m] + more) / g->scale[2 + m];
-    found = share > found ? share : found;
+    value = share > value ? share : value;
   }
-  return found;
+  return value;
 }
 
 // The unit where a piece adds least; NO_UNIT if it fits nowhere under a bound on links, or is allowed nowhere.
@@ -60,15 +60,16 @@ static int32_t least_unit(const Greedy* g, int32_t piece) {
   double least = 0;
   for (int32_t u = first; u < last; ++u) {
     const Ranks ranks = unit_ranks(p, u);
+    // A piece is taken to lower no measure, so a unit that has reached `least` cannot win.
     if (!unit_allowed(p, g->item_of[piece], u) || (best_fits && g->ground[ranks.begin] >= least)) continue;
     const int within = fits(&g->state, piece, u, g->link_limit);
     if (!within && (g->link_limit < 1e300 || best_fits)) continue;  // with a bound on links, nothing goes over memory
-    double found = 0;
+    double worst = 0;
     for (int32_t r = ranks.begin; r < ranks.end; ++r) {
-      const double here = measured(g, r, piece);
-      found = here > found ? here : found;
+      const double value = measured(g, r, piece);
+      worst = value > worst ? value : worst;
     }
-    if (best == NO_UNIT || within > best_fits || found < least) best = u, best_fits = within, least = found;
+    if (best == NO_UNIT || within > best_fits || worst < least) best = u, best_fits = within, least = worst;
   }
   return best;
 }

@@ -25,7 +25,7 @@ typedef struct {
   const Neuroshard* how;
   const int32_t* halving;  // items x levels: the piece, or -1 where columns cannot be halved so often
   int32_t levels, world;
-  double* single;  // items x levels: what a piece alone costs
+  double* single;  // items x levels: phi of a piece alone
   double *sum, *phi;
 } Beam;
 
@@ -50,7 +50,7 @@ static int has_room(const Beam* b, int32_t rank, int32_t piece, double link_limi
   return 1;
 }
 
-// One greedy placement of shards in order; what it costs, or infinity (1e300) if something fits nowhere.
+// One greedy placement of shards in order; its cost, or infinity (1e300) if a shard fits nowhere.
 static double place(Beam* b, Shard* shards, int32_t count, double link_limit) {
   const Problem* p = b->problem;
   const int32_t stride = p->loads + 1 + p->tiers;
@@ -61,10 +61,10 @@ static double place(Beam* b, Shard* shards, int32_t count, double link_limit) {
     int32_t best = -1;
     double least = 0;
     for (int32_t r = 0; r < b->world; ++r) {
-      if (b->phi[r] >= least && best >= 0) continue;  // more only adds
+      if (b->phi[r] >= least && best >= 0) continue;  // a piece never lowers phi
       if (!unit_allowed(p, shards[i].item, r) || !has_room(b, r, piece, link_limit)) continue;
-      const double found = phi_with(b, r, piece);
-      if (best < 0 || found < least) best = r, least = found;
+      const double value = phi_with(b, r, piece);
+      if (best < 0 || value < least) best = r, least = value;
     }
     if (best < 0) return 1e300;
     double* sum = b->sum + (size_t)best * stride;
@@ -76,9 +76,9 @@ static double place(Beam* b, Shard* shards, int32_t count, double link_limit) {
   }
   double phi = 0, link = 0;
   for (int32_t r = 0; r < b->world; ++r) {
-    const double here = b->sum[(size_t)r * stride + p->loads];
+    const double link_s = b->sum[(size_t)r * stride + p->loads];
     phi = b->phi[r] > phi ? b->phi[r] : phi;
-    link = here > link ? here : link;
+    link = link_s > link ? link_s : link;
   }
   return phi + link;
 }
@@ -115,17 +115,17 @@ static void grid(Beam* b, Plan* plan, Keyed* keyed, Shard* sorted, Shard* best) 
   memcpy(plan->shards, best, sizeof(Shard) * plan->count);
 }
 
-// The first shards by a key, each once; how many there are now.
+// Appends the largest shards by a key to `out`, each once; returns the new count.
 static int32_t candidates(const Beam* b, const Plan* plan, int by_size, Keyed* keyed, int32_t* out, int32_t count) {
   const Problem* p = b->problem;
-  int32_t found = 0;
+  int32_t eligible = 0;
   for (int32_t i = 0; i < plan->count; ++i) {
     const Shard s = plan->shards[i];
     if (s.level + 1 >= b->levels || b->halving[(size_t)s.item * b->levels + s.level + 1] < 0) continue;
-    keyed[found++] = (Keyed){by_size ? p->piece_bytes[(size_t)piece_of(b, s) * p->tiers] : single(b, s), i};
+    keyed[eligible++] = (Keyed){by_size ? p->piece_bytes[(size_t)piece_of(b, s) * p->tiers] : single(b, s), i};
   }
-  qsort(keyed, found, sizeof *keyed, by_key_down);
-  for (int32_t i = 0; i < found && i < b->how->candidates; ++i) {
+  qsort(keyed, eligible, sizeof *keyed, by_key_down);
+  for (int32_t i = 0; i < eligible && i < b->how->candidates; ++i) {
     int known = 0;
     for (int32_t j = 0; j < count; ++j) known |= out[j] == keyed[i].index;
     if (!known) out[count++] = keyed[i].index;
@@ -138,7 +138,7 @@ static int by_cost(const void* x, const void* y) {
   return a->cost < b->cost ? -1 : a->cost > b->cost;
 }
 
-static int search(Beam* b, Plan* found, int32_t room) {
+static int search(Beam* b, Plan* result, int32_t room) {
   const int32_t width = b->how->beam * b->how->candidates * 2 + b->how->beam;
   Plan *beam = calloc(b->how->beam, sizeof *beam), *next = calloc(width, sizeof *next);
   Keyed* keyed = malloc(sizeof *keyed * room);
@@ -149,19 +149,19 @@ static int search(Beam* b, Plan* found, int32_t room) {
   for (int32_t i = 0; ok && i < b->how->beam; ++i) ok = (beam[i].shards = malloc(sizeof(Shard) * room)) != NULL;
   for (int32_t i = 0; ok && i < width; ++i) ok = (next[i].shards = malloc(sizeof(Shard) * room)) != NULL;
   if (ok) {
-    beam[0].count = found->count;
-    memcpy(beam[0].shards, found->shards, sizeof(Shard) * found->count);
+    beam[0].count = result->count;
+    memcpy(beam[0].shards, result->shards, sizeof(Shard) * result->count);
     grid(b, &beam[0], keyed, sorted, best);
-    found->cost = beam[0].cost;
-    memcpy(found->shards, beam[0].shards, sizeof(Shard) * found->count);
+    result->cost = beam[0].cost;
+    memcpy(result->shards, beam[0].shards, sizeof(Shard) * result->count);
   }
   for (int32_t level = 0; ok && level < b->how->depth && kept; ++level) {
-    int32_t made = 0;
+    int32_t children = 0;
     for (int32_t i = 0; i < kept; ++i) {
       int32_t count = candidates(b, &beam[i], 1, keyed, split, 0);
       count = candidates(b, &beam[i], 0, keyed, split, count);
       for (int32_t j = 0; j < count && beam[i].count + 1 < room; ++j) {
-        Plan* plan = &next[made++];
+        Plan* plan = &next[children++];
         memcpy(plan->shards, beam[i].shards, sizeof(Shard) * beam[i].count);
         plan->count = beam[i].count + 1;
         plan->shards[split[j]].level++;
@@ -169,16 +169,16 @@ static int search(Beam* b, Plan* found, int32_t room) {
         grid(b, plan, keyed, sorted, best);
       }
     }
-    qsort(next, made, sizeof *next, by_cost);
-    kept = made < b->how->beam ? made : b->how->beam;
+    qsort(next, children, sizeof *next, by_cost);
+    kept = children < b->how->beam ? children : b->how->beam;
     for (int32_t i = 0; i < kept; ++i) {
       const Plan swap = beam[i];
       beam[i] = next[i];
       next[i] = swap;
     }
-    if (kept && beam[0].cost < found->cost) {
-      found->cost = beam[0].cost, found->count = beam[0].count;
-      memcpy(found->shards, beam[0].shards, sizeof(Shard) * beam[0].count);
+    if (kept && beam[0].cost < result->cost) {
+      result->cost = beam[0].cost, result->count = beam[0].count;
+      memcpy(result->shards, beam[0].shards, sizeof(Shard) * beam[0].count);
     }
   }
   for (int32_t i = 0; beam && i < b->how->beam; ++i) free(beam[i].shards);
@@ -196,30 +196,30 @@ double rw_neuroshard(const Problem* problem, const Neuroshard* how, const int32_
                      int32_t* out_piece, int32_t* out_rank, int32_t* out_count) {
   Beam b = {problem, how, halving, levels, problem->hosts * problem->devices, NULL, NULL, NULL};
   const int32_t room = problem->items + how->depth + 1;
-  Plan found = {malloc(sizeof(Shard) * room), problem->items, 1e300};
+  Plan result = {malloc(sizeof(Shard) * room), problem->items, 1e300};
   b.single = malloc(sizeof(double) * problem->items * levels);
   b.sum = malloc(sizeof(double) * b.world * (problem->loads + 1 + problem->tiers));
   b.phi = malloc(sizeof(double) * b.world);
   double cost = -1;
-  if (found.shards && b.single && b.sum && b.phi && room < MAX_SHARDS) {
+  if (result.shards && b.single && b.sum && b.phi && room < MAX_SHARDS) {
     for (int32_t i = 0; i < problem->items; ++i) {
-      found.shards[i] = (Shard){i, 0, -1};
+      result.shards[i] = (Shard){i, 0, -1};
       for (int32_t l = 0; l < levels; ++l) {
         const int32_t piece = halving[(size_t)i * levels + l];
         if (piece >= 0)
           b.single[(size_t)i * levels + l] = rw_phi(problem, problem->piece_load + (size_t)piece * problem->loads);
       }
     }
-    if (search(&b, &found, room)) {
-      cost = found.cost;
-      *out_count = found.count;
-      for (int32_t i = 0; i < found.count; ++i) {
-        out_piece[i] = piece_of(&b, found.shards[i]);
-        out_rank[i] = found.shards[i].rank;
+    if (search(&b, &result, room)) {
+      cost = result.cost;
+      *out_count = result.count;
+      for (int32_t i = 0; i < result.count; ++i) {
+        out_piece[i] = piece_of(&b, result.shards[i]);
+        out_rank[i] = result.shards[i].rank;
       }
     }
   }
-  free(found.shards);
+  free(result.shards);
   free(b.single);
   free(b.sum);
   free(b.phi);

@@ -1,7 +1,6 @@
 // [Note: Orders of hosts] Random changes of an order, kept if it gets better or, while it is hot, not much worse: two
 // hosts swapped, a run of hosts reversed, one host moved. The largest of many times has plateaus, so a tenth of their
-// mean is added to it. `rowwise/planning/perf/collective.py` says what a collective takes; an all-reduce here is its
-// ring.
+// mean is added to it. `rowwise/planning/perf/collective.py` has the formulas; an all-reduce here is its ring.
 //
 // With `keep_first`, host 0 stays first, and a group that is not one run of hosts costs as much as the collective
 // again.
@@ -13,8 +12,8 @@
 #include "plan.h"
 #include "search.h"
 
-enum { RING = 0, HALVING_DOUBLING = 1, TREE = 2, CHECK_EVERY = 256, MOST_EXACT = 8 };
-static const double SMOOTH = 0.1, CLEARLY = 1e-9;  // less of a gain is rounding
+enum { RING = 0, HALVING_DOUBLING = 1, TREE = 2, CHECK_EVERY = 256, MAX_EXACT = 8 };
+static const double SMOOTH = 0.1, MIN_GAIN = 1e-9;  // a smaller gain is rounding
 
 typedef struct {
   double slowest, mean;
@@ -49,8 +48,7 @@ static int32_t target_of(const Links* links, int32_t k, int32_t distance) {
   return links->collective == HALVING_DOUBLING ? k ^ distance : (k - 1) / 2;
 }
 
-// Bytes a second of the flows of a step, which travel at once; see [Note: Flows] in
-// rowwise/planning/perf/collective.py.
+// Bytes a second of the concurrent flows of a step; see [Note: Flows] in rowwise/planning/perf/collective.py.
 static void find_rates(Scratch* s, const int32_t* order, int32_t distance) {
   const Links* links = s->links;
   const int32_t hosts = links->hosts, first = links->collective == TREE;
@@ -84,13 +82,13 @@ static Seconds ring(Scratch* s, const int32_t* order) {
   double before = last;
   for (int32_t k = 0; k < hosts; k++) {
     const double sending = share / s->rate[k];
-    const double one = latency_of(links, order, k, k + 1 == hosts ? 0 : k + 1) + sending;
+    const double hop_s = latency_of(links, order, k, k + 1 == hosts ? 0 : k + 1) + sending;
     slowest = greater(slowest, sending);
-    least_two = lesser(least_two, before + one);
-    way += one;
-    before = one;
+    least_two = lesser(least_two, before + hop_s);
+    way += hop_s;
+    before = hop_s;
   }
-  // Over 2 (H - 1) links in a row: twice round, but for two neighbouring links.
+  // Over 2 (H - 1) links in a row: twice round, less the two neighbouring links that take least.
   const double longest = hosts > 2 ? 2 * way - least_two : way;
   return (Seconds){greater(steps * slowest, longest), steps * way / hosts, 0};
 }
@@ -102,9 +100,10 @@ static Seconds halving_doubling(Scratch* s, const int32_t* order) {
     double slowest = 0, sum = 0;
     find_rates(s, order, distance);
     for (int32_t k = 0; k < links->hosts; k++) {
-      const double one = latency_of(links, order, k, k ^ distance) + links->size_bytes / (2 * distance) / s->rate[k];
-      slowest = greater(slowest, one);
-      sum += one;
+      const double message_s =
+          latency_of(links, order, k, k ^ distance) + links->size_bytes / (2 * distance) / s->rate[k];
+      slowest = greater(slowest, message_s);
+      sum += message_s;
     }
     total.slowest += 2 * slowest;
     total.mean += 2 * sum / links->hosts;
@@ -151,8 +150,8 @@ double rw_order_seconds(const Links* links, const int32_t* order) {
 }
 
 static void exchange(int32_t* order, int32_t a, int32_t b) {
-  const int32_t kept = order[a];
-  order[a] = order[b], order[b] = kept;
+  const int32_t swap = order[a];
+  order[a] = order[b], order[b] = swap;
 }
 
 static void reverse(int32_t* order, int32_t a, int32_t b) {
@@ -172,15 +171,15 @@ static int next_permutation(int32_t* order, int32_t first, int32_t hosts) {
 
 double rw_order_exact(const Links* links, int32_t* order) {
   Scratch s = {0};
-  int32_t trial[MOST_EXACT];
+  int32_t trial[MAX_EXACT];
   double best = -1;
-  if (links->hosts <= MOST_EXACT && scratch_make(&s, links)) {
+  if (links->hosts <= MAX_EXACT && scratch_make(&s, links)) {
     Seconds seconds = seconds_of(&s, order);
     best = seconds.torn ? INFINITY : seconds.slowest;
     for (int32_t k = 0; k < links->hosts; k++) trial[k] = k;
     do {
       seconds = seconds_of(&s, trial);
-      if (!seconds.torn && seconds.slowest < best * (1 - CLEARLY)) {
+      if (!seconds.torn && seconds.slowest < best * (1 - MIN_GAIN)) {
         best = seconds.slowest;
         memcpy(order, trial, sizeof(int32_t) * (size_t)links->hosts);
       }
@@ -212,34 +211,34 @@ double rw_order_anneal(const Links* links, const Effort* effort, int32_t* order)
   const size_t bytes = sizeof(int32_t) * (size_t)links->hosts;
   const double begin_s = now_s();
   Scratch s = {0};
-  int32_t *at = malloc(bytes), *trial = malloc(bytes);
+  int32_t *current = malloc(bytes), *trial = malloc(bytes);
   uint64_t random = effort->seed;
   double best = -1;
-  if (at && trial && scratch_make(&s, links)) {
+  if (current && trial && scratch_make(&s, links)) {
     Seconds seconds = seconds_of(&s, order);
-    double now = energy(seconds), share = 0, heat = 0;
-    const double begin = now;
+    double present = energy(seconds), share = 0, heat = 0;
+    const double begin = present;
     best = seconds.torn ? INFINITY : seconds.slowest;
-    memcpy(at, order, bytes);
+    memcpy(current, order, bytes);
     for (int64_t move = 0; move < effort->moves && share <= 1; move++) {
-      if (move % CHECK_EVERY == 0) {  // as far as the moves or the time have come
+      if (move % CHECK_EVERY == 0) {  // progress by moves or by time, whichever is further
         share = greater((double)move / (double)effort->moves, (now_s() - begin_s) / effort->limit_s);
         heat = begin * effort->hot * pow(effort->cold / effort->hot, share);
       }
-      memcpy(trial, at, bytes);
+      memcpy(trial, current, bytes);
       change(&random, trial, links->keep_first, links->hosts);
       seconds = seconds_of(&s, trial);
       const double next = energy(seconds);
-      if (next > now && random_uniform(&random) >= exp((now - next) / heat)) continue;
-      memcpy(at, trial, bytes);
-      now = next;
-      if (!seconds.torn && seconds.slowest < best * (1 - CLEARLY)) {
+      if (next > present && random_uniform(&random) >= exp((present - next) / heat)) continue;
+      memcpy(current, trial, bytes);
+      present = next;
+      if (!seconds.torn && seconds.slowest < best * (1 - MIN_GAIN)) {
         best = seconds.slowest;
         memcpy(order, trial, bytes);
       }
     }
   }
-  free(at), free(trial);
+  free(current), free(trial);
   scratch_free(&s);
   return best;
 }

@@ -1,8 +1,8 @@
-// The planner's inner loop: a problem as flat arrays, and what is searched over it. Plain C, no tensors, no globals.
+// The planner's inner loop: a problem as flat arrays, and searches over it. Plain C, no tensors, no globals.
 //
 // A *piece* goes to a *unit*: a rank, all ranks of a host, or all ranks; it adds the same loads, link seconds and
 // bytes to each rank of the unit. Each item has options, each option pieces; a placement takes one option of each item.
-// See [Note: Cost] in rowwise/planning/perf/cost.py for what a placement costs.
+// See [Note: Cost] in rowwise/planning/perf/cost.py for the cost of a placement.
 
 #ifndef ROWWISE_PLAN_H
 #define ROWWISE_PLAN_H
@@ -24,10 +24,10 @@ typedef struct {
   const int32_t* item_rule;   // items: a row of `allowed`, or -1
   const uint8_t* allowed;     // rules x units
   const int32_t* home;        // pieces or NULL: the unit where a piece's rows are now
-  const double* stay_bytes;   // pieces: that need not move if it stays there
+  const double* stay_bytes;   // pieces: bytes that need not move if it stays there
   const int32_t* group_end;   // groups
   const double* group_power;  // groups
-  double constant;            // what no load costs
+  double constant;            // phi of no load
   int32_t hinges;
   const double* hinge_weight;  // loads x hinges
   const double* hinge_offset;  // hinges
@@ -37,15 +37,15 @@ typedef struct {
 typedef struct {
   uint64_t seed;
   int64_t moves;
-  double hot, cold;    // temperatures, as shares of what the start costs
+  double hot, cold;    // temperatures, as shares of the start's cost
   double limit_s;      // of wall time
-  double smooth;       // share of a smooth maximum in what is annealed
-  double bytes_price;  // what a byte that does not stay at its home costs, in seconds
+  double smooth;       // share of a smooth maximum in the annealed cost
+  double bytes_price;  // seconds that a byte moved from its home costs
 } Effort;
 
 typedef struct {
-  double cost, over;  // what the best placement costs; bytes over the limits, as a share of them, or 0
-  int64_t moves;      // that were tried
+  double cost, over;  // of the best placement: seconds; bytes over the limits, as a share of them, or 0
+  int64_t moves;      // tried
   int32_t stopped;    // by time
 } Found;
 
@@ -86,7 +86,7 @@ typedef struct {
 // Seconds of the collective with `order[k]` as the host that comes k-th; negative without memory, as of the next two.
 double rw_order_seconds(const Links* links, const int32_t* order);
 
-// The best order of at most 8 hosts, in place: every order is tried, and the given one kept unless another is better.
+// The best order of at most 8 hosts, in place: every order is tried, and the start kept unless another is better.
 double rw_order_exact(const Links* links, int32_t* order);
 
 // A better order, in place.

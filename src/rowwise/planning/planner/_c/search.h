@@ -1,4 +1,4 @@
-// What the planner's searches share: random numbers (splitmix64, a function of their seed alone), and a clock.
+// Shared by the planner's searches: random numbers (splitmix64, a function of their seed alone), and a clock.
 
 #ifndef ROWWISE_PLAN_SEARCH_H
 #define ROWWISE_PLAN_SEARCH_H

@@ -25,7 +25,7 @@ static double norm(const double* load, int32_t count, double power) {
   return top * pow(sum, 1.0 / power);
 }
 
-// A layer of a network, less what it gives where there is no load. Over hinges inside, which needs no reordered sums.
+// A layer of a network, less its value at no load. Hinges are the inner loop, which vectorises without reordered sums.
 static double hinges(const Problem* problem, const double* load) {
   const int32_t count = problem->hinges;
   double height[MAX_HINGES];
@@ -38,9 +38,9 @@ static double hinges(const Problem* problem, const double* load) {
   }
   double total = 0;
   for (int32_t h = 0; h < count; ++h) {
-    const double here = height[h] > 0 ? height[h] : 0;
-    const double ground = problem->hinge_offset[h] > 0 ? problem->hinge_offset[h] : 0;
-    total += (here - ground) * problem->hinge_out[h];
+    const double value = height[h] > 0 ? height[h] : 0;
+    const double base = problem->hinge_offset[h] > 0 ? problem->hinge_offset[h] : 0;
+    total += (value - base) * problem->hinge_out[h];
   }
   return total;
 }
@@ -150,11 +150,12 @@ static void raise_tree(double* top, int32_t leaf, double value) {
   top[leaf] = value;
   for (int32_t i = leaf / 2; i >= 1; i /= 2) {
     const double a = top[2 * i], b = top[2 * i + 1], larger = a > b ? a : b;
-    if (top[i] == larger) break;
+    if (top[i] == larger) break;  // all maxima above are unchanged, too
     top[i] = larger;
   }
 }
 
+// Saves a rank before its first change since state_begin.
 static void keep(State* state, int32_t rank) {
   if (state->stamp[rank] == state->now) return;
   state->stamp[rank] = state->now;
@@ -165,6 +166,7 @@ static void keep(State* state, int32_t rank) {
   state->touched[state->touched_count++] = rank;
 }
 
+// Recomputes phi, maxima and overflow of a rank from its sums.
 static void renew(State* state, int32_t rank) {
   const Problem* problem = state->problem;
   const double* sum = state->sum + (size_t)rank * state->stride;
@@ -194,7 +196,7 @@ static void add(State* state, int32_t piece, int32_t unit, double sign) {
     double* sum = state->sum + (size_t)r * state->stride;
     for (int32_t k = 0; k < problem->loads; ++k) {
       const double left = sum[k] + sign * load[k];
-      sum[k] = left > 0 ? left : 0;  // what rounding leaves of nothing is nothing
+      sum[k] = left > 0 ? left : 0;  // rounding may leave less than 0
     }
     const double left = sum[problem->loads] + sign * problem->piece_link[piece];
     sum[problem->loads] = left > 0 ? left : 0;
@@ -257,9 +259,9 @@ double rw_cost(const Problem* problem, const int32_t* unit, double* over) {
     if (unit[p] != NO_UNIT) state_put(&state, p, unit[p]);
   }
   const double cost = state_cost(&state);
-  double most = 0;
-  for (int32_t r = 0; r < state.world; ++r) most += state.over[r];
-  *over = most;
+  double total = 0;
+  for (int32_t r = 0; r < state.world; ++r) total += state.over[r];
+  *over = total;
   state_free(&state);
   return cost;
 }

@@ -1,4 +1,4 @@
-// A placement while it is changed: sums of each rank, and the largest of them, kept as pieces come and go.
+// A placement that is updated piece by piece: sums of each rank, and trees of their maxima.
 
 #ifndef ROWWISE_PLAN_STATE_H
 #define ROWWISE_PLAN_STATE_H
@@ -18,12 +18,12 @@ typedef struct {
   double *phi, *over;              // of each rank
   double *top_phi, *top_link;      // trees of maxima: leaf r at leaves + r
   double all_over;                 // the sum of `over`
-  double phi_scale, link_scale;    // what high powers are taken relative to
+  double phi_scale, link_scale;    // divisors of the 16th powers, against overflow
   double phi_power, link_power;    // sums over ranks of phi and link seconds to the 16th power: a smooth maximum
   int32_t* unit;                   // of each piece, or NO_UNIT
   int32_t* slot;                   // of each piece in its unit's list
   int32_t **list, *length, *room;  // pieces of each unit
-  // What a change has touched, to take it back.
+  // Ranks that the change has touched, and their state before it.
   int32_t *touched, touched_count, *stamp, now;
   double* kept;  // world x (stride + 2)
   double kept_over, kept_phi_power, kept_link_power;
