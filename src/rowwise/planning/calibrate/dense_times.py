@@ -130,8 +130,8 @@ def _typical_s(comm: Comm, call: Callable[[], object]) -> float:
 def _measure_cpu(comm: Comm, size: int) -> float:
     """Seconds of the processor for a byte that is sent and one that is received, beyond those of an empty message."""
     world = len(comm.ranks)
-    each = size // FLOAT_bytes // world
-    splits = [0 if rank == comm.rank else each for rank in range(world)]
+    count = size // FLOAT_bytes // world
+    splits = [0 if rank == comm.rank else count for rank in range(world)]
     taken: list[float] = []
     for number in (0, 1):
         sent, parts = torch.zeros(sum(splits) * number), [n * number for n in splits]

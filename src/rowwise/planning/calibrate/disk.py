@@ -1,6 +1,6 @@
 """Measures the disk below a folder: random reads of three sizes, and one long write, past the system's page cache.
 
-Reads are direct (O_DIRECT), from a temporary file without a name, by threads that keep as many requests in flight. File
+Reads are direct (O_DIRECT), from a temporary file without a name, by threads with one request in flight each. File
 systems in memory refuse direct reads. Known limit: Linux only.
 """
 

@@ -86,8 +86,8 @@ class DrawnTables(NamedTuple):
     optimizers: Sequence[RowOptimizer]
 
     def total_bytes(self) -> int:
-        each = (_table_bytes(*x) for x in zip(self.rows_T, self.dim_T, self.row_types, self.optimizers, strict=True))
-        return sum(each)
+        sizes = (_table_bytes(*x) for x in zip(self.rows_T, self.dim_T, self.row_types, self.optimizers, strict=True))
+        return sum(sizes)
 
     def sample_s(self) -> float:
         """Rough seconds of a sample on one core."""

@@ -69,7 +69,7 @@ class MachineDescription(Value, frozen=True, kw_only=True):
     coding: Coding | None = None
     dense: DenseTimes | None = None  # None if not measured
     copies_inside: bool = False  # whether ranks exchanged through shared memory
-    narrow: tuple[WireShares, ...] = ()  # added cost of narrow wires; empty: not measured
+    narrow: tuple[WireShares, ...] = ()  # added cost of narrow wires; empty if not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def _model_error(name: str, predicted_S: Floats, steady_S: Floats, raw_S: Floats
 def _estimate_drift(
     raw: MeasuredSets, sets: Sequence[SetSample], known_S: np.ndarray, report: Callable[[float], None]
 ) -> Floats:
-    """The drift: what the residuals of neighbours, by a first network, have in common."""
+    """The drift: the common part of the residuals of neighbours, by a first network."""
     network = train_network(raw.all_stages().take(np.flatnonzero(known_S)), DRIFT_SHAPE, report)
     residual_S = np.log(raw.sets.seconds_S / predict_s(network, raw.all_stages()))
     return estimate_slowness(residual_S, np.array([s.rank for s in sets]), known_S)

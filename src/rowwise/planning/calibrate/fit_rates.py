@@ -1,4 +1,4 @@
-"""Fits the rates of a roofline to measured sets: what a profile uses where its networks are not trusted.
+"""Fits the rates of a roofline to measured sets: the fallback of a profile whose networks are not trusted.
 
 Loads are amounts over rates, so amounts are computed once. The search is on a logarithmic scale, for the least mean
 error.

@@ -35,7 +35,7 @@ class MeasurementSpec(Value, frozen=True, kw_only=True):
     threads: int = 1  # of each rank
     device: str = "cpu"
     transport: str = "shared"
-    tables: tuple[Workload, ...] = ()  # to draw sets from; empty: synthetic tables
+    tables: tuple[Workload, ...] = ()  # to draw sets from; empty draws synthetic ones
     limits: SetLimits
 
 

@@ -33,7 +33,7 @@ REPEATS = 3  # after a warm-up
 MAX_TURNS = 8  # sets that take turns
 LOW_QUANTILE = 0.2  # of the repeats, which is the result
 MAX_FLUSH_bytes = 64 << 20
-GPU_L2_bytes = 64 << 20  # if the device does not say
+GPU_L2_bytes = 64 << 20  # if the device reports none
 GRADIENT = 0.01  # standard deviation of gradients: no overflow, and no denormals, which are slow
 
 

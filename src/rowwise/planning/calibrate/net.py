@@ -44,15 +44,17 @@ def make_network(probed: ProbeSamples, hosts: Sequence[NetworkHost], groups: tup
     alone_HH = np.maximum(large_HH - small_HH, 1e-9) * large / (large - small)
     slowdown_HH = _slowdown(kinds["loaded"], alone_HH)
     groups = groups if groups is not None else find_groups(slowdown_HH)
-    latency_HH, alone_HH = (_fill(matrix_HH, groups) for matrix_HH in (latency_HH, alone_HH))
-    spread = [np.ptp(times) / np.median(times) for times in _times(kinds["alone"], large).values() if len(times) > 1]
+    latency_HH, alone_HH = (_fill_missing(matrix_HH, groups) for matrix_HH in (latency_HH, alone_HH))
+    spread = [
+        np.ptp(times) / np.median(times) for times in _seconds_by_pair(kinds["alone"], large).values() if len(times) > 1
+    ]
     loaded_rounds = len({s.round for s in kinds["loaded"]})
     return Network(
         hosts=tuple(structs.replace(h, address=a) for h, a in zip(hosts, probed.addresses, strict=True)),
         latency_s=_as_matrix(latency_HH),
         rate_Bps=_as_matrix(large / alone_HH),
         groups=groups if max(groups) else (),
-        uplink_Bps=_uplinks(kinds["loaded"], groups, large / alone_HH) if max(groups) else (),
+        uplink_Bps=_uplink_rates(kinds["loaded"], groups, large / alone_HH) if max(groups) else (),
         probed=NetworkProbe(
             when=datetime.now().astimezone().isoformat(timespec="seconds"),
             seconds=round(probed.seconds, 1),
@@ -67,7 +69,7 @@ def find_groups(slowdown_HH: Floats) -> tuple[int, ...]:
     """Average-linkage clusters of the slowdown under load, cut at its largest step; one group if that is small."""
     clusters = [[host] for host in range(len(slowdown_HH))]
     history, heights = [clusters], [1.0]
-    while len(clusters) > 1:
+    while len(clusters) > 1:  # merge the two clusters with the least mean slowdown
         height, a, b = min(
             (float(slowdown_HH[np.ix_(clusters[a], clusters[b])].mean()), a, b)
             for a, b in combinations(range(len(clusters)), 2)
@@ -99,7 +101,9 @@ def number_racks(racks: Mapping[str, str], names: Sequence[str]) -> tuple[int, .
     return tuple(numbers[racks[name]] for name in names)
 
 
-def _times(samples: Sequence[ProbeSample], size_bytes: int | None = None) -> dict[tuple[int, int], list[float]]:
+def _seconds_by_pair(
+    samples: Sequence[ProbeSample], size_bytes: int | None = None
+) -> dict[tuple[int, int], list[float]]:
     by_pair: dict[tuple[int, int], list[float]] = defaultdict(list)
     for sample in samples:
         if size_bytes in (None, sample.size_bytes):
@@ -110,7 +114,7 @@ def _times(samples: Sequence[ProbeSample], size_bytes: int | None = None) -> dic
 def _by_pair(samples: Sequence[ProbeSample], hosts: int, reduce: Callable[[list[float]], float]) -> Floats:
     """A number for each pair, [from][to]; NaN for pairs without a message."""
     reduced_HH = np.full((hosts, hosts), np.nan)
-    for pair, times in _times(samples).items():
+    for pair, times in _seconds_by_pair(samples).items():
         reduced_HH[pair] = reduce(times)
     return reduced_HH
 
@@ -120,10 +124,10 @@ def _slowdown(loaded: Sequence[ProbeSample], alone_HH: Floats) -> Floats:
     slowdown_HH = _by_pair(loaded, len(alone_HH), lambda times: float(np.median(times))) / alone_HH
     mean_HH = np.sqrt(slowdown_HH * slowdown_HH.T)
     known_HH = np.where(np.isnan(mean_HH), np.nanmedian(mean_HH) if np.isfinite(mean_HH).any() else 1.0, mean_HH)
-    return np.maximum(known_HH, _unlikeness(known_HH))
+    return np.maximum(known_HH, _dissimilarity(known_HH))
 
 
-def _unlikeness(slowdown_HH: Floats) -> Floats:
+def _dissimilarity(slowdown_HH: Floats) -> Floats:
     """The ratio of two hosts' slowdowns to a third, the median over these; 1 or more.
 
     Hosts of one group have the same uplink to all others. Two of different groups may by chance have met only while
@@ -139,7 +143,7 @@ def _unlikeness(slowdown_HH: Floats) -> Floats:
     return ratio_HH
 
 
-def _fill(matrix_HH: Floats, groups: Sequence[int]) -> Floats:
+def _fill_missing(matrix_HH: Floats, groups: Sequence[int]) -> Floats:
     """Pairs that did not meet get the median of those inside groups, or of those across them."""
     group_H = np.array(groups)
     near_HH, remote_HH = group_H[:, None] == group_H, ~np.eye(len(group_H), dtype=bool)
@@ -151,7 +155,7 @@ def _fill(matrix_HH: Floats, groups: Sequence[int]) -> Floats:
     return filled_HH
 
 
-def _uplinks(loaded: Sequence[ProbeSample], groups: Sequence[int], rate_HH: Floats) -> tuple[float, ...]:
+def _uplink_rates(loaded: Sequence[ProbeSample], groups: Sequence[int], rate_HH: Floats) -> tuple[float, ...]:
     """Bytes a second of messages that left or entered a group at once, until the last has arrived."""
     together: dict[tuple[int, int, str], list[ProbeSample]] = defaultdict(list)
     for sample in loaded:

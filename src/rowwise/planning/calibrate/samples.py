@@ -24,7 +24,7 @@ class SetSample(Value, frozen=True, kw_only=True, tag="set"):
     lookup_s: float
     update_s: float  # backward and update
     again: bool = False  # the second measurement of its set: the difference is noise
-    took_s: float  # wall-clock time, also of what is not timed
+    took_s: float  # wall-clock time, also of untimed parts
     waited: float = 0.0  # fraction of `took_s` that this process waited for a processor
 
 

@@ -31,7 +31,7 @@ KINDS = tuple(WireType(name) for name in NarrowWires.__struct_fields__)
 
 
 class WireShares(NamedTuple):
-    """The size of an exchange, and what each wire type adds to its seconds, as a fraction of those in floats."""
+    """The size of an exchange, and the added seconds of each wire type, as a fraction of those in floats."""
 
     batch: int  # samples of all ranks
     tables: int  # of each rank

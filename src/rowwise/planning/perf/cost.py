@@ -1,7 +1,7 @@
 """The interface of cost models: pieces of tables in, loads out, and the cost of a sum of loads as data.
 
 [Note: Cost] A piece of a table on a rank has a vector of K loads (seconds that it would hold each resource for). Loads
-of one rank add up; what the rank's fused operators then take is `phi` of the sum, which is convex and grows with every
+of one rank add up; the rank's fused operators then take `phi` of the sum, which is convex and grows with every
 load but is not additive: a device that waits for memory computes meanwhile. A step takes
 
     F = max over ranks of phi(sum of loads) + max over ranks of (sum of seconds on links),

@@ -1,4 +1,4 @@
-"""The dense layers of a model as shapes, and what each takes on a device."""
+"""The dense layers of a model as shapes, and their seconds on a device."""
 
 import itertools
 import re

@@ -1,7 +1,7 @@
 """Bytes and memory of dense parameters that ranks share (FSDP: arXiv 2304.11277).
 
-A unit is what is gathered at once. With F ranks that share M bytes of parameters, and W / F such groups, a rank sends
-for each backward
+A unit is the parameters of one all-gather. With F ranks that share M bytes of parameters, and W / F such groups, a
+rank sends for each backward
 
     replicated   2 M (W - 1) / W                                 one all-reduce
     full         M (F - 1) / F for each gather and for the sums of gradients: 3 M (F - 1) / F, or 2 without reshard

@@ -3,7 +3,7 @@
 NeuroShard's models of communication: forward, from each rank's columns and how much later it begins than the first;
 backward, from columns alone. Here one small network serves any rank of any number of ranks: its inputs are that rank's
 amounts, and mean and maximum over all ranks. It corrects a nominal time (a start, bytes at a price, and the wait for
-the rank that begins last) by a factor. Layouts are not told apart; all vectors are alike.
+the rank that begins last) by a factor. Layouts are ignored.
 """
 
 from typing import NamedTuple
@@ -108,7 +108,7 @@ def waits_s(seconds_W: Floats) -> Floats:
 
 
 def nominal_s(amounts: Amounts, prices: tuple[float, float, float]) -> Floats:
-    """Seconds of each rank by prices alone; what it sends and what it receives count half each."""
+    """Seconds of each rank by prices alone; bytes that it sends and receives count half each."""
     start, byte, id_ = prices
     remote = (len(amounts.dim_W) - 1) / len(amounts.dim_W)
     vectors_W = (amounts.dim_W + amounts.dim_W.mean()) / 2 * amounts.batch * FLOAT_bytes * remote

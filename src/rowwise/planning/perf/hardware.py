@@ -1,6 +1,6 @@
 """Hardware profiles: rates of a device, memory by tier, and links between devices, as numbers.
 
-Profiles are presets, measured ones that come with the package, or files; each says where its numbers are from. Not
+Profiles are presets, measured ones that come with the package, or files; each names the source of its numbers. Not
 supported: different devices in one machine.
 """
 
@@ -128,7 +128,7 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
     linears: LinearTimes | None = None  # None estimates dense layers by `flops`
     sums: SumTimes | None = None  # of dense gradients inside a host; None takes the rates of all-reduces
     cpu_s_per_byte: float = 0.0  # computation lost to a byte sent or received: on CPUs
-    overheads: tuple[StageOverhead, ...] = ()  # of any step, beside its tables, layers and transfers; empty: unknown
+    overheads: tuple[StageOverhead, ...] = ()  # of any step, beside its tables, layers and transfers; empty if unknown
     batches: MakingTimes | None = None  # made by the processors of ranks, beside steps; None counts no time
     copies_inside: bool = False  # ranks of a host share memory: a transfer inside it is copies, by the ranks themselves
 

@@ -1,4 +1,4 @@
-"""Memory that this process can still use: what the machine has free, within the limits of its control groups.
+"""Memory available to this process: free memory of the machine, within the limits of its control groups.
 
 Read from files of Linux under `root`; unknown on other systems. Pages that only cache files count as free, as the
 kernel evicts them, and so does swap.
@@ -14,7 +14,7 @@ IN_MEMORY = ("tmpfs", "ramfs")  # kinds of file systems
 
 def free_bytes(root: Path = ROOT) -> int | None:
     """The least of all limits; None if the system reports none."""
-    limits = [size for size in (_machine_free(root), *_groups_free(root)) if size is not None]
+    limits = [size for size in (_free_of_machine(root), *_free_of_cgroups(root)) if size is not None]
     return max(min(limits), 0) if limits else None
 
 
@@ -27,13 +27,13 @@ def is_in_memory(folder: Path, root: Path = ROOT) -> bool:
     return kinds.get(f"{os.major(device)}:{os.minor(device)}") in IN_MEMORY
 
 
-def _machine_free(root: Path) -> int | None:
+def _free_of_machine(root: Path) -> int | None:
     lines = (line.split() for line in _read_text(root / "proc/meminfo").splitlines())
     sizes = {words[0]: int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdecimal()}
     return sizes["MemAvailable:"] + sizes.get("SwapFree:", 0) if "MemAvailable:" in sizes else None
 
 
-def _groups_free(root: Path) -> Iterator[int | None]:
+def _free_of_cgroups(root: Path) -> Iterator[int | None]:
     """Bytes left in the control group of this process and in those that contain it, cgroup v1 and v2."""
     for line in _read_text(root / "proc/self/cgroup").splitlines():
         _, kinds, path = line.split(":", 2)
@@ -49,12 +49,12 @@ def _groups_free(root: Path) -> Iterator[int | None]:
             # In a container the path may be the host's, of which only the top is mounted here.
             inside = top / path.strip("/")
             for folder in (inside, *inside.parents):
-                yield _group_free(folder, *names)
+                yield _free_of_cgroup(folder, *names)
                 if folder == top:
                     break
 
 
-def _group_free(folder: Path, limit_name: str, usage_name: str, prefix: str) -> int | None:
+def _free_of_cgroup(folder: Path, limit_name: str, usage_name: str, prefix: str) -> int | None:
     limit, usage = _read_text(folder / limit_name).strip(), _read_text(folder / usage_name).strip()
     if not limit.isdecimal() or not usage.isdecimal():  # "max", or no such file
         return None

@@ -1,7 +1,7 @@
 """The cost model of a measured machine: set networks for its kernels, rates for its links.
 
 One network predicts the lookup, one backward with update; a rank's operators take the sum of both. Rows of lower tiers
-are not measured and cost what the roofline says. See [Note: Cost]. Not supported: row types and links that the machine
+are not measured; the roofline estimates them. See [Note: Cost]. Not supported: row types and links that the machine
 was not measured with.
 """
 

@@ -84,7 +84,7 @@ class LinkArrays(NamedTuple):
         return len(self.group_H)
 
     def among(self, hosts: Sequence[int]) -> "LinkArrays":
-        """The links between some hosts, in this order, and the groups that they are in."""
+        """The links between the given hosts, in their order, and their groups."""
         groups, group_H = np.unique(self.group_H[list(hosts)], return_inverse=True)
         pair_HH = np.ix_(hosts, hosts)
         return LinkArrays(
@@ -99,8 +99,8 @@ class Network(Value, frozen=True, omit_defaults=True):
     link: PairLink | None = None  # of all pairs; None if the matrices give them
     latency_s: Matrix = ()  # [from][to]
     rate_Bps: Matrix = ()
-    groups: tuple[int, ...] = ()  # the group of each host; empty: one group
-    uplink_Bps: tuple[float, ...] = ()  # of each group; empty: uplinks never limit
+    groups: tuple[int, ...] = ()  # the group of each host; empty for one group
+    uplink_Bps: tuple[float, ...] = ()  # of each group; empty if uplinks never limit
     probed: NetworkProbe | None = None  # None if not measured
 
     @property

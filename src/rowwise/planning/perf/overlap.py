@@ -34,9 +34,9 @@ def find_overlaps(stages: Sequence[ScheduledStage]) -> list[Overlap]:
     for what, kinds in TRANSFERS.items():
         busy_s = hidden_s = 0.0
         for rank in sorted({stage.rank for stage in stages}):
-            link, computing = _link(stages, rank, kinds), _computing(stages, rank)
+            link, computing = _transfer_intervals(stages, rank, kinds), _compute_intervals(stages, rank)
             busy_s += _length_s(link)
-            hidden_s += _length_s(link) - _length_s(_without(link, computing))
+            hidden_s += _length_s(link) - _length_s(_subtract(link, computing))
         if busy_s > 0:
             overlaps.append(Overlap(what, busy_s, hidden_s))
     return overlaps
@@ -45,15 +45,15 @@ def find_overlaps(stages: Sequence[ScheduledStage]) -> list[Overlap]:
 def exposed_intervals(stages: Sequence[ScheduledStage], rank: int) -> list[Interval]:
     """When the link of a rank transfers and its main thread does not compute."""
     kinds = tuple(kind for kinds in TRANSFERS.values() for kind in kinds)
-    return _without(_link(stages, rank, kinds), _computing(stages, rank))
+    return _subtract(_transfer_intervals(stages, rank, kinds), _compute_intervals(stages, rank))
 
 
-def _link(stages: Iterable[ScheduledStage], rank: int, kinds: Sequence[str]) -> list[Interval]:
+def _transfer_intervals(stages: Iterable[ScheduledStage], rank: int, kinds: Sequence[str]) -> list[Interval]:
     transfers = (s for s in stages if s.rank == rank and s.resource == "link" and s.kind in kinds)
     return _union(Interval(stage.begin_s, stage.end_s) for stage in transfers)
 
 
-def _computing(stages: Iterable[ScheduledStage], rank: int) -> list[Interval]:
+def _compute_intervals(stages: Iterable[ScheduledStage], rank: int) -> list[Interval]:
     computing = (s for s in stages if s.rank == rank and s.resource == "processor" and s.kind not in IDLE_PROCESSOR)
     return _union(Interval(stage.begin_s, stage.end_s) for stage in computing)
 
@@ -69,7 +69,7 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def _without(intervals: Sequence[Interval], removed: Sequence[Interval]) -> list[Interval]:
+def _subtract(intervals: Sequence[Interval], removed: Sequence[Interval]) -> list[Interval]:
     """The parts of intervals outside of the removed ones; both are sorted and disjoint."""
     rest: list[Interval] = []
     first = 0

@@ -34,7 +34,7 @@ class TimelineStage:
     seconds_W: "Sequence[float] | NDArray[np.float64]"  # of each rank; one entry where all are alike
     after: tuple[StageRef, ...] = ()
     joins: bool = False  # a collective
-    group_W: "Sequence[int] | NDArray[np.int64]" = ()  # ranks of one number meet in a collective; empty: all ranks
+    group_W: "Sequence[int] | NDArray[np.int64]" = ()  # ranks of one number meet in a collective; empty if all ranks do
     latency_s: float = 0.0  # the part of its seconds in which the resource already works for the next stage
     ahead: int = 0  # steps by which the program runs this stage before the others of its batch
 

@@ -1,6 +1,6 @@
 """Seconds of a sum of dense gradients over all ranks, by the wire that it travels on.
 
-    ring         floats around all hosts, as gloo's all-reduce; on one host, as its rate of all-reduce says
+    ring         floats around all hosts, as gloo's all-reduce; on one host, by its rate of all-reduce
     flat         encoded shares to and from all ranks (`train/coded.py`)
     two levels   floats near, encoded shares between groups or hosts (`train/two_level.py`)
 

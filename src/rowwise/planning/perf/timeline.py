@@ -46,7 +46,7 @@ class StageTimes(NamedTuple):
 def stage_times(
     stages: Sequence[TimelineStage], steps: int, costs_S: Sequence[StageCosts] = ()
 ) -> Iterator[StageTimes]:
-    """The stages of `steps` steps, and what is done ahead for later ones; see [Note: Timeline].
+    """The stages of `steps` steps, and those run ahead for later ones; see [Note: Timeline].
 
     `costs_S` are costs of unequal steps, which are repeated in turn; without them, all steps have the stages' seconds.
     """
@@ -65,13 +65,13 @@ def stage_times(
             ready_W = [ends[StageRef(ref.name, step - ref.steps_back)] for ref in before]
             begin_W = np.maximum.reduce([free[stage.resource], *ready_W])
             seconds_W = np.array(costs_S[step % len(costs_S)].of(stage.name)) if costs_S else seconds[stage.name]
-            end_W = (_meet(begin_W, groups.get(stage.name)) if stage.joins else begin_W) + seconds_W
+            end_W = (_last_begin(begin_W, groups.get(stage.name)) if stage.joins else begin_W) + seconds_W
             yield StageTimes(stage, step, begin_W, end_W, begin_W - free[stage.resource], ready_W, before)
             ends[StageRef(stage.name, step)] = end_W
             free[stage.resource] = end_W - np.minimum(stage.latency_s, seconds_W) if stage.latency_s else end_W
 
 
-def _meet(begin_W: Floats, group_W: NDArray[np.int64] | None) -> Floats:
+def _last_begin(begin_W: Floats, group_W: NDArray[np.int64] | None) -> Floats:
     """For each rank, when the last of its group has begun."""
     if group_W is None:
         return np.full(len(begin_W), begin_W.max())

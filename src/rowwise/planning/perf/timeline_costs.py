@@ -1,10 +1,10 @@
-"""Costs of stages from a recorded timeline: what each resource worked for a step, without the waits of the main thread.
+"""Costs of stages from a recorded timeline: seconds that each resource works, without the waits of the main thread.
 
 A recording has kinds of stages (`route`), not their parts (`route.pack`). Parts follow from the order of intervals
 in a step: the first one of a kind is its first part, all others are the second. Of a forward and of the all-reduces of
 dense gradients, the last one is the second part: layers that need vectors, and buckets that are full at the end.
 
-The shortest transfer has next to no bytes, so it takes as long as the latency of the link. Transfers overlap
+The shortest transfer has hardly any bytes, so it takes as long as the latency of the link. Transfers overlap
 for that long; in a longer overlap, the later transfer waited for the bytes of the earlier.
 """
 
@@ -24,7 +24,7 @@ PARTS = {
     ("processor", "return"): ("return.pack", "return.unpack"),
     ("link", "reduce"): ("reduce.early", "reduce.late"),
 }
-WHOLE: dict[tuple[str, str], str] = {  # kinds without parts, and those of which one part is on this resource
+UNSPLIT: dict[tuple[str, str], str] = {  # kinds without parts, and those of which one part is on this resource
     (resource, name.partition(".")[0]): name
     for name, (resource, _) in PROGRAM.items()
     if (resource, name.partition(".")[0]) not in PARTS
@@ -58,7 +58,7 @@ def costs_by_step(recorded: Sequence[ScheduledStage]) -> tuple[StageCosts, ...]:
     parts = [
         stage._replace(name=_name_part(resource, kind, number, len(intervals)))
         for (_, resource, kind), occurrences in by_key.items()
-        for intervals in (_transfers(occurrences, world) if resource == "link" else occurrences).values()
+        for intervals in (_joined_transfers(occurrences, world) if resource == "link" else occurrences).values()
         for number, stage in enumerate(intervals)
     ]
     latency_s = _latency_s(parts)
@@ -82,7 +82,7 @@ def complete_steps(recorded: Iterable[ScheduledStage]) -> set[int]:
 
 def _name_part(resource: str, kind: str, number: int, count: int) -> str:
     if (resource, kind) not in PARTS:
-        return WHOLE.get((resource, kind), UNKNOWN[resource])
+        return UNSPLIT.get((resource, kind), UNKNOWN[resource])
     first, second = PARTS[resource, kind]
     if kind in LAST:
         return second if number == count - 1 else first
@@ -106,7 +106,7 @@ def _align_clocks(recorded: Sequence[ScheduledStage]) -> list[ScheduledStage]:
     ]
 
 
-def _transfers(occurrences: Occurrences, world: int) -> Occurrences:
+def _joined_transfers(occurrences: Occurrences, world: int) -> Occurrences:
     """Collectives from the begin of the last rank; unchanged where ranks have recorded different numbers of them."""
     counts = {len(intervals) for intervals in occurrences.values()}
     if len(occurrences) < world or len(counts) > 1:

@@ -65,7 +65,7 @@ class TorchRecModel:
         return TorchRecModel(topology)
 
     def links_s(self, shards: Shards, curves: Curves) -> Floats:
-        """0: links are part of `loads`."""
+        """Zeros, as links are part of `loads`."""
         return np.zeros(len(shards.table_N))
 
     def loads(self, shards: Shards, curves: Curves) -> Floats:

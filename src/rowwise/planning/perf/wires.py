@@ -26,9 +26,9 @@ def two_level_bytes(topology: Topology, numbers: int, far: FarType) -> list[Coun
     sent_W: list[Counter[Link]] = [Counter() for _ in range(topology.world)]
 
     def send(rank: int, to: Iterable[int], size_bytes: int) -> None:
-        for other in to:
-            if other != rank:
-                sent_W[rank][topology.link(rank, other)] += size_bytes
+        for peer in to:
+            if peer != rank:
+                sent_W[rank][topology.link(rank, peer)] += size_bytes
 
     groups = topology.near_ranks
     holders = min(map(len, groups))
@@ -36,14 +36,14 @@ def two_level_bytes(topology: Topology, numbers: int, far: FarType) -> list[Coun
     share_bytes = FLOAT_bytes * runs * RUN
     for ranks in groups:
         for k, rank in enumerate(ranks):
-            send(rank, ranks[:holders], share_bytes)
-            send(rank, ranks if k < holders else (), share_bytes)
+            send(rank, ranks[:holders], share_bytes)  # reduce-scatter to the holders of shares
+            send(rank, ranks if k < holders else (), share_bytes)  # all-gather of the sums
     bounds = [runs * g // len(groups) for g in range(len(groups) + 1)]
     parts = [end - begin for begin, end in pairwise(bounds)]
     for k in range(holders):
         for g, ranks in enumerate(groups):
-            for h, others in enumerate(groups):
-                send(ranks[k], (others[k],), (parts[g] + parts[h]) * far.run_bytes)
+            for h, peers in enumerate(groups):
+                send(ranks[k], (peers[k],), (parts[g] + parts[h]) * far.run_bytes)
     return sent_W
 
 

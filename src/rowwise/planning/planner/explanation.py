@@ -110,7 +110,7 @@ def bound_sentence(step: StepPlacement) -> str:
 def _timeline(timeline: StepTimeline | None, width: int) -> list[str]:
     """The stages of a step, and what their overlap saves."""
     if timeline is None:
-        return ["The cost model does not tell stages of a step apart, so no overlap is predicted."]
+        return ["The cost model has no stages, so no overlap is predicted."]
     seconds = quantity.format_seconds
     lines = [f"{'stage':<10} {'resource':<10} {'busy':>10} {'exposed':>10}"]
     for stage in timeline.stages:

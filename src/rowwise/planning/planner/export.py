@@ -135,8 +135,8 @@ class _Export:
         if any(group not in hosts for group in ranks):
             where = next(group for group in ranks if group not in hosts)
             has = f"has rows on ranks {', '.join(map(str, where))}"
-            each = f"the {topology.devices} ranks of a host, or all {topology.world}"
-            raise self._error(has, f"cuts rows over {each}, in the order of their numbers")
+            allowed = f"the {topology.devices} ranks of a host, or all {topology.world}"
+            raise self._error(has, f"cuts rows over {allowed}, in the order of their numbers")
         if len(groups) == 1:
             return self._check_pooled("table_row_wise")
         if len({end - begin for begin, end in self.by_cols}) > 1 or len(set(ranks)) < len(ranks):

@@ -49,9 +49,9 @@ def all_fixes(request: PlanRequest, needed_bytes: float, has_plan: HasPlan) -> I
     narrow = [fix for fix in (_row_wise_state(request), _narrow_rows(request, RowType.FP16)) if fix]
     yield from narrow
     if len(narrow) == 2 and not any(has_plan(fix.request) for fix in narrow):
-        both = _narrow_rows(narrow[0].request, RowType.FP16)
-        if both:
-            yield dataclasses.replace(both, change="fp16 rows and row-wise optimizer state together", many=True)
+        combined = _narrow_rows(narrow[0].request, RowType.FP16)
+        if combined:
+            yield dataclasses.replace(combined, change="fp16 rows and row-wise optimizer state together", many=True)
     yield from _smaller_batch(request)
     if "host" in request.tiers:
         yield from _more_host_memory(request, needed_bytes, has_plan)
@@ -77,7 +77,7 @@ def _relaxed_constraints(request: PlanRequest, has_plan: HasPlan) -> Iterator[Fi
         else:
             yield Fix(request=without, change=f"no {what} at all", rank=0, many=many, enough=True)
     for group in constraints.together:
-        rest = tuple(other for other in constraints.together if other != group)
+        rest = tuple(kept for kept in constraints.together if kept != group)
         words = f"not keeping {' and '.join(map(repr, group[:3]))}{' and others' * (len(group) > 3)} together"
         yield Fix(request=_with_constraints(request, together=rest), change=words, rank=0)
     if constraints.reserve:
@@ -165,8 +165,8 @@ def _more_devices(request: PlanRequest, needed_bytes: float, has_plan: HasPlan) 
     topology = request.machine.topology
     many = topology.hosts > 1
     now = topology.hosts if many else topology.devices
-    each = max(sum(request.limits_bytes) * (topology.devices if many else 1), 1)
-    count = max(now + 1, math.ceil(needed_bytes / each))
+    unit_bytes = max(sum(request.limits_bytes) * (topology.devices if many else 1), 1)
+    count = max(now + 1, math.ceil(needed_bytes / unit_bytes))
     for _ in range(TRIES):
         if count * (topology.devices if many else 1) > MAX_RANKS:
             return

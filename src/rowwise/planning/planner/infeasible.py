@@ -29,7 +29,7 @@ class InfeasibleError(SpecError):
 
 
 def check_feasible(problem: PlacementProblem, searched: SearchResult) -> None:
-    """Raise if the best placement found does not fit: what is short and by how much, then the best changes first."""
+    """Raise if the best placement does not fit; the error has the cause, then fixes, the best first."""
     if not searched.over:
         return
     fixes = useful_fixes(problem)
@@ -42,7 +42,7 @@ def check_feasible(problem: PlacementProblem, searched: SearchResult) -> None:
 
 
 def useful_fixes(problem: PlacementProblem) -> list[Fix]:
-    """Changes that help: those that suffice in order of what they lose, then others in order of bytes saved."""
+    """Useful fixes: sufficient ones in order of their loss, then others in order of bytes saved."""
     needed = min_bytes(problem)
     checked = [_check_fix(problem, fix, needed) for fix in all_fixes(problem.request, needed, has_plan)]
     useful = [fix for fix in checked if fix.enough or fix.saved_bytes >= 1]
@@ -163,10 +163,10 @@ def _too_large_in_sum(problem: PlacementProblem) -> str:
     return _too_large_for_pins(problem)
 
 
-def _shortfall(what: str, need: float, who: str, capacity: float) -> str:
-    over = quantity.format_bytes(need - capacity)
-    has = "has" if who == "1 device" else "have"
-    return f"{what} take {quantity.format_bytes(need)}, {who} {has} {quantity.format_bytes(capacity)}, {over} too much"
+def _shortfall(what: str, need: float, holder: str, limit: float) -> str:
+    over = quantity.format_bytes(need - limit)
+    has = "has" if holder == "1 device" else "have"
+    return f"{what} take {quantity.format_bytes(need)}, {holder} {has} {quantity.format_bytes(limit)}, {over} too much"
 
 
 def _devices(count: int) -> str:

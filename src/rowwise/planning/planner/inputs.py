@@ -123,7 +123,7 @@ def read_tables(path: str | Path, *, dim: int | None = None) -> TablesFile:
     zipf_a, zipf_q, unique_ratio, active, row_type, optimizer, features (separated by ;) and pooling_mode. A JSON
     file is a list of objects with these keys, or of workloads as msgspec writes them.
     """
-    text = _text(Path(path))
+    text = _read_text(Path(path))
     if not text.strip():
         raise SpecError(f"{path}: the file is empty", "a header, and a line for each table")
     if Path(path).suffix == ".json" or text.lstrip()[0] in "[{":
@@ -141,10 +141,10 @@ def read_tables(path: str | Path, *, dim: int | None = None) -> TablesFile:
     if dim is not None and not _count_without_dim(entries):
         raise SpecError(f"{path}: all tables give their dim", f"no --dim (got {dim})")
     workloads = tuple(workload for workload, _ in read.values())
-    return TablesFile(workloads, (*notes, *_notes(entries, dim)))
+    return TablesFile(workloads, (*notes, *_default_notes(entries, dim)))
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     data = read_bytes(path)
     try:
         return data.decode("utf-8-sig")
@@ -349,7 +349,7 @@ def _count_without_dim(entries: Sequence[TableEntry]) -> int:
     return sum("dim" not in entry.values and "workload" not in entry.values for entry in entries)
 
 
-def _notes(entries: Sequence[TableEntry], dim: int | None) -> Iterator[str]:
+def _default_notes(entries: Sequence[TableEntry], dim: int | None) -> Iterator[str]:
     if dim is not None:
         yield f"{_count_without_dim(entries)} of {len(entries)} tables give no dim: {dim} is used"
     numbered = [str(entry.values["name"]) for entry in entries if _is_number(entry.values.get("name"))]

@@ -1,6 +1,6 @@
 """Placement kinds that the search tries: a layout, a number of pieces, and a tier of memory.
 
-A kind says how a table is cut; units (ranks, hosts, or all ranks, by its `unit_kind`) say where the pieces go. Not
+A kind defines how a table is cut, units (ranks, hosts, or all ranks, by its `unit_kind`) where the pieces go. Not
 supported: uneven cuts.
 """
 

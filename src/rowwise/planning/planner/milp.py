@@ -169,13 +169,14 @@ class _Program:
         rows: list[NDArray[np.int64]] = []
         columns: list[NDArray[np.int64]] = []
         values: list[Floats] = []
+        # A piece on a unit adds its tangents, link seconds and bytes to the rows of each rank of the unit.
         for number, c in enumerate(self.classes):
             for i, unit in enumerate(c.units):
                 for rank in problem.ranks_of(unit):
                     rows.append(rank * lines + np.arange(lines))
                     columns.append(np.full(lines, begin_C[number] + i))
                     values.append(row_CL[number])
-        for rank in range(self.world):
+        for rank in range(self.world):  # minus z in the rows of tangents, minus m in that of links
             rows.append(rank * lines + np.arange(cuts + 1))
             columns.append(np.array([width - 2] * cuts + [width - 1]))
             values.append(np.full(cuts + 1, -1.0))

@@ -165,24 +165,24 @@ def bound_s(net: LinkArrays, target: Sum) -> float:
     match target.collective:
         case "all_reduce":
             steps = 2 * (hosts - 1)
-            sending_HH, way_HH = _times(net, size / hosts, latency=False), _times(net, size / hosts)
+            sending_HH, way_HH = _message_s(net, size / hosts, latency=False), _message_s(net, size / hosts)
             slowest_s = max(float(sending_HH.min(axis).max()) for axis in (0, 1))
-            slowest_s = max([slowest_s, *_crossings(net, sending_HH), *_crossings(net, sending_HH.T)])
+            slowest_s = max([slowest_s, *_fastest_crossings(net, sending_HH), *_fastest_crossings(net, sending_HH.T)])
             return max(steps * slowest_s, steps / hosts * max(float(way_HH.min(axis).sum()) for axis in (0, 1)))
         case "halving_doubling":
             distances = [1 << k for k in range(hosts.bit_length() - 1)]
-            return sum(2 * float(_times(net, size / (2 * d)).min(axis=1).max()) for d in distances)
+            return sum(2 * float(_message_s(net, size / (2 * d)).min(axis=1).max()) for d in distances)
         case "tree":
-            sending_HH = _times(net, size, latency=False)
+            sending_HH = _message_s(net, size, latency=False)
             # All but the root send to a parent, and all groups but the root's are left.
-            slowest = np.sort(sending_HH.min(axis=1))[-2], *sorted(_crossings(net, sending_HH))[-2:-1]
+            slowest = np.sort(sending_HH.min(axis=1))[-2], *sorted(_fastest_crossings(net, sending_HH))[-2:-1]
             latency_s = float(np.where(np.eye(hosts, dtype=bool), np.inf, net.latency_HH).min())
             return 2 * ((hosts.bit_length() - 1) * latency_s + float(max(slowest)))
         case other:
             raise SpecError(f"{other!r}", f"one of {', '.join(COLLECTIVES)}")
 
 
-def _times(net: LinkArrays, size_bytes: float, *, latency: bool = True) -> Floats:
+def _message_s(net: LinkArrays, size_bytes: float, *, latency: bool = True) -> Floats:
     """Seconds of a message that is alone on its link and its uplinks; infinite on the diagonal."""
     from_HH, to_HH = net.group_H[:, None], net.group_H[None, :]
     uplink_HH = np.minimum(net.uplink_G[from_HH], net.uplink_G[to_HH])
@@ -192,7 +192,7 @@ def _times(net: LinkArrays, size_bytes: float, *, latency: bool = True) -> Float
     return time_HH
 
 
-def _crossings(net: LinkArrays, time_HH: Floats) -> list[float]:
+def _fastest_crossings(net: LinkArrays, time_HH: Floats) -> list[float]:
     """Seconds of the fastest message out of each group; empty for one group."""
     inside_GH = [net.group_H == group for group in range(len(net.uplink_G))]
     return [float(time_HH[np.ix_(inside, ~inside)].min()) for inside in inside_GH if not inside.all()]

@@ -112,7 +112,7 @@ class PlacementProblem:
     option_kind: Index
     option_begin: Index  # offsets of options + 1 into pieces
     pieces: Pieces
-    rule_I: Index  # the row of `allowed_RU` for each item; -1: all units are allowed
+    rule_I: Index  # the row of `allowed_RU` for each item; -1 allows all units
     allowed_RU: NDArray[np.uint8]  # 1 where a unit is allowed
 
     @property

@@ -77,7 +77,7 @@ class ReasonInputs:
 
         return min((o for o in self.problem.options_of(item) if o != self.taken(item)), key=order, default=None)
 
-    def best_other(self, item: int) -> int | None:
+    def best_alternative(self, item: int) -> int | None:
         """The cheapest option not taken that fits."""
         option = self.next_best(item)
         return option if option is not None and self.fits(option) else None
@@ -149,7 +149,7 @@ def _limited_by_constraints(case: ReasonInputs, item: int) -> str:
 
 def _search_incomplete(case: ReasonInputs, item: int) -> str:
     """Another layout of this item alone would be clearly faster."""
-    other = case.best_other(item)
+    other = case.best_alternative(item)
     if other is None or case.alternatives.change_O[other] > -CLEAR_SHARE * case.searched.cost:
         return ""
     return f"the search ended early: {case.words(other)} would take less, so search longer"
@@ -195,7 +195,7 @@ def _fits_whole(case: ReasonInputs, item: int) -> str:
             layout.is_whole or layout.cuts_columns for layout in layouts
         )
         return part + (", and too few columns to be cut" if columns else ", and no other layout is possible")
-    other = case.best_other(item)
+    other = case.best_alternative(item)
     if other is None:
         return part
     more = float(case.work_O[other]) / max(float(case.work_O[taken]), EPSILON)
@@ -209,7 +209,7 @@ def _fits_whole(case: ReasonInputs, item: int) -> str:
 
 def _is_cut(case: ReasonInputs, item: int) -> str:
     """Why the table is not whole; if whole was no option, why not the best other option."""
-    whole, other = case.whole(item), case.best_other(item)
+    whole, other = case.whole(item), case.best_alternative(item)
     if whole is None:
         return "the only way that fits" if other is None else "the cheapest of its allowed layouts"
     share = case.operators_share(whole)

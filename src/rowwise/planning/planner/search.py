@@ -10,8 +10,8 @@
 - where none of these fits: small pieces that fill all tiers of memory alike, packed by their bytes.
 
 All are compared by the same cost. The best few are annealed shortly, and the best of those longer. Effort is a number
-of moves, so a plan is a function of request, seed and effort; a limit in seconds can only end the search earlier, and
-the result says so.
+of moves, so a plan is a function of request, seed and effort; a limit in seconds can only end the search earlier,
+which the result reports.
 """
 
 import time
@@ -154,15 +154,15 @@ def _greedy_placements(native: NativeProblem, choice_I: Index, z: float, m: floa
     load_N = problem.phi(problem.pieces.load_NK) - problem.phi.constant
     share_N = np.maximum(load_N / max(z - problem.phi.constant, TINY), problem.pieces.link_N / m)
     share_N = np.maximum(share_N, (problem.pieces.bytes_NM / np.maximum(problem.limit_M, 1)).max(1))
-    yield from _placed(native, choice_I, share_N, scale=[z, m, *np.maximum(problem.limit_M, 1)])
+    yield from _try_greedy(native, choice_I, share_N, scale=[z, m, *np.maximum(problem.limit_M, 1)])
     # As NeuroShard: balance operators alone, under a limit on links that is relaxed step by step.
     ranks_N = problem.ranks_of_O[problem.option_of_N]
     mean = float((problem.pieces.link_N * ranks_N)[pieces].sum()) / problem.topology.world
     for slack in LINK_SLACKS:
-        yield from _placed(native, choice_I, load_N, link_limit=mean * slack * (1 + 1e-12))
+        yield from _try_greedy(native, choice_I, load_N, link_limit=mean * slack * (1 + 1e-12))
 
 
-def _placed(native: NativeProblem, choice_I: Index, key_N: Floats, **limits: Any) -> Iterator[Placement]:
+def _try_greedy(native: NativeProblem, choice_I: Index, key_N: Floats, **limits: Any) -> Iterator[Placement]:
     """Greedy placement of the options' pieces in falling order of a key; nothing if a piece fits nowhere."""
     pieces = _pieces_of(native.problem, choice_I)
     unit_N = native.greedy(pieces[np.argsort(-key_N[pieces], kind="stable")], **limits)
@@ -175,7 +175,7 @@ def _packed_placements(native: NativeProblem) -> Iterator[Placement]:
     problem = native.problem
     choice_I, limit_M = _filling_options(problem, OptionTotals.of(problem)), np.maximum(problem.limit_M, 1)
     share_N, unlimited = (problem.pieces.bytes_NM / limit_M).max(1), np.finfo(float).max
-    return _placed(native, choice_I, share_N, scale=[unlimited, unlimited, *limit_M])
+    return _try_greedy(native, choice_I, share_N, scale=[unlimited, unlimited, *limit_M])
 
 
 def _filling_options(problem: PlacementProblem, totals: OptionTotals) -> Index:

@@ -1,4 +1,4 @@
-"""The step of a plan as a timeline: what the exchanges of ids and vectors cost beside lookups and updates.
+"""The step of a plan as a timeline: the exposed time of exchanges of ids and vectors beside lookups and updates.
 
 Known limits: dense layers count 0, so no transfer overlaps with them; reads of rows on disk are part of the lookup.
 """

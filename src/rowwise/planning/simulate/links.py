@@ -54,7 +54,7 @@ class Links:
         seconds: Seconds = {CAUSE_OF[link]: float(x[slowest]) for link, x in link_s.items()}
         sent: tuple[Link, ...] = ("network", "uplink") if self.machine.hardware.copies_inside else LINKS
         moved = np.sum([flow.sent[link] + flow.received[link] for link in sent], axis=0)
-        seconds |= self._copying(float(moved.max()))
+        seconds |= self._processor_s(float(moved.max()))
         farthest = next(link for link in reversed(LINKS) if busier[link].any())
         if self.net is None or not over_network:
             return seconds | {"latency": self.machine.hardware.link(farthest).latency_s}
@@ -73,7 +73,7 @@ class Links:
         sums = self.machine.hardware.sums
         if inside and sums is not None and sums.ranks == ranks:
             return {"links in hosts": sums.of(size_bytes)}
-        return self._shared(2 * (ranks - 1) / ranks * size_bytes, "all_reduce", inside=inside)
+        return self._at_rates(2 * (ranks - 1) / ranks * size_bytes, "all_reduce", inside=inside)
 
     def gather(self, size_bytes: float, ranks: int, *, inside: bool) -> Seconds:
         """All-gather over `ranks`, or a reduce-scatter."""
@@ -81,7 +81,7 @@ class Links:
             return {}
         if self.net is not None and not inside:
             return {cause: seconds / 2 for cause, seconds in self._ring(size_bytes).items()}  # half of an all-reduce
-        return self._shared((ranks - 1) / ranks * size_bytes, "reduce_scatter", inside=inside)
+        return self._at_rates((ranks - 1) / ranks * size_bytes, "reduce_scatter", inside=inside)
 
     def dense_sum(self, numbers: float, kind: WireType, ranks: int, *, inside: bool) -> Seconds:
         """All-reduce of dense gradients; lossy types as an all-to-all of shares and an all-gather of their sums."""
@@ -89,7 +89,8 @@ class Links:
             return self.all_reduce(FLOAT_bytes * numbers, ranks, inside=inside)
         coded = kind.vector_bytes(RUN) * -(-numbers // RUN)
         transfer = add_seconds(
-            self.gather(coded, ranks, inside=inside), self._shares(coded * (ranks - 1) / ranks, ranks, inside=inside)
+            self.gather(coded, ranks, inside=inside),
+            self._all_to_all(coded * (ranks - 1) / ranks, ranks, inside=inside),
         )
         return add_seconds(transfer, {"device": self.machine.hardware.coding_s(kind) * numbers})
 
@@ -110,23 +111,23 @@ class Links:
             between = seconds_by_cause(net, lambda net: ring_s(net, np.arange(topology.hosts), far_bytes))
         holders = min(map(len, topology.near_ranks))
         coding: Seconds = {"device": 2 * numbers / holders * hardware.coding_s(far)}
-        near = add_seconds(near, self._copying(2 * size_bytes, inside=len(topology.groups) < 2))
+        near = add_seconds(near, self._processor_s(2 * size_bytes, inside=len(topology.groups) < 2))
         return near, add_seconds(
-            add_seconds(between, near), add_seconds(coding, self._copying(4 * far_bytes / holders))
+            add_seconds(between, near), add_seconds(coding, self._processor_s(4 * far_bytes / holders))
         )
 
-    def _shares(self, sent_bytes: float, ranks: int, *, inside: bool) -> Seconds:
+    def _all_to_all(self, sent_bytes: float, ranks: int, *, inside: bool) -> Seconds:
         if ranks == 1 or (self.net is not None and not inside):
             return self.gather(sent_bytes * ranks / max(ranks - 1, 1), ranks, inside=inside)
-        return self._shared(sent_bytes, "all_to_all", inside=inside)
+        return self._at_rates(sent_bytes, "all_to_all", inside=inside)
 
-    def _shared(self, sent_bytes: float, collective: str, *, inside: bool) -> Seconds:
+    def _at_rates(self, sent_bytes: float, collective: str, *, inside: bool) -> Seconds:
         link: Link = "host" if inside else "network"
         sending: Seconds = {CAUSE_OF[link]: sent_bytes / self._rate(link, collective)}
-        copying = self._copying(2 * sent_bytes, inside=inside)
+        copying = self._processor_s(2 * sent_bytes, inside=inside)
         return sending | {"latency": self.machine.hardware.link(link).latency_s} | copying
 
-    def _copying(self, moved_bytes: float, *, inside: bool = False) -> Seconds:
+    def _processor_s(self, moved_bytes: float, *, inside: bool = False) -> Seconds:
         """Processor seconds of sending and receiving, beside the time of the link."""
         if inside and self.machine.hardware.copies_inside:
             return {}
@@ -140,7 +141,7 @@ class Links:
         assert self.net is not None
         order = np.arange(self.topology.hosts)
         sending = seconds_by_cause(self.net, lambda net: ring_s(net, order, size_bytes))
-        return sending | self._copying(4 * size_bytes)
+        return sending | self._processor_s(4 * size_bytes)
 
     def _between_hosts(self, flow: Flow, net: LinkArrays) -> Seconds:
         bytes_HH = between_hosts(flow, self.topology)

@@ -69,21 +69,21 @@ class SimulatedMachine:
 def simulate(model: SimulatedModel, place: SimulatedMachine, *, explain: bool = True) -> Simulation:
     """A step in the middle of a run; with `explain`, also its bottleneck and remedies."""
     check_model(model, place.machine.topology)
-    request, facts = make_request(model, place.machine), _facts(model, place)
+    request, setup = make_request(model, place.machine), _describe_setup(model, place)
     loads = _missing_dense(request) or table_loads(model, place, request)
     if isinstance(loads, MissingMemory):
-        memory = _memory(request, loads.need_bytes)
-        return structs.replace(facts, lacking_bytes=loads.lacking_bytes, memory=memory)
+        memory = _tier_uses(request, loads.need_bytes)
+        return structs.replace(setup, lacking_bytes=loads.lacking_bytes, memory=memory)
     work = step_work(model, place, loads)
     stages = work.stages(model.depth)
     steady = steady_step(stages)
     resources = [*steady.busy_s, *(steady.exposed_s.keys() - steady.busy_s.keys())]
     remedies = what_would_help(work, model.depth, steady.step_s) if explain else ()
     return structs.replace(
-        facts,
+        setup,
         step_s=steady.step_s,
         samples_s=model.batch / steady.step_s,
-        memory=_memory(request, loads.memory_bytes),
+        memory=_tier_uses(request, loads.memory_bytes),
         uses=tuple(ResourceUse(r, steady.busy_s.get(r, 0.0), steady.exposed_s.get(r, 0.0)) for r in resources),
         stages=tuple(SimulatedStage(s.name, s.resource, float(max(s.seconds_W))) for s in stages),
         help=remedies,
@@ -126,7 +126,7 @@ def table_loads(model: SimulatedModel, place: SimulatedMachine, request: PlanReq
         evenly = even_loads(request, links)
         if isinstance(evenly, MissingMemory):
             return evenly
-        raise  # tables would fit if they could be cut evenly, and the error says which cannot
+        raise  # tables would fit if they could be cut evenly; the error names those that cannot
     sums = planned.problem.sums(planned.searched.placement)
     return planned_loads(planned.problem, sums, planned.plan, links, elastic=model.elastic)
 
@@ -210,12 +210,12 @@ def choose_dense(model: SimulatedModel, text: str, topology: Topology) -> Simula
     if model.wire.far is not None and kinds[kind] != "replicate":
         raise SpecError(f"dense={text} with wire.far={model.wire.far}", "dense=replicated, or wire.far=null")
     if kinds[kind] == "tp":
-        return replace(model, side=_narrow(model.side, ranks), tensor_ranks=ranks)
+        return replace(model, side=_cut_by_tensors(model.side, ranks), tensor_ranks=ranks)
     shards = ranks if kinds[kind] == "hybrid" else None
     return replace(model, side=structs.replace(model.side, kind=kinds[kind], shards=shards), tensor_ranks=1)
 
 
-def _narrow(side: DenseSide, ranks: int) -> DenseSide:
+def _cut_by_tensors(side: DenseSide, ranks: int) -> DenseSide:
     """Memory of a rank that has a part of each layer's columns."""
     units = tuple(tuple((-(-shape[0] // ranks), *shape[1:]) for shape in unit) for unit in side.shapes.units)
     return structs.replace(side, kind="replicate", shapes=structs.replace(side.shapes, units=units))
@@ -251,7 +251,7 @@ def _missing_dense(request: PlanRequest) -> MissingMemory | None:
     return MissingMemory((need, 0, 0), (limit, 0, 0))
 
 
-def _memory(request: PlanRequest, used_bytes: tuple[int, ...]) -> tuple[TierUse, ...]:
+def _tier_uses(request: PlanRequest, used_bytes: tuple[int, ...]) -> tuple[TierUse, ...]:
     dense = 0 if request.dense is None else request.dense.memory_bytes(request.machine.topology, request.batch)
     sizes = [int(size * (1 - request.constraints.reserve)) for size in request.machine.memory_bytes]
     dense_only = request.limits_bytes[0] == 0
@@ -262,7 +262,7 @@ def _memory(request: PlanRequest, used_bytes: tuple[int, ...]) -> tuple[TierUse,
     )
 
 
-def _facts(model: SimulatedModel, place: SimulatedMachine) -> Simulation:
+def _describe_setup(model: SimulatedModel, place: SimulatedMachine) -> Simulation:
     """A simulation without a step: the model, the machine and the settings."""
     topology, hardware, kind = place.machine.topology, place.machine.hardware, model.side.kind
     dense = {"replicate": "replicated", "full": "full"}.get(kind, f"{kind}:{model.side.shards_on(topology)}")

@@ -148,10 +148,10 @@ class _DenseStages:
     def all(self) -> Iterator[StageWork]:
         layers = self.work.layers
         yield from self._forward(layers.before, ())
-        summed = self._summed_before(len(layers.before))
+        summed = self._awaited_sum(len(layers.before))
         yield StageWork("forward.vectors", "processor", {}, ("exchange.send", *summed))
         yield from self._forward(layers.after, layers.before)
-        yield StageWork("backward.top", "processor", {}, self._summed_before(len(layers.all)))
+        yield StageWork("backward.top", "processor", {}, self._awaited_sum(len(layers.all)))
         backward = list(self._backward())
         yield from backward
         yield self._update(tuple(stage.name for stage in backward if stage.name.startswith("reduce.")))
@@ -162,25 +162,25 @@ class _DenseStages:
 
     def _forward(self, layers: Sequence[DenseLayer], before: Sequence[DenseLayer]) -> Iterator[StageWork]:
         for k, layer in enumerate(layers, len(before)):
-            gathered = self._gather(k, "forward", self._order)
+            gathered = self._gather(k, "forward", self._layers)
             yield from gathered
             waits = tuple(stage.name for stage in gathered)
-            yield self._compute(layer, "forward", (*waits, *self._summed_before(k)))
+            yield self._compute(layer, "forward", (*waits, *self._awaited_sum(k)))
             if self._is_summed(k):
                 yield from self.work.transfer(
                     f"sum.{layer.name}.forward", self._activation_sum(layer), f"forward.{layer.name}"
                 )
 
     @property
-    def _order(self) -> tuple[DenseLayer, ...]:
+    def _layers(self) -> tuple[DenseLayer, ...]:
         return self.work.layers.all
 
     def _backward(self) -> Iterator[StageWork]:
-        order, pending, bucket = self._order[::-1], 0, 0
+        order, pending, bucket = self._layers[::-1], 0, 0
         far_sums: list[Seconds] = []  # second levels of sums, which follow the backward
         for k, layer in enumerate(order):
             if k == len(self.work.layers.after):
-                yield from self._returns()
+                yield from self._return_gradients()
             gathered = self._gather(k, "backward", order) if self.work.side.reshard else []
             yield from gathered
             summed = (f"sum.{order[k - 1].name}.backward",) if k and self._is_summed_back(k - 1) else ()
@@ -200,7 +200,7 @@ class _DenseStages:
                 yield from self.work.transfer(f"reduce.{bucket}", reduced, f"backward.{layer.name}")
                 pending, bucket = 0, bucket + 1
         if len(order) == len(self.work.layers.after):
-            yield from self._returns()
+            yield from self._return_gradients()
         for number, seconds in enumerate(far_sums):
             yield from self.work.transfer(
                 f"reduce.far.{number}", seconds, f"reduce.{number}", f"backward.{order[-1].name}"
@@ -212,7 +212,7 @@ class _DenseStages:
         far, topology = self.work.wire.far, self.work.links.topology
         return FarType.parse(far) if far is not None and self._shards == 1 and len(topology.near_ranks) > 1 else None
 
-    def _returns(self) -> Iterator[StageWork]:
+    def _return_gradients(self) -> Iterator[StageWork]:
         """Gradients of vectors, once the layers above them are differentiated."""
         yield StageWork("backward.vectors", "processor", {})
         yield from self.work.send("return.send", "backward.vectors")
@@ -264,19 +264,19 @@ class _DenseStages:
 
     def _is_summed(self, k: int) -> bool:
         """Whether activations are summed after the forward of the k-th layer: after each second one of an MLP."""
-        return self.work.tensor_ranks > 1 and self._place(k) % 2 == 1
+        return self.work.tensor_ranks > 1 and self._index_in_mlp(k) % 2 == 1
 
     def _is_summed_back(self, k: int) -> bool:
         """The same for the backward of the layer that comes k-th in it."""
-        return self.work.tensor_ranks > 1 and self._place(len(self._order) - 1 - k) % 2 == 0
+        return self.work.tensor_ranks > 1 and self._index_in_mlp(len(self._layers) - 1 - k) % 2 == 0
 
-    def _place(self, k: int) -> int:
+    def _index_in_mlp(self, k: int) -> int:
         """The place of the k-th layer in its MLP."""
         before = len(self.work.layers.before)
         return k if k < before else k - before
 
-    def _summed_before(self, k: int) -> tuple[str, ...]:
-        return (f"sum.{self._order[k - 1].name}.forward",) if k and self._is_summed(k - 1) else ()
+    def _awaited_sum(self, k: int) -> tuple[str, ...]:
+        return (f"sum.{self._layers[k - 1].name}.forward",) if k and self._is_summed(k - 1) else ()
 
     def _activation_sum(self, layer: DenseLayer) -> Seconds:
         ranks = self.work.tensor_ranks

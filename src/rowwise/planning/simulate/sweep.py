@@ -82,7 +82,7 @@ def sweep(case: Case, varied: Mapping[str, Sequence[str]], report: Callable[[flo
     combinations = list(itertools.product(*varied.values()))
     for number, values in enumerate(combinations):
         settings = dict(zip(varied, values, strict=True))
-        changed = _apply(case, settings)
+        changed = _apply_settings(case, settings)
         check_model(changed.model, changed.place.machine.topology)
         planned = _with_tables(changed, known)
         simulation = simulate(planned.model, planned.place, explain=False)
@@ -90,19 +90,19 @@ def sweep(case: Case, varied: Mapping[str, Sequence[str]], report: Callable[[flo
             simulation = simulate(changed.model, changed.place, explain=False)
         base = (*(value for name, value in settings.items() if name not in ("dense", "wire")),)
         if base not in bases:
-            bases[base] = _baseline(planned)
+            bases[base] = _baseline_samples_s(planned)
         baseline = bases[base]
         factor = simulation.samples_s / baseline if baseline and simulation.fits else None
         simulated.append((SweptRow(settings=settings, simulation=simulation, factor=factor), planned))
         report((number + 1) / len(combinations))
-    simulated.sort(key=lambda pair: _order(pair[0]))
+    simulated.sort(key=lambda pair: _sort_key(pair[0]))
     rows = _mark_best([row for row, _ in simulated])
     fastest = simulated[0][1]
     explained = simulate(fastest.model, fastest.place) if rows[0].simulation.fits else None
     return Sweep(rows=rows, fastest=explained)
 
 
-def _order(row: SweptRow) -> tuple[bool, float, int]:
+def _sort_key(row: SweptRow) -> tuple[bool, float, int]:
     simulation = row.simulation
     return not simulation.fits, -simulation.samples_s, simulation.lacking_bytes
 
@@ -126,28 +126,28 @@ def _with_tables(case: Case, known: dict[object, Plan | EvenPieces | None]) -> C
     key = machine.topology, case.model.batch, machine.hardware.name, machine.memory_bytes
     if key not in known:
         request = make_request(case.model, machine)
-        known[key] = EvenPieces.of(request) if place.even else _search(request)
+        known[key] = EvenPieces.of(request) if place.even else _search_plan(request)
     placed = known[key]
     if isinstance(placed, EvenPieces):
         return replace(case, place=replace(place, pieces=placed))
     return replace(case, place=replace(place, plan=placed))
 
 
-def _search(request: PlanRequest) -> Plan | None:
+def _search_plan(request: PlanRequest) -> Plan | None:
     try:
         return make_plan(request, seconds=SEARCH_s, prove=False).plan
     except InfeasibleError:
         return None
 
 
-def _baseline(case: Case) -> float | None:
+def _baseline_samples_s(case: Case) -> float | None:
     """Samples a second with dense layers fully sharded, as floats on the wire."""
     full = choose_dense(replace(case.model, wire=Wire()), BASELINE, case.place.machine.topology)
     simulation = simulate(full, case.place, explain=False)
     return simulation.samples_s if simulation.fits else None
 
 
-def _apply(case: Case, settings: Mapping[str, str]) -> Case:
+def _apply_settings(case: Case, settings: Mapping[str, str]) -> Case:
     """Machines first, as the number of ranks determines how layers can be sharded."""
     for name, change in QUANTITIES.items():
         if name in settings:
@@ -155,7 +155,7 @@ def _apply(case: Case, settings: Mapping[str, str]) -> Case:
     return case
 
 
-def _count(text: str, name: str) -> int:
+def _parse_count(text: str, name: str) -> int:
     """A whole number, also as 64k (of 1,024)."""
     number = text.lower()
     count = (parse_whole(number.removesuffix("k")) or 0) * (1024 if number.endswith("k") else 1)
@@ -170,7 +170,7 @@ def _vary_hardware(case: Case, text: str) -> Case:
 
 
 def _vary_topology(case: Case, text: str, *, name: str) -> Case:
-    topology, number = case.place.machine.topology, _count(text, name)
+    topology, number = case.place.machine.topology, _parse_count(text, name)
     hosts, devices = (number, topology.devices) if name == "hosts" else (topology.hosts, number)
     return case.on(structs.replace(case.place.machine, topology=Topology(hosts=hosts, devices=devices)))
 
@@ -184,12 +184,12 @@ def _vary_network(case: Case, text: str) -> Case:
     if not 0 < factor < 1e6:
         raise SpecError(f"network={text}", f"a factor of speed, such as {EXAMPLES['network']}")
     machine = case.place.machine
-    network = None if case.place.network is None else _faster(case.place.network, factor)
+    network = None if case.place.network is None else _scale_rates(case.place.network, factor)
     faster = Machine(machine.topology, faster_links(machine.hardware, factor))
     return replace(case, place=replace(case.place, machine=faster, network=network))
 
 
-def _faster(network: Network, factor: float) -> Network:
+def _scale_rates(network: Network, factor: float) -> Network:
     link = network.link and structs.replace(network.link, rate_Bps=network.link.rate_Bps * factor)
     rates = tuple(tuple(None if rate is None else rate * factor for rate in row) for row in network.rate_Bps)
     uplinks = tuple(rate * factor for rate in network.uplink_Bps)
@@ -203,7 +203,7 @@ def _vary_memory(case: Case, text: str) -> Case:
 
 
 def _vary_batch(case: Case, text: str) -> Case:
-    return replace(case, model=replace(case.model, batch=_count(text, "batch")))
+    return replace(case, model=replace(case.model, batch=_parse_count(text, "batch")))
 
 
 def _vary_dense(case: Case, text: str) -> Case:
@@ -220,7 +220,7 @@ def _vary_wire(case: Case, text: str) -> Case:
 
 
 def _vary_depth(case: Case, text: str) -> Case:
-    return replace(case, model=replace(case.model, depth=_count(text, "depth")))
+    return replace(case, model=replace(case.model, depth=_parse_count(text, "depth")))
 
 
 Change = Callable[[Case, str], Case]

@@ -171,7 +171,7 @@ class PlanTraffic:
         return total
 
     def _flags(self) -> Iterator[Flow]:
-        """Which kinds of outputs the losses depend on, where there are two."""
+        """Flags of the kinds of outputs that losses depend on, if tables have both."""
         if len({table.pooling is Pooling.SEQUENCE for table in self.routes.tables}) == 2:
             ones_W = np.ones(self.routes.world)
             yield outer_flow(self._topology, ("return.send", "status", "all_gather"), FLAGS_bytes * ones_W, ones_W)
@@ -267,6 +267,7 @@ def outer_flow(
 def _sum_reached(topology: Topology, value_W: Floats, link: Link, members: Members) -> Floats:
     """For each rank, the sum over the members that it reaches by a link."""
     value_HD = value_W.reshape(topology.hosts, topology.devices)
+    # Sums over the members of each rank's host, then of its group; nested differences give each class of links.
     host_HD = value_HD if members == "peers" else np.broadcast_to(value_HD.sum(1, keepdims=True), value_HD.shape)
     if link == "host":
         return np.zeros(topology.world) if members == "peers" else (host_HD - value_HD).reshape(-1)

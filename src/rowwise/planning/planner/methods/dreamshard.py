@@ -7,12 +7,12 @@ predicted costs before and after, and the sum of a second vector for each table 
 over the ranks that have room; here the largest logit wins. No cost model is called on the way. Source: Zha et al. 2022,
 with these changes, so that one policy serves any number of tables and ranks, and machines it was not trained for:
 
-- Features are logarithms on one scale, not z-scores within a task, which do not tell how large costs are.
+- Features are logarithms on one scale, not z-scores within a task, which lose the scale of costs.
 - Vectors of tables are exponentials and heads predict costs as a multiple of their mean: twice the tables, twice the
   cost. The policy gets costs as shares of an even rank's.
-- Predictions are scaled so that those of single tables add up to the cost model's, in each of the three parts: that is
-  what a machine of another speed changes most.
-- No table takes the last room that the largest later table fits into, if that can be avoided.
+- Predictions are scaled so that those of single tables add up to the cost model's, in each of the three parts: these
+  factors differ most between machines.
+- No table takes the last space for the largest later table, if that can be avoided.
 - The policy's inputs include each rank's costs with the table, its fill, and how much is left to place. Beside its
   hidden layers there is a linear path, which starts as greedy placement by predicted cost.
 
@@ -163,7 +163,7 @@ def table_features(request: PlanRequest) -> Floats:
 
 
 def split_costs(problem: PlacementProblem, load_NK: Floats, link_N: Floats) -> Floats:
-    """Seconds (N, 3) of sums of loads: of the first half of the loads, of links, and what the second half adds."""
+    """Seconds (N, 3) of sums of loads: of the first half of the loads, of links, and the rise by the second half."""
     first_NK = load_NK.copy()
     first_NK[..., (problem.phi.width + 1) // 2 :] = 0
     forward_N = problem.phi(first_NK)
@@ -256,8 +256,9 @@ class _DeckTotals:
 def _leaves_room(share_EUM: Reals, full_EUM: Reals, later_E: Reals) -> NDArray[np.bool_]:
     """Whether some rank still has room for the largest later item if this one goes to a rank."""
     used_EU, full_EU = share_EUM.max(-1), full_EUM.max(-1)
-    nowhere_E1 = np.full_like(used_EU[:, :1], np.inf)  # with one rank there is no other
-    min_EL = np.partition(np.concatenate([used_EU, nowhere_E1], axis=1), 1, axis=1)[:, :2]
+    absent_E1 = np.full_like(used_EU[:, :1], np.inf)  # with one rank there is no other
+    # The least used rank other than each: the second least for the least one, the least for all others.
+    min_EL = np.partition(np.concatenate([used_EU, absent_E1], axis=1), 1, axis=1)[:, :2]
     others_EU = np.where(used_EU <= min_EL[:, :1], min_EL[:, 1:], min_EL[:, :1])
     return np.minimum(others_EU, full_EU) + later_E[:, None] <= FULL
 
@@ -274,17 +275,17 @@ def _policy_inputs(
     full_EU = np.minimum(shares[1].max(-1), 2.0)
     room_EM = np.maximum(np.maximum(1 - shares[0], 0).sum(1), EPSILON)
     pressure_E = np.minimum((total.left_EIM[:, item] / room_EM).max(-1), 2.0)
-    each = 1.0 / cost_EUC.shape[1]
+    inverse = 1.0 / cost_EUC.shape[1]
     inputs_EUS = np.empty((*full_EU.shape, INPUTS), cost_EUC.dtype)
     inputs_EUS[..., :3] = before_EUC
     inputs_EUS[..., WITH] = with_EUC
-    inputs_EUS[..., 6] = worked_EU - work_EU.sum(1, keepdims=True) * each
-    inputs_EUS[..., 7] = linked_EU - link_EU.sum(1, keepdims=True) * each
+    inputs_EUS[..., 6] = worked_EU - work_EU.sum(1, keepdims=True) * inverse
+    inputs_EUS[..., 7] = linked_EU - link_EU.sum(1, keepdims=True) * inverse
     inputs_EUS[..., WORSE] = worst_EU - worst_EU.min(1, keepdims=True)
     inputs_EUS[..., 9] = worked_EU - most_work_E1
     inputs_EUS[..., 10] = linked_EU - most_link_E1
     inputs_EUS[..., 11] = full_EU
-    inputs_EUS[..., 12] = full_EU - full_EU.sum(1, keepdims=True) * each
+    inputs_EUS[..., 12] = full_EU - full_EU.sum(1, keepdims=True) * inverse
     inputs_EUS[..., 13] = pressure_E[:, None]
     inputs_EUS[..., 14] = worst_EU
     inputs_EUS[..., 15:] = total.item_EIF[:, item, None]
