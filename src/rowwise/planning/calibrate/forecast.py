@@ -48,7 +48,7 @@ def forecast_fit_s(sets: int) -> float:
 
 
 def _step_s(shape: NetworkShape, sets: Sets) -> float:
-    """Seconds of a step, without those of the first steps."""
+    """Seconds of a step, without the start of a training."""
     short, long = (_train_s(shape, sets, steps) for steps in (PROBED_STEPS, 2 * PROBED_STEPS))
     return max(long - short, long / 4) / PROBED_STEPS
 

@@ -122,7 +122,7 @@ def _place_tables(tables: Sequence[Table], layout: Layout, world: int, rng: np.r
 class PhaseClock:
     """Times each phase of a step, after ranks have met and waited their delay.
 
-    Before that, it reads other memory, as caches see the rest of a model between the phases of a step.
+    Before that, it reads other memory, as the rest of a model evicts caches between the phases of a step.
     """
 
     def __init__(self, comm: Comm, skew_s: float) -> None:

@@ -28,7 +28,7 @@ from rowwise.tables.spec import Topology
 
 ReportProgress = Callable[[str, float], None]  # measurements in words, and the fraction done
 SETS_FRACTION = 0.8  # of the time; the rest is for exchanges
-CYCLE_s, FIRST_s = 25.0, 5.0  # a block of sets and exchanges; the first one
+CYCLE_s, FIRST_s = 25.0, 5.0  # seconds of a block of sets and exchanges; of the first one
 # The last of every 13 measurements of a rank repeats a set of 4 groups before (at first, of the first group); no set is
 # measured three times.
 GROUP, GROUPS_BEFORE = 13, 4

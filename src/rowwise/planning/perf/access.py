@@ -144,7 +144,7 @@ def _cumulative_weight(a: Floats, q: Floats, rank: Floats) -> Floats:
 
 
 def _power(a: Floats) -> Floats:
-    """At a = 1 the integral is a logarithm, which a power of 1e-6 is as near to as doubles allow."""
+    """1 - a, but 1e-6 near a = 1: the integral is then a logarithm, to which this is as near as doubles allow."""
     return np.where(np.abs(1 - a) < 1e-6, 1e-6, 1 - a)
 
 

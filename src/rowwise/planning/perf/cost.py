@@ -96,7 +96,7 @@ class Phi:
 
 @dataclass(frozen=True, slots=True)
 class CostStage:
-    """A stage of a step that the runtime times: which loads are its own."""
+    """A stage of a step that the runtime times, with the indices of its loads."""
 
     name: str
     loads: tuple[int, ...]

@@ -26,7 +26,7 @@ class DenseCost(Value, frozen=True):
 
     sent_bytes: float  # in a forward and its backward
     resident_bytes: int  # parameters, gradients and optimizer state between steps
-    gathered_bytes: int  # parameters that are whole for a while and their gradients; no buffers of collectives
+    gathered_bytes: int  # parameters while they are gathered, and their gradients; no buffers of collectives
     across_bytes: float = 0.0  # of those sent: between groups of ranks that share parameters
 
     @property
@@ -35,7 +35,7 @@ class DenseCost(Value, frozen=True):
 
 
 class DenseUnits(Value, frozen=True):
-    """Shapes of the parameters of each unit; those of the model beside them are its own."""
+    """Shapes of the parameters of each unit; `own` are those outside of units."""
 
     units: tuple[tuple[tuple[int, ...], ...], ...]
     own: tuple[tuple[int, ...], ...]
@@ -71,7 +71,7 @@ def fsdp_cost(  # noqa: PLR0913 - the settings of a run
 
 
 def padded_numel(shapes: Sequence[Shape], shards: int) -> int:
-    """Numbers of parameters whose first dimension is filled up to a multiple of the ranks."""
+    """Numbers in parameters whose first dimension is padded to a multiple of `shards`."""
     return sum(-(-shape[0] // shards) * shards * prod(shape[1:]) for shape in shapes if shape)
 
 

@@ -14,7 +14,7 @@ NOMINAL_Bps, NOMINAL_s = 8e9, 5e-9  # rate of memory; seconds of one lookup
 FLOAT_bytes, LINE_bytes = 4, 64
 
 
-FEATURES, WORK = 10 + BINS, 5  # columns of the next two
+FEATURES, WORK = 10 + BINS, 5  # columns of `piece_features` and `nominal_work`
 
 
 def piece_features(shards: Shards, curves: Curves) -> Floats:

@@ -32,7 +32,7 @@ class LinkRates(Value, frozen=True, kw_only=True):
     """A class of links: latency, and bytes a second that each device sends by collective, as a ring counts them.
 
     A reduce-scatter of S bytes on W devices, or an all-gather, sends (W - 1) / W S, an all-reduce 2 (W - 1) / W S:
-    rates are bus bandwidths. The algorithm bandwidth of an all-reduce, S over its time, is down to half of that.
+    rates are bus bandwidths. The algorithm bandwidth of an all-reduce, S over its time, is half to all of that.
     """
 
     latency_s: float = 0.0
@@ -78,7 +78,7 @@ class StageOverhead(Value, frozen=True):
 
 
 class MakingTimes(Value, frozen=True, kw_only=True):
-    """Seconds of a processor that making a batch takes, of each column of its samples."""
+    """Processor seconds of making a batch, for each column of its samples."""
 
     cores: int  # of a host
     read_s: float  # of all samples, on each rank
@@ -97,11 +97,11 @@ class Kernels(Value, frozen=True, kw_only=True, omit_defaults=True):
     error: float  # mean absolute relative error of their sum, on sets held out
     noise: float  # the same for a set that was measured again
     sets: int  # number of measured sets
-    doubt: str = ""  # why the networks are not trusted; if there is a reason, rates predict instead
+    doubt: str = ""  # why the networks are not trusted; if set, rates predict instead
 
 
 class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """Devices of one kind, and what connects them."""
+    """Devices of one kind, and their links."""
 
     name: str
     source: str  # of the numbers

@@ -77,13 +77,13 @@ def _seconds_at(grid: Grid | tuple[float, ...], places: Iterable[tuple[Sequence[
     beyond = 1.0
     for axis, size in places:
         inside = min(max(size, axis[0]), axis[-1])
-        beyond *= max(size / inside, 1.0)  # smaller ones take as long as the smallest: they are not all operations
+        beyond *= max(size / inside, 1.0)  # smaller layers take as long as the smallest, whose time is mostly overhead
         logs = _interpolate(logs, axis, inside)
     return float(np.exp(logs)) * beyond
 
 
 def _interpolate(values: Floats, axis: Sequence[int], size: float) -> Floats:
-    """The first axis of the values at a size of it."""
+    """The values at a size on their first axis."""
     if len(axis) == 1:
         return values[0]
     place = min(int(np.searchsorted(axis, size, side="right")) - 1, len(axis) - 2)

@@ -14,7 +14,7 @@ TRANSFERS = {  # by the stages in which their collectives are called
 
 
 class Interval(NamedTuple):
-    """From one moment of a timeline to another."""
+    """Begin and end on the clock of a timeline."""
 
     begin_s: float
     end_s: float
@@ -43,7 +43,7 @@ def find_overlaps(stages: Sequence[ScheduledStage]) -> list[Overlap]:
 
 
 def exposed_intervals(stages: Sequence[ScheduledStage], rank: int) -> list[Interval]:
-    """When the link of a rank transfers and its main thread does not compute."""
+    """Intervals in which the link of a rank transfers and its main thread does not compute."""
     kinds = tuple(kind for kinds in TRANSFERS.values() for kind in kinds)
     return _subtract(_transfer_intervals(stages, rank, kinds), _compute_intervals(stages, rank))
 

@@ -131,7 +131,7 @@ class Roofline:
         return self.hardware.link(link).seconds_a_byte("reduce_scatter" if summed else "all_to_all")
 
     def _byte_of_rank_s(self, exchange: VectorExchange) -> float:
-        """Seconds of a byte of a rank's vectors: of each link, the share that crosses it."""
+        """Seconds of a byte of a rank's vectors, weighted by the share that crosses each class of links."""
         shares = link_shares(exchange, self.topology)
         return sum(share * self._byte_s(link, exchange) for link, share in shares.items())
 

@@ -65,9 +65,11 @@ def stage_times(
             ready_W = [ends[StageRef(ref.name, step - ref.steps_back)] for ref in before]
             begin_W = np.maximum.reduce([free[stage.resource], *ready_W])
             seconds_W = np.array(costs_S[step % len(costs_S)].of(stage.name)) if costs_S else seconds[stage.name]
+            # A collective transfers only once the last rank of its group has begun.
             end_W = (_last_begin(begin_W, groups.get(stage.name)) if stage.joins else begin_W) + seconds_W
             yield StageTimes(stage, step, begin_W, end_W, begin_W - free[stage.resource], ready_W, before)
             ends[StageRef(stage.name, step)] = end_W
+            # The next transfer may overlap with the latency of this one, not with its bytes.
             free[stage.resource] = end_W - np.minimum(stage.latency_s, seconds_W) if stage.latency_s else end_W
 
 
@@ -172,7 +174,7 @@ def sequential_s(costs: StageCosts) -> float:
 
 
 def exposed_seconds(scheduled: Iterable[ScheduledStage], steps: range) -> dict[str, float]:
-    """By kind of stage, how much of a step its main thread spends on it or waits for it; they add up to the step.
+    """Seconds of a step by the kind of stage that the main thread executes or waits for; they add up to the step.
 
     On the rank that computes longest, as the mean over `steps`. A stage on another resource is exposed where the main
     thread is idle until it ends.

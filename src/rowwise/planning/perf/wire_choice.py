@@ -45,7 +45,7 @@ class WireChoice(NamedTuple):
 
 
 def choose_wire(topology: Topology, predict: Predict, *, sums: bool = True) -> WireChoice:
-    """The wire of a run; `predict` gives the seconds of a step. Without `sums`, dense gradients keep their way."""
+    """The wire of a run; `predict` gives the seconds of a step. Without `sums`, dense gradients keep their wire."""
     predict = cache(predict)  # ladders meet the same wires again
     ladders: list[list[tuple[Change, ...]]] = [
         [({link: Codecs(kind, kind)},) for kind in VECTORS] for link in topology.links

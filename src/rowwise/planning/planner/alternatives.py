@@ -25,8 +25,8 @@ class Alternatives:
     """For each option, the change if it were taken; 0 for options that were taken."""
 
     change_O: Floats  # seconds of a step; infinite if its pieces may be on no unit
-    over_O: Floats  # bytes over the limit on the rank and tier with most; 0 if it fits
-    rank_O: Index  # the rank with most bytes over
+    over_O: Floats  # largest overflow of a rank and tier in bytes; 0 if it fits
+    rank_O: Index  # the rank of the largest overflow
     tier_O: Index  # its tier
     unit_N: Index  # where its pieces would go
 
@@ -79,7 +79,7 @@ def _pieces_largest_first(
 def _ranks_without_item(
     problem: PlacementProblem, placement: Placement, sums: Pieces, option_A: NDArray[np.int64]
 ) -> _Ranks:
-    """Loads of ranks when each option's item is taken out."""
+    """Loads of ranks without the item of each option."""
     topology = problem.topology
     item_I, index_A = np.unique(problem.item_of_O[option_A], return_inverse=True)
     load = np.repeat(sums.load_NK[None], len(item_I), axis=0)
@@ -148,7 +148,7 @@ def _best_unit(
     with_piece_AUD: Floats,
     allowed_AU: NDArray[np.bool_],
 ) -> NDArray[np.int64]:
-    """The unit for each option's piece: the least over memory, then the least step, then the least of its own."""
+    """The unit for each option's piece: the least overflow, then the fastest step, then the least own load."""
     active = len(piece_A)
     link_A, bytes_A = problem.pieces.link_N[piece_A], problem.pieces.bytes_NM[piece_A]
     link_AU = ranks.link_AUD[:active].max(2) + link_A[:, None]

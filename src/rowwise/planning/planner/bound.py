@@ -21,7 +21,7 @@ from rowwise.planning.planner.problem import Index, PlacementProblem, argmin_opt
 
 HALVINGS = 40
 FRANK_WOLFE_STEPS = 120
-PRICED_STEPS = 500  # the same, where memory has a price
+PRICED_STEPS = 500  # the same if memory has a price
 PRICE_RATE = 0.5  # step size of the prices of memory
 GOOD_GAP = 2e-4  # relative; a bound this near the optimum of the relaxation is good enough
 ROUNDS = 6  # of leaving out options that cost more than the bound

@@ -112,7 +112,7 @@ def placement_of_plan(problem: PlacementProblem, old: Plan) -> CurrentPlacement:
 
 
 def _tiles_by_item(problem: PlacementProblem, old: Plan) -> list[dict[int, list[Tile]]]:
-    """For each item, the old tiles of its tables that are not new."""
+    """For each item, the tiles of its tables in the old plan; new tables have none."""
     names, tiles = [w.table.name for w in problem.request.workloads], tiles_by_table(old)
     return [{t: sorted(tiles[names[t]]) for t in members if names[t] in tiles} for members in problem.members]
 

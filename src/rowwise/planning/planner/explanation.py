@@ -20,7 +20,7 @@ INDENT = "    "
 
 
 class StageTime(Value, frozen=True):
-    """Seconds of a stage in a step, and how many of them the main thread does not spend on other stages."""
+    """Seconds of a stage in a step, and its exposed part, in which the main thread does nothing else."""
 
     name: str
     resource: str
@@ -29,7 +29,7 @@ class StageTime(Value, frozen=True):
 
 
 class StepTimeline(Value, frozen=True):
-    """The stages of a step with some steps in flight; dense layers are not known and take no time."""
+    """The stages of a step with `depth` steps in flight; dense layers count 0."""
 
     depth: int  # steps in flight
     sequential_s: float  # one stage after the other

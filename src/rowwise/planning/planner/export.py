@@ -171,7 +171,7 @@ class _Export:
 
 
 def _check_means(tables: Sequence[Table], exported: Mapping[str, TorchRecTable]) -> None:
-    """Refuses mean pooling with cut rows where others are whole: TorchRec divides after the sum, and all of them."""
+    """Refuses mean pooling with cut rows where others are whole: TorchRec then divides the sums of all tables."""
     whole = [t for t in tables if exported[t.name].sharding_type not in CUT_ROWS and t.pooling is not Pooling.SEQUENCE]
     for table in tables:
         kind = exported[table.name].sharding_type

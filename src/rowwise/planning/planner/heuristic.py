@@ -42,9 +42,9 @@ def simple_plan(
        and its gradient back for each bag (each id of a sequence), times `batch`; for a replica, an all-reduce of a
        gradient as large as the table in floats, which goes around twice. So it is replicated where
        rows * dim <= batch * (ids + vectors * dim).
-    2. The others have two *shares*: of all their bytes, and of the bytes that lookups read. A table that has more of
-       either than a rank should is cut by rows, where it has enough of them, into pieces of at most half of what a
-       rank should have, or into one for each rank if that is fewer.
+    2. The others have two *shares*: of all their bytes, and of the bytes that lookups read. A table whose larger share
+       exceeds 1/W is cut by rows into pieces of at most half of 1/W, but into W pieces at most, and into no more than
+       it has rows.
     3. Tables and pieces go, the largest first, to the rank whose larger share stays smallest. No share of a rank is
        then more than 2/W and the largest piece's; where both shares agree, it is 1/W and that.
     """

@@ -16,8 +16,8 @@ from rowwise.planning.perf.hardware import Machine
 from rowwise.planning.planner.layouts import LAYOUTS, Layout, UnitKind
 from rowwise.tables.spec import Table, Topology
 
-EACH_UP_TO = 8  # every number of pieces up to this, and then powers of two
-CACHED = (0.0, 0.001, 0.004, 0.015, 0.05, 0.15, 0.35, 0.7)  # shares of rows cached in the tier above that are tried
+EACH_UP_TO = 8  # all numbers of pieces up to this are tried, then powers of two
+CACHED = (0.0, 0.001, 0.004, 0.015, 0.05, 0.15, 0.35, 0.7)  # candidate shares of rows cached in the tier above
 
 
 class PlacementKind(NamedTuple):

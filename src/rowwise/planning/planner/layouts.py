@@ -81,12 +81,12 @@ def table_wise(table: Table, rank: int) -> tuple[Tile, ...]:
 
 
 def row_wise(table: Table, ranks: Sequence[int]) -> tuple[Tile, ...]:
-    """A part of the rows on each rank: for tables larger than a device. Ranks' partial pools have to be added up."""
+    """Rows sharded over ranks, for tables larger than a device; partial pools are reduced across ranks."""
     return _row_tiles(table, ranks, (0, table.dim))
 
 
 def column_wise(table: Table, ranks: Sequence[int]) -> tuple[Tile, ...]:
-    """A part of the columns on each rank; each rank looks all ids up. No partial sums, but narrow rows.
+    """Columns sharded over ranks, each of which looks up all ids: no partial sums, but narrow rows.
 
     On the ranks of one host, TorchRec calls it table-column-wise.
     """
@@ -95,12 +95,12 @@ def column_wise(table: Table, ranks: Sequence[int]) -> tuple[Tile, ...]:
 
 
 def table_row_wise(table: Table, topology: Topology, host: int) -> tuple[Tile, ...]:
-    """The table on one host, a part of the rows on each device: partial pools are added up inside the host."""
+    """The table on one host, its rows sharded over devices; partial pools are reduced inside the host."""
     return row_wise(table, topology.ranks_of(host))
 
 
 def grid(table: Table, topology: Topology, hosts: Sequence[int]) -> tuple[Tile, ...]:
-    """A part of the columns on each host, and of those a part of the rows on each device: sums inside hosts only."""
+    """Columns sharded over hosts, and rows over the devices of each: reductions inside hosts only."""
     pieces = zip(hosts, _column_ranges(table, len(hosts)), strict=False)
     return tuple(tile for host, cols in pieces for tile in _row_tiles(table, topology.ranks_of(host), cols))
 

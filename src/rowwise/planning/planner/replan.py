@@ -46,7 +46,7 @@ class ReplanResult:
     old_cost: float  # seconds of a step if nothing moved; see `recut`
     new_cost: float
     old_fits: bool
-    changed: bool  # whether any tile is elsewhere than in the old plan
+    changed: bool  # whether any tile differs from the old plan
     recut: tuple[str, ...]  # tables that match no layout; for these `old_cost` is that of the nearest layout
 
 
@@ -62,7 +62,7 @@ def replan(
     """The plan in force, changed where that repays its migration within `steps`; the same for the same arguments.
 
     If the old plan fits, the new one costs at most as much and moves at most `most_moved` of the bytes. If not, the new
-    one moves as few bytes as was found possible. Only the fast bound is computed.
+    one moves as few bytes as the search finds possible. Only the fast bound is computed.
     """
     _check_arguments(request, old, steps, most_moved)
     current = placement_of_plan(make_problem(request), old)
@@ -123,7 +123,7 @@ class _ReplanSearch:
             self.moves, self.out_of_time = self.moves + candidate.moves, self.out_of_time or candidate.out_of_time
             # A result that moves too much is no start for the next pass: bytes get dearer and the start stays.
             if self._moved(candidate) > self._max_bytes:
-                # With many `steps` the price is next to 0, and a multiple of it would be, too.
+                # With many `steps` the price is near 0, and so is a multiple of it.
                 price = max(PRICE_FACTOR * price, self._byte_s / STEPS)
             else:
                 start, hot = candidate, hot / 2

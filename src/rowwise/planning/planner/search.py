@@ -57,7 +57,7 @@ class SearchResult:
 
 
 def search(problem: PlacementProblem, *, seconds: float = 1.0, seed: int = 0, prove: bool = True) -> SearchResult:
-    """The best placement found. Time ends it only at several times `seconds`. Without `prove`, only the fast bound."""
+    """The best placement; the time limit is several times `seconds`. Without `prove`, only the fast bound is computed."""
     return search_best(problem, 1, seconds=seconds, seed=seed, prove=prove)[0]
 
 
@@ -80,7 +80,7 @@ def search_best(
         # `candidates` grows while its first few are annealed: finalists of a stage are taken before it begins.
         for number, start in enumerate(candidates[:finalists]):
             left_s = max(0.0, end_s - time.monotonic())
-            # Each run has a seed of its own, so that finalists with equal placements do not walk the same way.
+            # Each run has a seed of its own, so that finalists with equal placements take different walks.
             limited = effort._replace(seed=(seed * 2 + stage) * 64 + number, limit_s=left_s)
             better = native.anneal(start.placement, limited)
             moves, out_of_time = moves + better.moves, out_of_time or better.out_of_time
@@ -106,7 +106,7 @@ def _distinct_costs(candidates: list[Candidate], count: int) -> list[Candidate]:
 
 
 def _annealing_stages(start: Placement, moves: int) -> tuple[tuple[int, AnnealingEffort], tuple[int, AnnealingEffort]]:
-    """How many placements each stage anneals, and how. With more pieces each matters less, so it starts cooler."""
+    """Placements and effort of each stage. With more pieces each matters less, so annealing starts cooler."""
     pieces = int((start.unit_N != NO_UNIT).sum())
     hot = min(0.012, max(0.0005, 0.4 / pieces))
     short = AnnealingEffort(moves=int(moves * FINALISTS_SHARE / FINALISTS), hot=hot, cold=hot / 200, smooth=0.9)

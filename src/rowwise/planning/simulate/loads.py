@@ -57,7 +57,7 @@ class MissingMemory(NamedTuple):
 
 
 def planned_loads(problem: PlacementProblem, sums: Pieces, plan: Plan, links: Links, *, elastic: bool) -> TableLoads:
-    """By a plan; `sums` are the loads of its ranks."""
+    """Loads of a plan; `sums` are the loads of its ranks."""
     request = problem.request
     model = _model_of(request)
     compute = _compute_seconds(model, sums.load_NK)
@@ -90,7 +90,7 @@ class EvenPieces:
 
 
 def even_loads(request: PlanRequest, links: Links, pieces: EvenPieces | None = None) -> TableLoads | MissingMemory:
-    """As if each rank had an equal part of every table's work; `pieces` skips pricing them."""
+    """Loads with every table's work shared evenly; `pieces` that are known are not priced again."""
     pieces = pieces or EvenPieces.of(request)
     limits, on_device = np.array(request.limits_bytes, dtype=float), pieces.on_device
     best: tuple[float, dict[str, Floats], Floats] | None = None

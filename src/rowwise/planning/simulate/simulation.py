@@ -31,12 +31,12 @@ SEARCH_s = 0.02
 FASTER = 2.0  # speed-up that is tried for each resource in turn
 MEASURED_HOSTS = 1  # of profiles that `rowwise calibrate` writes
 EXTRAPOLATED = 4  # multiple of the measured hosts above which a note says so
-WORTH = 0.02  # share of a step that is worth naming
+WORTH = 0.02  # smaller savings, as shares of a step, are not mentioned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedModel:
-    """What trains: tables, dense layers and the settings of a step."""
+    """The model in training: tables, dense layers and the settings of a step."""
 
     name: str
     workloads: tuple[Workload, ...]
@@ -54,7 +54,7 @@ class SimulatedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedMachine:
-    """Where the model trains, and how its tables are placed."""
+    """The machine, and the placement of tables on it."""
 
     machine: Machine
     network: Network | None = None
@@ -92,7 +92,7 @@ def simulate(model: SimulatedModel, place: SimulatedMachine, *, explain: bool = 
 
 
 def check_model(model: SimulatedModel, topology: Topology) -> None:
-    """Raise for a batch that ranks cannot share."""
+    """Raise for a batch of fewer samples than ranks."""
     if model.batch < topology.world:
         raise SpecError(
             f"batch={model.batch}: fewer samples than the {topology.world:,} ranks",
@@ -160,7 +160,7 @@ def step_work(model: SimulatedModel, place: SimulatedMachine, loads: TableLoads)
 
 
 def making_s(model: SimulatedModel, machine: Machine) -> float:
-    """Seconds of a processor in which a rank makes its part of a batch."""
+    """Processor seconds in which a rank makes its part of a batch."""
     times, ranks = machine.hardware.batches, machine.topology.world
     if times is None:
         return 0.0
@@ -183,7 +183,7 @@ def what_would_help(work: StepWork, depth: int, step_s: float) -> tuple[Help, ..
 
 
 def describe_limit(remedies: tuple[Help, ...], step_s: float) -> str:
-    """What limits the step, in a sentence."""
+    """The bottleneck of the step, in a sentence."""
     relevant = [remedy for remedy in remedies if remedy.saved > WORTH]
     if not relevant or not step_s:
         return "No single resource limits the step."

@@ -17,7 +17,7 @@ from rowwise.planning.simulate.links import Cause, Links, Seconds, add_seconds
 from rowwise.planning.simulate.traffic import Flow
 from rowwise.tables.spec import FLOATS, FarType, Wire
 
-BUCKET_bytes = 4 << 20  # of gradients that are summed at once, at least
+BUCKET_bytes = 4 << 20  # least size of a bucket of gradients
 UPDATE_PASSES = 3  # over the numbers of a parameter and its gradient; and two over each number of optimizer state
 COPY_PASSES = 4  # into a bucket, and out of it
 BETWEEN_RANKS = ("route", "exchange", "return", "reduce")  # stages that one rank does not have

@@ -7,7 +7,7 @@ from typing import Any
 from rowwise.planning.perf.step_program import TimelineStage
 from rowwise.planning.perf.timeline import stage_times
 
-MAX_RANKS = 8  # that are written
+MAX_RANKS = 8  # in the trace
 STEPS = 4
 MICRO = 1e6
 

@@ -41,7 +41,7 @@ SHIPPED = Path(__file__).with_name("dreamshard.json")
 FEATURES = 4 + BINS
 COSTS = 3  # forward, links, backward
 INPUTS = 20  # numbers per rank that the policy gets
-WITH, WORSE = slice(3, 6), 8  # columns of INPUTS: costs with the table; how much worse the worst rank gets than it must
+WITH, WORSE = slice(3, 6), 8  # columns of INPUTS: costs with the table; excess of the step over that of the best rank
 HIDDEN, WIDTH, SUMS = 128, 64, 32  # as published: table networks, heads, vectors that are summed
 LARGEST = 12.0  # logarithm of the largest entry of a table's vector
 MAX_ITEMS = 256  # with more, a roll-out takes longer than annealing needs to make up for a worse start
@@ -70,7 +70,7 @@ class PolicyFile(Value, frozen=True):
 
     format: Literal["rowwise dreamshard 1"]
     trained: Mapping[str, str | int | float]  # pools, steps, seed
-    unit_s: float  # seconds that are 1 to the cost network
+    unit_s: float  # seconds of a unit of the cost network
     mean: tuple[float, ...]  # of the features of training tables
     deviation: tuple[float, ...]
     layers: Mapping[str, Layer]
