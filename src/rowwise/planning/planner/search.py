@@ -57,7 +57,7 @@ class SearchResult:
 
 
 def search(problem: PlacementProblem, *, seconds: float = 1.0, seed: int = 0, prove: bool = True) -> SearchResult:
-    """The best placement; the time limit is several times `seconds`. Without `prove`, only the fast bound is computed."""
+    """The best placement; the time limit is several times `seconds`. Without `prove`, only the fast bound is made."""
     return search_best(problem, 1, seconds=seconds, seed=seed, prove=prove)[0]
 
 
