@@ -197,12 +197,12 @@ def _fit(spec: "MeasurementSpec", folder: "MeasurementFolder", name: str, save: 
     from rowwise.cli.plan import write_atomically
     from rowwise.planning.calibrate.fit import fit_profile
     from rowwise.planning.calibrate.samples import LinkSample
-    from rowwise.planning.calibrate.train_exchange import FEWEST
+    from rowwise.planning.calibrate.train_exchange import MIN_EXCHANGES
     from rowwise.report.calibration import draw_calibration
 
     samples = list(folder.read())
     exchanges = sum(isinstance(sample, LinkSample) for sample in samples)
-    thorough = exchanges >= FEWEST or (spec.world == 1 and len(samples) >= FEWEST)
+    thorough = exchanges >= MIN_EXCHANGES or (spec.world == 1 and len(samples) >= MIN_EXCHANGES)
     machine = _describe_machine(spec, name, folder.path, thorough=thorough)
     with _show_progress(console, "fitting") as report:
         fitted = fit_profile(samples, machine, report)

@@ -235,13 +235,13 @@ def _limit_memory(machine: "Machine", memory: str) -> "Machine":
     """The machine with so much memory for the tables of a host, and with disks."""
     from msgspec import structs
 
-    from rowwise.planning.planner.machines import LARGEST, parse_size
+    from rowwise.planning.planner.machines import MAX_SIZE, parse_size
 
     hardware, size = machine.hardware, parse_size(memory, "--memory")
     if hardware.host_bytes or not size:
         got = "0 bytes" if not size else f"{hardware.name} has memory of its own and of its host"
         raise SpecError(f"--memory {memory}: {got}", "a size such as 4GB for a machine without GPUs, else --tiers")
-    disk_bytes = hardware.disk_bytes or LARGEST
+    disk_bytes = hardware.disk_bytes or MAX_SIZE
     limited = structs.replace(hardware, device_bytes=size // machine.topology.devices, disk_bytes=disk_bytes)
     return structs.replace(machine, hardware=limited)
 

@@ -40,13 +40,13 @@ from rowwise.planning.perf.network import SetNetwork
 from rowwise.planning.perf.roofline import Roofline
 from rowwise.tables.spec import Topology, Value
 
-FEWEST_SETS = 60  # sets that learning needs
+MIN_SETS = 60  # sets that learning needs
 HELD_OUT = 7  # every seventh set is held out
 BOUNDED_NETWORKS, FREE_NETWORKS = "networks that keep bounds", "networks as published"
 FITTED_ROOFLINE = "roofline of fitted rates"
 REMEDY = "plans are made by the roofline of fitted rates; measure again into a new folder while nothing else runs"
 DRIFT_SHAPE = NetworkShape(steps=800)
-FEWEST_STEPS = 500  # of training; small numbers of sets need no more
+MIN_STEPS = 500  # of training; small numbers of sets need no more
 SHAPES = {
     BOUNDED_NETWORKS: NetworkShape(),
     FREE_NETWORKS: NetworkShape(form="published", bounded=False, hidden=128, hinges=64),
@@ -111,11 +111,11 @@ def fit_profile(
 ) -> FittedProfile:
     """Fit a profile; the same measurements and shapes give the same one."""
     all_sets = [s for s in samples if isinstance(s, SetSample)]
-    if len(all_sets) < FEWEST_SETS:
+    if len(all_sets) < MIN_SETS:
         raise SpecError(
-            f"{len(all_sets)} sets of tables were measured", f"at least {FEWEST_SETS}", hint="measure for more minutes"
+            f"{len(all_sets)} sets of tables were measured", f"at least {MIN_SETS}", hint="measure for more minutes"
         )
-    sets = select_undisturbed(all_sets, FEWEST_SETS)
+    sets = select_undisturbed(all_sets, MIN_SETS)
     raw = stack_sets(sets)
     held_out_S = np.array([s.number % HELD_OUT == 0 for s in sets])
     drift_S = _estimate_drift(raw, sets, ~held_out_S, partial(report, "drift"))
@@ -209,7 +209,7 @@ def _estimate_drift(
 
 def count_steps(shape: NetworkShape, training: int) -> int:
     """Steps of a training on `training` sets."""
-    return min(shape.steps, max(FEWEST_STEPS, training))
+    return min(shape.steps, max(MIN_STEPS, training))
 
 
 def _train_stages(

@@ -18,7 +18,7 @@ from rowwise.planning.perf.hardware import Hardware, LinkRates
 from rowwise.planning.perf.roofline import COLLECTIVES, FLOAT_bytes
 from rowwise.planning.planner.layouts import layout_named
 
-FEWEST = 10  # exchanges that fitting needs
+MIN_EXCHANGES = 10  # exchanges that fitting needs
 NEGLIGIBLE_s = 1e-15  # least price of a byte
 MAX_id_bytes = 1000  # of the all-to-all: the most that an id may cost
 USUAL_id_bytes = 8
@@ -36,7 +36,7 @@ class FittedLinks:
 def fit_links(samples: Sequence[LinkSample], hardware: Hardware) -> FittedLinks:
     """Fits the links inside a host; with too few measurements, the profile keeps its rates."""
     unskewed = [s for s in samples if max(s.skew_W) == 0]
-    if len(unskewed) < FEWEST:
+    if len(unskewed) < MIN_EXCHANGES:
         return FittedLinks(hardware, len(samples), None)
     amount_SK = np.array([list_amounts(s) for s in unskewed])
     measured_S = np.array([step_s(s) for s in unskewed])

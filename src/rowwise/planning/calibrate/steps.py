@@ -1,4 +1,4 @@
-"""Measures steps of tables by several plans on ranks of this machine: the truth for forecasts.
+"""Measures steps of tables by several plans on ranks of this machine: ground truth for forecasts.
 
 A step is lookup, exchange, backward and update with the runtime of training, with ids drawn by access statistics; other
 memory is read between steps. The same processes measure all plans in turns (A B C A B C). A step takes as long as its

@@ -25,7 +25,7 @@ from rowwise.planning.perf.exchange import (
 from rowwise.planning.perf.network import MAX_DEVIATIONS
 
 HELD_OUT = 7  # every seventh exchange is held out
-FEWEST = 40
+MIN_EXCHANGES = 40  # that learning needs
 HIDDEN, STEPS, RATE, DECAY, SEED = 24, 500, 1e-2, 1e-3, 0
 MIN_s = 1e-6
 
@@ -33,7 +33,7 @@ MIN_s = 1e-6
 def train_exchanges(samples: Sequence[LinkSample], report: Callable[[float], None]) -> Exchanges | None:
     """Networks for all exchanges of a step; None with too few measurements."""
     exchanges = [s for s in samples if not s.copied]
-    if len(exchanges) < FEWEST:
+    if len(exchanges) < MIN_EXCHANGES:
         return None
     training = [s for s in exchanges if s.number % HELD_OUT]
     parts: dict[str, Callable[[LinkSample], Sequence[float]]] = {

@@ -20,7 +20,7 @@ from rowwise.planning.perf.network import SetNetwork
 from rowwise.tables.spec import LINKS, FarType, Link, Topology, Value, WireType
 
 MAX_BYTES = 1 << 60
-LONGEST_s = 1e6
+MAX_s = 1e6
 FLOAT_bytes = 4
 SECONDS = ("launch_s", "forward_issue_s", "backward_issue_s")
 NUMBERS = re.compile(r"\[[^][{}\"]*\]")
@@ -85,8 +85,8 @@ class MakingTimes(Value, frozen=True, kw_only=True):
     encode_s: float  # of a rank's own samples
 
     def __post_init__(self) -> None:
-        if self.cores < 1 or not 0 <= self.read_s < LONGEST_s or not 0 <= self.encode_s < LONGEST_s:
-            raise SpecError(f"batches={self}", f"at least 1 core, and seconds from 0 to {LONGEST_s:g}")
+        if self.cores < 1 or not 0 <= self.read_s < MAX_s or not 0 <= self.encode_s < MAX_s:
+            raise SpecError(f"batches={self}", f"at least 1 core, and seconds from 0 to {MAX_s:g}")
 
 
 class Kernels(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -146,10 +146,10 @@ class Hardware(Value, frozen=True, kw_only=True, omit_defaults=True):
             if getattr(self, name) < 0:
                 raise SpecError(f"hardware {self.name!r}: {name}={getattr(self, name)}", "0 or more")
         for overhead in self.overheads:
-            if not 0 <= overhead.seconds < LONGEST_s:
+            if not 0 <= overhead.seconds < MAX_s:
                 raise SpecError(
                     f"hardware {self.name!r}: overheads of {overhead.stage!r} are {overhead.seconds} s",
-                    f"0 or more, and less than {LONGEST_s:g}",
+                    f"0 or more, and less than {MAX_s:g}",
                 )
         limits = dict.fromkeys(("device_bytes", "host_bytes", "disk_bytes", "cache_bytes"), MAX_BYTES)
         check_max(f"hardware {self.name!r}: ", self, **limits, id_bytes=1 << 20)

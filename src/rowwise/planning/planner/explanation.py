@@ -12,9 +12,9 @@ from rowwise.parallel.plan import TIERS
 from rowwise.tables.spec import Value
 
 MANY_RANKS = 32  # more ranks are not listed one by one
-BUSIEST, LEAST = 8, 2
+BUSIEST, IDLEST = 8, 2  # ranks listed of larger plans
 MANY_TABLES = 20
-LONGEST_NAME = 28
+MAX_NAME = 28
 EIGHTHS = " ▏▎▍▌▋▊▉"
 INDENT = "    "
 
@@ -148,8 +148,8 @@ def ranks_to_list(ranks: Sequence[RankPlacement]) -> tuple[list[RankPlacement], 
     if len(ranks) <= MANY_RANKS:
         return list(ranks), ""
     ordered = sorted(ranks, key=lambda r: (-r.operators_s - r.links_s, r.rank))
-    shown = [*ordered[:BUSIEST], ordered[len(ordered) // 2], *ordered[-LEAST:]]
-    return shown, f"of {len(ranks):,} ranks: the busiest {BUSIEST}, the one in the middle, the least busy {LEAST}"
+    shown = [*ordered[:BUSIEST], ordered[len(ordered) // 2], *ordered[-IDLEST:]]
+    return shown, f"of {len(ranks):,} ranks: the busiest {BUSIEST}, the one in the middle, the least busy {IDLEST}"
 
 
 def _bar(share: float, wide: int) -> str:
@@ -176,7 +176,7 @@ def _tables(shown: Sequence[TablePlacement], width: int) -> list[str]:
 
 def _table_cells(table: TablePlacement) -> tuple[str, ...]:
     return (
-        _truncate(table.name, LONGEST_NAME),
+        _truncate(table.name, MAX_NAME),
         f"{quantity.format_rows(table.rows)} x {table.dim}",
         quantity.format_bytes(table.bytes),
         f"{table.ids:,.3g}",

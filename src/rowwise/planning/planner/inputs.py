@@ -39,7 +39,7 @@ COLUMN_NAMES: dict[str, tuple[str, ...]] = {  # by field: names that its column 
 NEEDED = ("name", "rows", "pooling")
 ROW_TYPES = {str(kind): kind for kind in TRAINED_TYPES}
 POOLINGS = {str(kind): kind for kind in Pooling}
-LARGEST = 1 << 62
+MAX_NUMBER = 1 << 62
 MAX_SHOWN = 40  # characters of a wrong value
 SEPARATOR = re.compile(r"[;|\s]+")  # between features in a cell
 BYTE = re.compile(r"\(byte (\d+)\)")
@@ -79,7 +79,7 @@ class TableEntry(NamedTuple):
     def number(self, field: str, default: float | None = None) -> float:
         """A finite number that is not negative."""
         number = _parse_number(self.values.get(field, default))
-        if not 0 <= number < LARGEST:
+        if not 0 <= number < MAX_NUMBER:
             raise self.error(field, "a finite number that is not negative")
         return float(number)
 
@@ -87,7 +87,7 @@ class TableEntry(NamedTuple):
         """A whole number of at least 1; 100.0 counts as one."""
         value = self.values.get(field, default)
         number = _parse_number(value)
-        if not 1 <= number < LARGEST or number != int(number):
+        if not 1 <= number < MAX_NUMBER or number != int(number):
             out = ", or --dim for all tables" if field == "dim" and value is None else ""
             raise self.error(field, f"a whole number of at least 1{out}")
         return int(number)

@@ -29,7 +29,7 @@ TOPOLOGIES = (
     "a machine such as 8xa100-like, 16x8xzionex (16 hosts of 8), 8+8x8xzionex (in two groups),"
     " 8xa100-like:device=40GB,host=1.5TB, or a JSON file or its URL"
 )
-LARGEST = 1 << 60
+MAX_SIZE = 1 << 60
 
 
 def machine_named(text: str) -> Machine:
@@ -53,8 +53,8 @@ def parse_size(text: str, what: str) -> int:
     unit = match["unit"].lower().removesuffix("b")
     base = 1024 if unit.endswith("i") else 1000
     size = float(match["number"]) * base ** POWERS[unit.removesuffix("i")]
-    if size > LARGEST:
-        raise SpecError(f"{what}={text!r}", f"less than {LARGEST:,} bytes")
+    if size > MAX_SIZE:
+        raise SpecError(f"{what}={text!r}", f"less than {MAX_SIZE:,} bytes")
     return int(size)
 
 

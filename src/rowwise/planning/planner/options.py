@@ -1,7 +1,7 @@
 """Turns a `PlanRequest` into a `PlacementProblem`: every way to place every table, with costs and bytes.
 
 All tables of one kind are computed at once. Cuts that cannot matter are left out: once every piece of a table is under
-a twentieth of what a rank bears in any plan (and of a rank's memory), the table is not cut further. Bounds stay valid,
+a twentieth of a rank's least load in any plan (and of its memory), the table is not cut further. Bounds stay valid,
 as a finer cut never takes less work in sum. Not supported: uneven cuts, and cuts that differ from row to row.
 """
 
