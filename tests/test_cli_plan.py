@@ -398,9 +398,7 @@ TIGHT = "2xzionex:device=300MB"
 
 def test_memory_below_the_device_is_planned_where_tables_need_it(ok, refused, command):
     given = ("--tables", "tables.csv", "--topology", TIGHT, *QUICK)
-    assert "note    tables are too large for the devices alone: rows on the host are planned, too\n" in ok(
-        machine=TIGHT
-    )
+    assert "note    tables are too large for the devices alone: rows are on the host, too\n" in ok(machine=TIGHT)
     err = refused(*given, "--tiers", "device", "--json", "plan.json")
     assert err.startswith("rowwise: no plan fits without rows on the host: ")
     for way in (
