@@ -160,7 +160,7 @@ def test_a_checkpoint_with_a_map_is_resharded(tmp_path):
 def test_another_map_is_refused_by_name(tmp_path):
     run, _ = run_of(tmp_path, {"user": HASH})
     start = str(run.folder.path)
-    with pytest.raises(CheckpointError, match="1 there and 2"):
+    with pytest.raises(CheckpointError, match="1 saved and 2"):
         TrainingRun.start(with_maps(tmp_path, {"user": HASH | {"seed": 2}}, init_from=start), tmp_path / "runs")
     with pytest.raises(CheckpointError, match=r"id map: .*method 'hash'"):
         TrainingRun.start(with_maps(tmp_path, {"user": learned(50)}, init_from=start), tmp_path / "runs")

@@ -174,7 +174,7 @@ def test_processes_end_with_the_bits_of_threads(topology):
         ({"far": "topk"}, r"Wire: far='topk': expected one of .* or 'topk:1%'"),
         ({"far": "topk:0%", "error_feedback": True}, r"far='topk:0%': expected more than 0 % and less than 20 %"),
         ({"far": "topk:25%", "error_feedback": True}, r"far='topk:25%': expected more than 0 % and less than 20 %"),
-        ({"far": "topk:1%"}, r"without error_feedback: what it leaves out would be lost: expected error_feedback=true"),
+        ({"far": "topk:1%"}, r"without error_feedback: numbers left out would be lost: expected error_feedback=true"),
         ({"far": "int8", "dense": "bf16"}, r"Wire: dense=bf16 and far=int8: expected one of them"),
         ({"far": 8}, r"Wire: far=8: expected one of"),
     ],

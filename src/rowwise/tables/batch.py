@@ -27,7 +27,7 @@ ID_TYPES = (torch.int32, torch.int64)
 
 
 class KeyedJagged(Protocol):
-    """The part of TorchRec's KeyedJaggedTensor that is read."""
+    """The methods of TorchRec's KeyedJaggedTensor that `Jagged.from_keyed` calls."""
 
     def keys(self) -> Sequence[str]:
         """Names of the features."""
@@ -42,7 +42,7 @@ class KeyedJagged(Protocol):
         ...
 
     def weights_or_none(self) -> Tensor | None:
-        """Weight of each id, if any."""
+        """Weight of each id; None if the batch has no weights."""
         ...
 
 
@@ -71,7 +71,7 @@ class Jagged:
             if not isinstance(tensor, Tensor) or tensor.dtype not in ID_TYPES or tensor.dim() != 1:
                 got = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise BatchError(f"{name}: got {got}", "one dimension of int32 or int64")
-        # The number of samples is derived from it.
+        # `batch_size` is this number over the number of features.
         if self.lengths_FB.numel() % max(1, len(self.features)):
             raise BatchError(
                 f"{self.lengths_FB.numel()} lengths do not divide among {len(self.features)} features",
@@ -221,7 +221,7 @@ class Jagged:
         return self.map_tensors(lambda x: x.to(device))
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "Jagged":
-        """The batch with each of its tensors changed."""
+        """A copy with `change` applied to each tensor."""
         return replace(
             self,
             values_N=change(self.values_N),
@@ -242,7 +242,7 @@ class Jagged:
         return _require_unshared(self).lengths_FB
 
     def weights_or_none(self) -> Tensor | None:
-        """Weight of each id, if any."""
+        """Weight of each id; None if the batch has no weights."""
         return _require_unshared(self).weights_N
 
     def offsets(self) -> Tensor:
@@ -336,7 +336,7 @@ def _check_shared(jagged: Jagged, shared: SharedBags) -> None:
 
 
 def _name_bad_value(bags: Mapping[str, Sequence[Sequence[int]]]) -> str:
-    """Describe the first value that is not an integer of 64 bits."""
+    """Describe the first value that is not an integer of 64 bits: feature, sample and position."""
     for name, samples in bags.items():
         for sample, bag in enumerate(samples):
             for position, value in enumerate(bag):
@@ -377,14 +377,14 @@ class Batch:
         return self._replace_parts(lambda x: x[samples_B], self.sparse.expanded().of_samples(samples_B))
 
     def to(self, device: torch.device | str, *, ids: bool = True) -> "Batch":
-        """The batch on a device; without `ids` all but its sparse ids."""
+        """The batch on a device; `ids=False` leaves the sparse ids where they are."""
         return self.map_tensors(lambda x: x.to(device), ids=ids)
 
     def map_tensors(self, change: Callable[[Tensor], Tensor], *, ids: bool = True) -> "Batch":
-        """The batch with each of its tensors changed; without `ids` all but those of its sparse ids."""
+        """A copy with `change` applied to each tensor; `ids=False` leaves the sparse ids as they are."""
         return self._replace_parts(change, self.sparse.map_tensors(change) if ids else self.sparse)
 
     def _replace_parts(self, change: Callable[[Tensor], Tensor], sparse: Jagged) -> "Batch":
-        """The batch with each tensor beside the ids changed, and these ids."""
+        """A copy with `change` applied to each tensor field, and with these ids."""
         parts = ((field.name, getattr(self, field.name)) for field in fields(self))
         return replace(self, sparse=sparse, **{name: change(x) for name, x in parts if isinstance(x, Tensor)})

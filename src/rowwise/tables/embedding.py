@@ -33,30 +33,30 @@ class Vectors:
     """The output of a lookup: pooled features side by side, and the rows of sequences.
 
     `vectors[name]` is [B, D] for a pooled feature and [N, D] for a sequence; `keys`, `values` and `to_dict`
-    are those of TorchRec's KeyedTensor and cover the pooled features. Vectors of sharded tables may be on their way
-    from other ranks: the first use of them waits, so a model computes first what does not need them.
+    are those of TorchRec's KeyedTensor and cover the pooled features. Vectors of sharded tables may be in flight
+    from other ranks: the first access blocks, so a model should first compute what does not need them.
     """
 
-    __slots__ = ("_found", "_receive", "columns")
+    __slots__ = ("_receive", "_result", "columns")
 
     def __init__(self, columns: Mapping[str, slice], receive: Callable[[], LookedUp]) -> None:
-        """`receive` is called once, at the first use; `columns`: of the pooled features."""
+        """`receive` is called once, at the first access; `columns`: of the pooled features."""
         self.columns, self._receive = columns, receive
-        self._found: LookedUp | None = None
+        self._result: LookedUp | None = None
 
     @classmethod
     def of(cls, matrix_BS: Tensor, columns: Mapping[str, slice], sequences: Mapping[str, Tensor]) -> Self:
-        """Vectors that are here."""
+        """The vectors of a finished lookup."""
         vectors = cls(columns, _receive_nothing)
-        vectors._found = matrix_BS, sequences
+        vectors._result = matrix_BS, sequences
         return vectors
 
     def wait(self) -> LookedUp:
-        """Receive the vectors, if they are on their way."""
-        if self._found is None:
-            receive, self._receive = self._receive, _receive_nothing  # lets go of what was sent
-            self._found = receive()
-        return self._found
+        """Block until the vectors have arrived."""
+        if self._result is None:
+            receive, self._receive = self._receive, _receive_nothing  # frees the send buffers
+            self._result = receive()
+        return self._result
 
     @property
     def matrix_BS(self) -> Tensor:
@@ -94,7 +94,7 @@ Forward = Callable[[Module, Jagged | KeyedJagged], Vectors]
 
 
 def break_graph(look_up: Forward[Module]) -> Forward[Module]:
-    """Make of a lookup a `forward` that breaks a compiled graph, which could neither stage gradients nor wait."""
+    """Wrap a lookup as a `forward` with a graph break: a compiled graph could neither stage gradients nor wait."""
 
     def receive(module: Module, sparse: Jagged | KeyedJagged) -> Vectors:
         vectors = look_up(module, sparse)
@@ -131,7 +131,7 @@ class Embeddings(nn.Module):
         device: device of the rows; "meta" allocates none, for tables that are too large until they are sharded.
         merge_shared: sum the gradients of shared bags before they are merged ([Note: Merged bags]): less work, but
             another order of summation.
-        rows_of_ids: the caller gives rows in place of the ids of managed tables, as `ManagedEmbeddings` does.
+        rows_of_ids: batches have row numbers in place of ids of managed tables, as `ManagedEmbeddings` passes them.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Embeddings(nn.Module):
             )
         self.seed = seed
         self._tiles = Tiles(tables, torch.device(device), merge_shared=merge_shared)
-        self._in_host_memory: Tiles | None = None  # behind `_tiles`, see `serve_on`
+        self._host_tiles: Tiles | None = None  # looks up batches that find no slots, see `serve_on`
         self.arena.fill(seed)
         self._columns = self._tiles.pooled.column_slices
         self.register_load_state_dict_pre_hook(_adapt_state_dict)
@@ -182,30 +182,30 @@ class Embeddings(nn.Module):
 
     @property
     def unknown_ids(self) -> dict[str, int]:
-        """The number of ids so far that were outside their table and mapped to its last row, by feature."""
+        """Number of ids outside their table, which were mapped to its last row, by feature."""
         return self._tiles.unknown_ids
 
     @property
     def tables(self) -> tuple[Table, ...]:
         return self.arena.tables
 
-    def reserve(self, room: Callable[[Table], int]) -> None:
-        """Reserve capacity after each table, for rows of later versions (meta device only); see `ops/newer.py`."""
+    def reserve(self, spare_rows: Callable[[Table], int]) -> None:
+        """Reserve spare rows after each table for later versions (meta device only); see `ops/newer.py`."""
         assert self.arena.rows.is_meta
-        pieces = [piece._replace(room=room(piece.table)) for piece in self.arena.pieces]
+        pieces = [piece._replace(spare_rows=spare_rows(piece.table)) for piece in self.arena.pieces]
         self._tiles = Tiles(pieces, self.device, merge_shared=self._tiles.merge_shared)
         self.arena.fill(self.seed)
 
     @torch.no_grad()
     def cache_on(self, device: torch.device | str, cache_rows: Mapping[str, int], samples: int = 0) -> Self:
-        """Move to a GPU, but leave these tables in host memory, and cache so many of their rows there.
+        """Move to a GPU, but leave the tables of `cache_rows` in host memory and cache that many rows of each.
 
         The GPU reads missed rows from host memory and writes changed ones back, with their optimizer state. Results
         have the same bits as without a cache. Parameters of cached tables are views of host memory: `table`, `weights`,
         `optimizer_state` and checkpoints bring them up to date.
 
-        `samples`: of a batch: as many ids of each feature have room beside the cached rows. A batch whose rows of a
-        table find no room is an error.
+        `samples`: batch size; a table gets at least one overflow slot per sample and feature. A batch with more rows
+        of a table than the cache has slots is an error.
         """
         return self._cache_pieces(torch.device(device), self.arena.pieces, cache_rows, samples)
 
@@ -215,22 +215,24 @@ class Embeddings(nn.Module):
     ) -> Self:
         """Like `cache_on`, for rows in memory that `Arena.attach` was given, which are only looked up.
 
-        `newer`: of the room behind each table, so many rows are newer ones. A batch whose rows find no slots is looked
-        up in host memory.
+        `newer`: number of spare rows of each table that hold rows of later versions. A batch whose rows find no slots
+        is looked up in host memory.
         """
-        whole = self._tiles
+        host_tiles = self._tiles
         pieces = [
-            piece._replace(table=structs.replace(piece.table, optimizer=Sgd()), room=newer.get(piece.table.name, 0))
+            piece._replace(
+                table=structs.replace(piece.table, optimizer=Sgd()), spare_rows=newer.get(piece.table.name, 0)
+            )
             for piece in self.arena.pieces
         ]
         for table in self.tables:
-            del self._parameters[table.name]  # it is on the meta device still
+            del self._parameters[table.name]  # still on the meta device
         self._cache_pieces(torch.device(device), pieces, cache_rows, samples)
-        self._in_host_memory = whole if cache_rows else None
+        self._host_tiles = host_tiles if cache_rows else None
         return self
 
     def _cache_pieces(
-        self, device: torch.device, whole_pieces: Sequence[TablePiece], cache_rows: Mapping[str, int], samples: int
+        self, device: torch.device, uncached_pieces: Sequence[TablePiece], cache_rows: Mapping[str, int], samples: int
     ) -> Self:
         managed = {table.name for table in self.tables if table.managed is not None}
         for name in cache_rows:
@@ -239,10 +241,10 @@ class Embeddings(nn.Module):
                 raise SpecError(
                     f"table {name!r} is managed, so its rows stay together", "the table on the device, uncached"
                 )
-        self.arena.check_whole()
+        self.arena.check_in_host_memory()
         pieces = [
             piece.cached(cache_rows[name], samples) if (name := piece.table.name) in cache_rows else piece
-            for piece in whole_pieces
+            for piece in uncached_pieces
         ]
         self._tiles = self._tiles.cached_on(device, pieces)
         self._make_parameters()
@@ -263,9 +265,9 @@ class Embeddings(nn.Module):
         try:
             lookup = self._tiles.look_up(jagged)
         except TooManyRowsError:
-            if self._in_host_memory is None:
+            if self._host_tiles is None:
                 raise
-            lookup = self._in_host_memory.look_up(jagged.to("cpu")).to(self.device)
+            lookup = self._host_tiles.look_up(jagged.to("cpu")).to(self.device)
         return Vectors.of(lookup.matrix_BS, self._columns, self._tiles.split(lookup))
 
     def abort_forward(self, error: RowwiseError) -> NoReturn:
@@ -293,11 +295,11 @@ class Embeddings(nn.Module):
         return tuple(self._tiles.staged)
 
     def take_staged(self) -> list[StagedGradients]:
-        """Remove the staged gradients, for an update that comes later."""
+        """Remove and return the staged gradients, for a deferred update."""
         return self._tiles.take_staged()
 
     def put_staged(self, staged: list[StagedGradients]) -> None:
-        """Stage what `take_staged` has removed."""
+        """Stage gradients that `take_staged` returned, ahead of those staged since."""
         self._tiles.staged = staged + self._tiles.staged
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
@@ -336,8 +338,8 @@ class Embeddings(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # Without the parameters, which __setstate__ makes again: torch.save rejects views of a storage as two dtypes.
         names = {table.name for table in self.tables}
-        others = {name: parameter for name, parameter in self._parameters.items() if name not in names}
-        return {**self.__dict__, "_parameters": others}
+        remaining = {name: parameter for name, parameter in self._parameters.items() if name not in names}
+        return {**self.__dict__, "_parameters": remaining}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -11,7 +11,7 @@ from rowwise.base.value import Value
 
 
 class HashIds(Value, frozen=True, tag="hash", tag_field="kind"):
-    """Hash trick: each id has one row, chosen by a hash, which unrelated ids share."""
+    """Hash trick: each id has one row, chosen by a hash; unrelated ids share it."""
 
     rows: int
     seed: int = 0
@@ -59,9 +59,9 @@ class StoredIds(Value, frozen=True, tag="stored", tag_field="kind"):
 AnyIdMap = HashIds | DoubleHashIds | QuotientRemainderIds | StoredIds
 
 
-def _check_rows_and_seed(rows: int, seed: int, least: int) -> None:
-    if type(rows) is not int or rows < least:
-        raise SpecError(f"id_map: rows={rows!r}", f"a whole number of at least {least}")
+def _check_rows_and_seed(rows: int, seed: int, min_rows: int) -> None:
+    if type(rows) is not int or rows < min_rows:
+        raise SpecError(f"id_map: rows={rows!r}", f"a whole number of at least {min_rows}")
     if rows >= 1 << 40:
         raise SpecError(f"id_map: rows={rows}", "fewer than 2**40")
     if type(seed) is not int or not 0 <= seed < 1 << 32:

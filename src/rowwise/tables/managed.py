@@ -1,9 +1,9 @@
 """Managed tables in recipes: any 64-bit ids, a fixed number of rows, and a policy that decides which ids have one.
 
-Frozen values without tensors. A table's rows are in buckets of equal size, and an id belongs to the bucket that the
-high bits of its hash name. There are 2**k buckets, as many as have 64 rows each, at most 4,096. The number of rows is
-rounded up to a multiple of the number of buckets. Row 0 of a bucket is for ids that have no row of their own. The id -1
-never has one.
+Frozen values without tensors. A table's rows are in buckets of equal size; the high bits of an id's hash select
+its bucket. The number of buckets is the largest power of two, at most 4,096, that leaves each of them 64 rows. The
+number of rows is rounded up to a multiple of it. Row 0 of a bucket is shared by its ids without a row of their own. The
+id -1 never gets one.
 """
 
 from typing import Literal
@@ -14,7 +14,7 @@ from rowwise.base.value import MAX_STEPS, Value
 MAX_BUCKETS = 4096
 MIN_BUCKET_ROWS = 64
 MAX_ROWS = 1 << 32  # the index has 32 bits for a row
-INDEX_bytes = 16  # of a row: two to four places of four bytes
+INDEX_bytes = 16  # hash index per row: two to four slots of four bytes
 NO_ID = -1
 ID = "id"  # the name of the state that lookups need; the others are for training
 
@@ -25,7 +25,7 @@ class Managed(Value, frozen=True):
     admit: int = 1  # occurrences after which an id is admitted
     probability: float = 1.0  # of an admission, in each step with the id
     evict: Literal["lru", "lfu"] = "lru"  # the least recently or the least frequently used id
-    # An id without use for so many updates of its table loses its row; None: never
+    # Updates of its table after which an unused id loses its row; None: never
     ttl_steps: int | None = None
     seed: int = 0  # of the admissions by probability
 
@@ -45,20 +45,21 @@ class Managed(Value, frozen=True):
     def initial_state(self) -> dict[str, int]:
         """The state of each row as 64-bit numbers, by name, with the value of a row without an id."""
         state = {ID: NO_ID, "used": -1, "count": 0}  # step of the last use; occurrences since the admission
-        return state | {"candidate": NO_ID, "seen": 0} if self.admit > 1 else state  # an id that waits, its occurrences
+        # The id that waits for admission, and its occurrences.
+        return state | {"candidate": NO_ID, "seen": 0} if self.admit > 1 else state
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the state of a row, and of its part of the index, at most."""
+        """Upper bound on the bytes of a row's state and its share of the index."""
         return 8 * len(self.initial_state) + INDEX_bytes
 
 
 def bucket_count(rows: int) -> int:
-    """The buckets of a managed table with so many rows."""
+    """The largest power of two that leaves each bucket `MIN_BUCKET_ROWS` rows, at most `MAX_BUCKETS`."""
     return 1 << (max(1, min(MAX_BUCKETS, rows // MIN_BUCKET_ROWS)).bit_length() - 1)
 
 
 def round_rows(rows: int) -> int:
-    """The least multiple of the number of buckets."""
+    """Round up to a multiple of the number of buckets."""
     buckets = bucket_count(rows)
     return -(-rows // buckets) * buckets

@@ -1,4 +1,4 @@
-"""Row optimizers: their hyperparameters, their state, and the numbers that kernels get for an update; no torch.
+"""Row optimizers: hyperparameters, state slots, and the kernels' arguments of an update; without torch.
 
 The arithmetic is in `tables/ops/reference/apply.py` and `tables/ops/_cpp/apply.h`; a new optimizer has a part in each
 of the three.
@@ -13,7 +13,7 @@ from rowwise.base.value import Value
 
 SMALLEST = 2.0**-126  # smallest normal float32, in which kernels compute
 LARGEST = 3e38
-LIMITS: dict[str, tuple[float, float, str]] = {  # by name: least, most, message
+LIMITS: dict[str, tuple[float, float, str]] = {  # by name: minimum, maximum, message
     "value": (-LARGEST, LARGEST, ""),
     "eps": (SMALLEST, LARGEST, "more than 0 in 32 bits, or a gradient of 0 is divided by 0"),
     "clip": (SMALLEST, LARGEST, "more than 0 in 32 bits; None does not clip"),
@@ -26,10 +26,10 @@ def hyperparameter_fault(field: str, value: float | None) -> str | None:
     """The message for a hyperparameter or a number of `init` that is out of range, else None."""
     if value is None:  # a bound derived from the table's rows, or no clipping
         return None
-    least, most, expected = LIMITS.get(field, (0.0, LARGEST, ""))
-    if not abs(value) < LARGEST or value < min(0.0, least):
+    low, high, expected = LIMITS.get(field, (0.0, LARGEST, ""))
+    if not abs(value) < LARGEST or value < min(0.0, low):
         return "a finite number that is not negative"
-    return None if least <= value <= most else expected
+    return None if low <= value <= high else expected
 
 
 class Schedule(Value, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class KernelHyperparameters(NamedTuple):
     eps: float = 0.0
     weight_decay: float = 0.0
     clip: float = 0.0  # 0: none
-    a: float = 0.0  # a to d: parameters of some optimizers
+    a: float = 0.0  # a to d: see `hyper` of the optimizer
     b: float = 0.0
     c: float = 0.0
     d: float = 0.0
@@ -90,14 +90,14 @@ class KernelHyperparameters(NamedTuple):
 class RowUpdate(Value, frozen=True, kw_only=True):
     """Base of the row optimizers."""
 
-    sums_columns: ClassVar[int] = 0  # sums over the columns of a row that its update needs
+    sums_columns: ClassVar[int] = 0  # number of sums over a row's columns that its update needs
 
     def slots(self, dim: int) -> dict[str, Slot]:
         """The state of a row of `dim` columns, in order, by the names of torch's optimizers."""
         raise NotImplementedError
 
     def hyper(self, step: int) -> KernelHyperparameters:
-        """The numbers of an update; the first is step 1."""
+        """Hyperparameters of the update at a step, bias corrections included; the first is step 1."""
         raise NotImplementedError
 
     @property
@@ -106,7 +106,7 @@ class RowUpdate(Value, frozen=True, kw_only=True):
         return getattr(self, "schedule", None) is not None
 
     def with_row_state(self) -> "RowUpdate":
-        """The optimizer with one number of state per row instead of one per weight, if there is one, else itself."""
+        """The variant with one float of state per row instead of one per weight; itself if there is none."""
         return self
 
     @property

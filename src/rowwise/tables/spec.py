@@ -28,7 +28,7 @@ class Pooling(enum.StrEnum):
 
     SUM = "sum"
     MEAN = "mean"
-    WEIGHTED = "weighted"  # sum of rows times the per-id weights of the batch
+    WEIGHTED = "weighted"  # sum of rows times per-id weights of the batch
     SEQUENCE = "sequence"  # no pooling: one vector for each id
 
 
@@ -111,7 +111,7 @@ class Table(Value, frozen=True):
         if fault:
             raise SpecError(
                 f"table name {self.name[:80]!r}: {fault}",
-                "a name without dots and slashes, as parameters and files have it",
+                "a name without dots and slashes, as it names a parameter and files",
             )
         check_max(f"table {self.name!r}: ", self, dim=MAX_DIM, column_group=MAX_DIM)
         if self.rows < 1 or self.dim < 1:
@@ -183,7 +183,7 @@ def stored_bytes(table: Table) -> int:
 
 
 def state_bytes(table: Table) -> int:
-    """Bytes of a row's optimizer state, and of a managed row's id, policy and index."""
+    """Bytes per row of optimizer state and, in managed tables, of id, policy and index."""
     ids = 0 if table.managed is None else table.managed.row_bytes
     return 4 * state_width(table) + ids
 
@@ -203,8 +203,8 @@ def _check_types(table: Table) -> None:
             msgspec.convert(msgspec.to_builtins(getattr(table, field)), kind)
         except (msgspec.ValidationError, TypeError) as error:
             raise SpecError(f"table {name!r}: {field}: {error}") from None
-    _name_choice(f"table {name!r}", table, "pooling", Pooling)
-    _name_choice(f"table {name!r}", table, "row_type", RowType)
+    _convert_enum(f"table {name!r}", table, "pooling", Pooling)
+    _convert_enum(f"table {name!r}", table, "row_type", RowType)
     group = table.column_group
     if group is not None and (table.row_type is not RowType.INT8 or type(group) is not int or group < 16 or group % 16):
         raise SpecError(
@@ -223,8 +223,8 @@ def _check_managed(table: Table) -> None:
         raise SpecError(f"{lead} and has {table.rows} rows", "at least 2, and fewer than 2**32")
 
 
-def _name_choice(lead: str, owner: Value, field: str, kind: type[enum.StrEnum]) -> None:
-    """Make a member of a field that may be its name."""
+def _convert_enum(lead: str, owner: Value, field: str, kind: type[enum.StrEnum]) -> None:
+    """Replace the name of an enum's member in a field by the member."""
     value = getattr(owner, field)
     try:
         msgspec.structs.force_setattr(owner, field, kind(value))
@@ -276,13 +276,13 @@ class Topology(Value, frozen=True):
 
     @property
     def links(self) -> tuple[Link, ...]:
-        """The kinds of links between its ranks."""
-        there = {
+        """The kinds of links that connect at least one pair of ranks."""
+        has_link = {
             "host": self.devices > 1,
             "network": self.hosts > max(1, len(self.groups)),
             "uplink": len(self.groups) > 1,
         }
-        return tuple(link for link in LINKS if there[link])
+        return tuple(link for link in LINKS if has_link[link])
 
     def ranks_of(self, host: int) -> range:
         return range(host * self.devices, (host + 1) * self.devices)
@@ -294,7 +294,6 @@ class Topology(Value, frozen=True):
         return tuple(tuple(ranks) for _, ranks in groupby(range(self.world), unit_of))
 
     def group_of(self, host: int) -> int:
-        """The group of a host."""
         return bisect_right(tuple(accumulate(self.groups)), host) if self.groups else 0
 
     def link(self, a: int, b: int) -> Link:
@@ -330,8 +329,8 @@ class WireFacts(Value, frozen=True):
     exact: bool = False  # whether decoding gives the bits that were encoded
     dtype: str = ""  # name of the torch dtype that numbers are rounded to; empty: a codec of its own
     narrow: bool = False  # range: gradients of a mean over a large batch would underflow without a loss scale
-    coded_as: str = "int8"  # the type of hardware profiles that was measured
-    coding: float = 1.0  # takes so many times that of `coded_as`
+    coded_as: str = "int8"  # the type whose coding a hardware profile measures
+    coding: float = 1.0  # time of coding, over that of `coded_as`
 
     def vector_bytes(self, numbers: int) -> int:
         """Bytes of a vector of `numbers` numbers that share a header."""
@@ -339,8 +338,8 @@ class WireFacts(Value, frozen=True):
         return self.header_bytes + -(-bits // 32) * 4 if self.header_bytes else bits // 8
 
 
-# Coding of int4 and top-k: one thread of an AMD EPYC with AVX-512, 2,048 runs of 256 numbers, 3 of 256 kept. A share of
-# 19 % takes half as long again.
+# Coding of int4 and top-k: one thread of an AMD EPYC with AVX-512, 2,048 runs of 256 numbers, 3 of 256 kept. Keeping
+# 19 % takes 1.5 times as long.
 WIRE_TYPES = {
     "fp32": WireFacts(number_bits=32, exact=True, dtype="float32"),
     "fp16": WireFacts(number_bits=16, dtype="float16", narrow=True, coded_as="fp16"),
@@ -358,13 +357,13 @@ class Codecs(Value, frozen=True):
     backward: WireType = WireType.FP32
 
     def __post_init__(self) -> None:
-        _name_choice("Codecs", self, "forward", WireType)
-        _name_choice("Codecs", self, "backward", WireType)
+        _convert_enum("Codecs", self, "forward", WireType)
+        _convert_enum("Codecs", self, "backward", WireType)
 
 
 RUN = 256  # numbers of an encoded sum that share a scale: its 8 bytes are 3 % of a message in int8
 TOP_K = re.compile(r"topk:(\d{1,2}(?:\.\d{1,6})?)%")
-MAX_KEPT = 51  # numbers of a run; more take more bytes than int8
+MAX_KEPT = 51  # numbers kept of a run; more take more bytes than int8
 
 
 class FarType(NamedTuple):
@@ -375,9 +374,9 @@ class FarType(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "FarType":
-        found = TOP_K.fullmatch(text) if isinstance(text, str) else None
-        if found:
-            kept = math.ceil(RUN * float(found[1]) / 100)
+        match = TOP_K.fullmatch(text) if isinstance(text, str) else None
+        if match:
+            kept = math.ceil(RUN * float(match[1]) / 100)
             if not 1 <= kept <= MAX_KEPT:
                 raise SpecError(f"Wire: far={text!r}", "more than 0 % and less than 20 %, as int8 has fewer bytes")
             return cls(text, kept)
@@ -409,12 +408,12 @@ class Wire(Value, frozen=True):
     error_feedback: bool = False  # add the rounding error of a dense gradient to the next one
 
     def __post_init__(self) -> None:
-        _name_choice("Wire", self, "dense", WireType)
+        _convert_enum("Wire", self, "dense", WireType)
         if self.far is None:
             return
         if FarType.parse(self.far).kept < RUN and not self.error_feedback:
             raise SpecError(
-                f"Wire: far={self.far!r} without error_feedback: what it leaves out would be lost",
+                f"Wire: far={self.far!r} without error_feedback: numbers left out would be lost",
                 "error_feedback=true",
             )
         if self.dense is not WireType.FP32:

@@ -107,7 +107,7 @@ def test_damage_is_refused(stored):
     with pytest.raises(SpecError, match="read as an id"):
         load(path, item())
     save_file({"words": words}, path)
-    with pytest.raises(SpecError, match="it holds other things"):
+    with pytest.raises(SpecError, match="its tensors or its header"):
         load(path, item())
     path.unlink()
     with pytest.raises(SpecError, match="id map: No such"):

@@ -164,9 +164,9 @@ def test_rows_of_another_map_are_refused_by_name():
     first = module()
     again = module()
     again.load_state_dict(first.state_dict())
-    with pytest.raises(StateError, match="0 there and 1"):
+    with pytest.raises(StateError, match="0 saved and 1"):
         module(seed=1).load_state_dict(first.state_dict())
-    with pytest.raises(StateError, match="50 there and 60"):
+    with pytest.raises(StateError, match="50 saved and 60"):
         module(rows=60).load_state_dict(first.state_dict())
 
 

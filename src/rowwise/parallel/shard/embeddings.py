@@ -139,7 +139,7 @@ class ShardedEmbeddings(nn.Module):
         """
         check_cached(self._plan, self.tables)
         for arena in self.arenas:
-            arena.check_whole()
+            arena.check_in_host_memory()
         self.device = torch.empty(0, device=device).device  # with its number
         for number, (group, whole) in enumerate(self._groups):
             if all(one.tile.tier == "device" for one in group.pieces):

@@ -1,8 +1,8 @@
 """Allocates one budget of bytes to tables: chooses a method and size for each, so that the sum of losses is least.
 
 This is a multiple-choice knapsack, solved exactly table by table: the Pareto frontier of (bytes, loss) of the tables so
-far is combined with the options of the next one. A frontier that grows too large is thinned, and the result bounds the
-error of that. A larger size may have a larger measured loss; then the smaller size is chosen.
+far is combined with the options of the next one. A frontier that grows too large is thinned; `Allocation.error`
+bounds the loss that this adds. A larger size may have a larger measured loss; then the smaller size is chosen.
 
 Known limit: losses are added, although each was measured with the other tables uncompressed.
 """
@@ -20,7 +20,7 @@ from rowwise.base.value import Value
 
 FULL = ""  # the method of an uncompressed table
 STEPS_BETWEEN = 15  # interpolated sizes between two measured ones
-MAX_POINTS = 4096  # of a frontier
+MAX_POINTS = 4096  # points of a frontier
 
 
 class SizeOption(Value, frozen=True):
@@ -85,16 +85,16 @@ def allocate(
 
     Args:
         tables: the options of each table; of options with equal bytes and loss the first is chosen.
-        budget_bytes: of all tables, those of `kept_bytes` included.
+        budget_bytes: bytes of all tables, `kept_bytes` included.
         kept_bytes: the bytes of tables that are not compressed.
         max_points: the size to which each frontier is thinned.
     """
-    least = kept_bytes + sum(min(option.size_bytes for option in options) for options in tables.values())
-    if least > budget_bytes:
+    min_bytes = kept_bytes + sum(min(option.size_bytes for option in options) for options in tables.values())
+    if min_bytes > budget_bytes:
         raise SpecError(
-            f"a budget of {budget_bytes:,} bytes for tables that take at least {least:,}, {kept_bytes:,} of them in "
-            "tables that are not compressed",
-            f"at least {least:,}",
+            f"a budget of {budget_bytes:,} bytes for tables that take at least {min_bytes:,}, {kept_bytes:,} of them "
+            "in tables that are not compressed",
+            f"at least {min_bytes:,}",
         )
     zero = np.zeros(1, np.int64)
     frontiers = [_Frontier(zero + kept_bytes, np.zeros(1), zero, zero)]
@@ -104,11 +104,11 @@ def allocate(
         frontiers.append(frontier)
         error += thinning_error
     # The last point has the least loss; follow its choices back from the last table to the first.
-    at = len(frontiers[-1].loss_S) - 1
+    point = len(frontiers[-1].loss_S) - 1
     chosen: dict[str, SizeOption] = {}
     for frontier, (name, options) in zip(reversed(frontiers[1:]), reversed(list(tables.items())), strict=True):
-        chosen[name] = options[int(frontier.option_S[at])]
-        at = int(frontier.previous_S[at])
+        chosen[name] = options[int(frontier.option_S[point])]
+        point = int(frontier.previous_S[point])
     chosen = {name: chosen[name] for name in tables}
     return Allocation(
         chosen=chosen,
@@ -146,6 +146,6 @@ def _thin(frontier: _Frontier, max_points: int) -> tuple[_Frontier, float]:
     level_S = np.floor((loss_S[0] - loss_S) / step)
     is_first_S = np.ones(len(loss_S), np.bool_)
     is_first_S[1:] = level_S[1:] > level_S[:-1]
-    first = np.flatnonzero(is_first_S)
-    bytes_S, loss_S, previous_S = frontier.bytes_S[first], loss_S[first], frontier.previous_S[first]
-    return _Frontier(bytes_S, loss_S, previous_S, frontier.option_S[first]), step
+    kept = np.flatnonzero(is_first_S)
+    bytes_S, loss_S, previous_S = frontier.bytes_S[kept], loss_S[kept], frontier.previous_S[kept]
+    return _Frontier(bytes_S, loss_S, previous_S, frontier.option_S[kept]), step

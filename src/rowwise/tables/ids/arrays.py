@@ -75,7 +75,7 @@ def entry_map(ids: int, rows_N: NDArray[np.integer], rows: int, *, unseen_rows: 
     about: dict[str, Any] = {"method": "entries", "seed": seed}
     parts = (MapPart(rows=rows + unseen),)
     every_bits, bits = bits_for(rows + unseen), bits_for(rows)
-    all_have_rows = count == ids or unseen > 0  # an entry for every id cannot say "no row"
+    all_have_rows = count == ids or unseen > 0  # an entry for every id cannot express "no row"
     if all_have_rows and count and words_for(ids, every_bits) <= set_words(count, ids, bits):
         full_N = rows_N
         if count < ids:
@@ -117,7 +117,7 @@ def add_maps(*maps: IdMap) -> IdMap:
     if not foldings:
         return total
     folding = foldings[0]
-    if len({(other.features, other.seed, other.count) for other in foldings}) != 1:
+    if len({(f.features, f.seed, f.count) for f in foldings}) != 1:
         raise SpecError("id maps to add up: their folds of the samples differ", "the same features, seed and count")
     # A map without folds is the same in every fold.
     maps_of_folds = [fold_maps(id_map) or (id_map,) * folding.count for id_map in maps]
@@ -129,8 +129,8 @@ def make_folds(id_map: IdMap, maps: Sequence[IdMap], features: Sequence[str], se
     """The map with `maps`, one for each fold of the samples that trains its rows. See [Note: Folds]."""
     shape = id_map.shape
     for index, fold in enumerate(maps):
-        fold_rows = (fold.shape.ids, fold.shape.parts, fold.shape.columns, fold.shape.combine)
-        if fold_rows != (shape.ids, shape.parts, shape.columns, shape.combine):
+        layout = (fold.shape.ids, fold.shape.parts, fold.shape.columns, fold.shape.combine)
+        if layout != (shape.ids, shape.parts, shape.columns, shape.combine):
             raise SpecError(
                 f"fold {index}: {fold.shape.ids} ids in parts {fold.shape.parts}",
                 f"{shape.ids} in parts {shape.parts}, as in the map",

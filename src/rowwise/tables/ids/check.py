@@ -16,7 +16,7 @@ MAX_ids, MAX_columns, MAX_bits = 1 << 40, 256, 48  # limits of the kernels
 
 
 def find_fault(id_map: IdMap) -> str | None:
-    """The first fault of a map or of its folds' maps; None if it has none."""
+    """The first fault of a map or of its folds' maps; None if all are valid."""
     fault = next(_map_faults(id_map), None)
     for index, fold in enumerate(fold_maps(id_map)):
         if fault is None and (fold.shape.parts, fold.shape.columns) != (id_map.shape.parts, id_map.shape.columns):
@@ -56,13 +56,13 @@ def _section_faults(section: MapSection, id_map: IdMap) -> Iterator[str]:
     if not _rows_fit(section, shape):
         yield f"divisor {section.divisor} or count {section.count} does not fit {section.rows} rows"
     if section.kind in ("every", "listed"):
-        most = max(int(chunk.max()) for chunk in entry_chunks(section, id_map.words, shape.ids))
-        if most >= section.rows:
-            yield f"an id has row {most}, but the section has {section.rows} rows"
+        max_row = max(int(chunk.max()) for chunk in entry_chunks(section, id_map.words, shape.ids))
+        if max_row >= section.rows:
+            yield f"an id has row {max_row}, but the section has {section.rows} rows"
 
 
 def _rows_fit(section: MapSection, shape: MapShape) -> bool:
-    if not 0 < section.divisor < 1 << 63:  # the kernel reads those of all kinds
+    if not 0 < section.divisor < 1 << 63:  # the kernel reads the divisor of every kind
         return False
     match section.kind:
         case "quotient":
@@ -88,7 +88,7 @@ def _column_faults(column: int, id_map: IdMap) -> Iterator[str]:
             continue
         set_C = read_set(section, id_map.words, shape.ids)
         if set_C is None:
-            yield f"column {column}: its words are no set of {section.count} ids"
+            yield f"column {column}: its words do not encode a set of {section.count} ids"
             return
         in_sets_C = np.sort(np.concatenate([in_sets_C, set_C]))
         if len(in_sets_C) > 1 and bool((np.diff(in_sets_C) == 0).any()):

@@ -45,10 +45,10 @@ MAX_POINTS = (1 << 31) - 1
 MAX_WEIGHT = 1e300  # so that errors are finite, too
 SAMPLE = 32  # sampled points for each centroid of a cell
 MAX_TRY_PAIRS = 1 << 24  # points times clusters, summed over tries
-CELL_CLUSTERS = 1000  # larger cells take longer and hardly lower the error
-WHOLE_CLUSTERS = 128  # so few clusters are never cut apart
+CELL_CLUSTERS = 1000  # clusters of a cell; larger cells take longer and hardly lower the error
+WHOLE_CLUSTERS = 128  # a problem of at most this many clusters is one cell
 SEEDS_PER_CLUSTER = 2  # seeds drawn to find where clusters lower the error most
-STEPS = 32  # calls of the kernel while cells are clustered, between which Ctrl-C is seen
+STEPS = 32  # kernel calls for all cells; Ctrl-C is handled between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class ClusterEffort(Value, frozen=True):
     """Limits of the work of clustering."""
 
     rounds: int = 8  # of Lloyd's algorithm
-    tries: int = 8  # repeats with other seeds, of which the best is used, for small problems
-    plain: int = 1 << 26  # points times clusters that are not cut into cells
-    threads: int = 0  # 0: one for each core; they do not change the result
+    tries: int = 8  # restarts with other seeds, of which the best is kept; small problems only
+    plain: int = 1 << 26  # largest points times clusters of one cell
+    threads: int = 0  # 0: one per core; the result does not depend on it
 
 
 def cluster(
@@ -95,7 +95,7 @@ def cluster(
             lightest points last; if its cell has none, it joins another cell's. Raises if there is none at all. That
             cannot happen in one cell with a cluster for each point above the cap, and two for each cap of the others'
             total weight.
-        effort: other limits of the work than the usual ones.
+        effort: limits of the work; None: the defaults.
     """
     cap = math.inf if cap is None else cap
     vectors_ND, weights_N = _check_points(vectors_ND, weights_N)
@@ -148,11 +148,11 @@ class _Clustering:
             cells, distinct_C = cells[by_begin], distinct_C[by_begin]
 
     def _cut_cell(self, cell: Cells) -> tuple[Cells, Ints]:
-        """The cells that one cell is cut into, and the number of distinct vectors in each."""
+        """Cut a cell; returns the new cells and the number of distinct vectors in each."""
         begin, end, clusters = (int(cell[name][0]) for name in ("begin", "end", "clusters"))
-        # Each of n cells has about 1/n of the points and of the clusters: 1/n**2 of the pairs. Twice that n is safe.
-        enough = 2 * math.isqrt((end - begin) * clusters // self.effort.plain)
-        count = max(2, min(math.isqrt(self.effort.rounds * clusters), max(clusters // CELL_CLUSTERS, enough)))
+        # Each of n cells has about 1/n of the points and of the clusters, so 1/n**2 of the pairs; factor 2 as a margin.
+        min_count = 2 * math.isqrt((end - begin) * clusters // self.effort.plain)
+        count = max(2, min(math.isqrt(self.effort.rounds * clusters), max(clusters // CELL_CLUSTERS, min_count)))
         ends = self._sort_points(begin, end, self._coarse_centroids(self.points.order_M[begin:end], count))
         if len(ends) == 1:  # nearly all vectors are equal, and the sample had equal ones only
             distinct_M = native.distinct_points(self.points, begin, end)
@@ -165,7 +165,7 @@ class _Clustering:
         return cells, survey_C["distinct"]
 
     def _sort_points(self, begin: int, end: int, centroids_CD: Floats) -> Ints:
-        """Sort a range by the nearest centroid; returns the ends of the points of each centroid that has some."""
+        """Sort a range by the nearest centroid; returns the end of each nonempty centroid's range."""
         ends_C = native.sort_by_nearest(self.points, begin, end, centroids_CD, self.settings.threads)
         return ends_C[np.diff(ends_C, prepend=0) > 0]
 
@@ -182,14 +182,14 @@ class _Clustering:
 
     def _divide_clusters(self, cells: Cells, survey_C: Cells, clusters: int) -> Ints:
         """The number of clusters of each cell; `clusters` in all."""
-        dims, one_C = self.points.dims, np.ones(len(cells), np.int64)
+        dims, ones_C = self.points.dims, np.ones(len(cells), np.int64)
         weight_C = survey_C["spread"] ** (dims / (dims + 2))
         guess = cells.copy()
-        guess["clusters"] = apportion(weight_C, one_C, survey_C["distinct"], SEEDS_PER_CLUSTER * clusters)
+        guess["clusters"] = apportion(weight_C, ones_C, survey_C["distinct"], SEEDS_PER_CLUSTER * clusters)
         if (guess["clusters"] * (cells["end"] - cells["begin"])).max() <= 16 * self.effort.plain:  # else too slow
             weight_C = self._count_useful_clusters(guess, clusters)
         if self.settings.cap == math.inf:
-            return apportion(weight_C, one_C, survey_C["distinct"], clusters)
+            return apportion(weight_C, ones_C, survey_C["distinct"], clusters)
         # Points are assigned by falling weight, so a cluster without room for one holds more than half the cap: two
         # clusters for each cap of weight are always enough.
         size_C = cells["end"] - cells["begin"]
@@ -198,12 +198,12 @@ class _Clustering:
         return apportion(weight_C, np.clip(min_C, 1, size_C), size_C, clusters)
 
     def _count_useful_clusters(self, cells: Cells, clusters: int) -> Doubles:
-        """For each cell, how many of its seeds are among the `clusters` seeds that lower the error most."""
+        """For each cell, the number of its seeds among the `clusters` seeds that lower the error most."""
         cells["base"] = np.cumsum(cells["clusters"]) - cells["clusters"]
         drop_K = native.error_drops(self.points, cells, self.settings)
-        drop_K[cells["base"]] = math.inf  # each cell needs one
-        least = np.partition(drop_K, -clusters)[-clusters] if clusters < len(drop_K) else 0.0
-        return np.add.reduceat((drop_K >= least) & (drop_K > 0), cells["base"]).astype(np.float64)
+        drop_K[cells["base"]] = math.inf  # each cell needs at least one cluster
+        threshold = np.partition(drop_K, -clusters)[-clusters] if clusters < len(drop_K) else 0.0
+        return np.add.reduceat((drop_K >= threshold) & (drop_K > 0), cells["base"]).astype(np.float64)
 
     def cluster_cells(self, cells: Cells, distinct_C: Ints) -> Clusters:
         points, total = self.points, int(cells["clusters"].sum())
@@ -221,8 +221,8 @@ class _Clustering:
 def apportion(weight_C: Doubles, min_C: Ints, max_C: Ints, total: int) -> Ints:
     """Divide `total` in proportion to weights into whole numbers from `min_C` to `max_C`.
 
-    The sum is below `total` only if each number with a weight is at its most. If the sum of `min_C` is above `total`,
-    `total` is divided in proportion to `min_C`.
+    The sum is below `total` only if each number with a weight is at its maximum. If the sum of `min_C` is above
+    `total`, it is divided in proportion to `min_C`.
     """
     if max_C.sum() <= total:
         return max_C.astype(np.int64)
@@ -244,7 +244,7 @@ def apportion(weight_C: Doubles, min_C: Ints, max_C: Ints, total: int) -> Ints:
 
 
 def _batches(cells: Cells) -> Iterator[Ints]:
-    """Batches of cells that take about equally long, the largest cells first."""
+    """Batches of cells of about equal cost, the largest cells first."""
     cost_C = (cells["end"] - cells["begin"]) * (cells["clusters"] + 8.0)
     largest_first = np.argsort(-cost_C, kind="stable")
     done_C = np.cumsum(cost_C[largest_first])
@@ -260,7 +260,7 @@ def _drop_unused(cells: Cells, buffers: ClusterBuffers, label_N: Labels) -> Clus
     """The clusters that cells have used, numbered without gaps."""
     index_K = np.arange(len(buffers.weight_K)) - np.repeat(cells["base"], cells["clusters"])  # in the cluster's cell
     used_K = index_K < np.repeat(buffers.used_C, cells["clusters"])
-    new_label = np.append(np.cumsum(used_K, dtype=np.int32) - 1, np.int32(-1))  # label -1 indexes the last one
+    new_label = np.append(np.cumsum(used_K, dtype=np.int32) - 1, np.int32(-1))  # label -1 indexes the last entry
     if used_K.all():
         return Clusters(label_N, buffers.centroids_KD, buffers.weight_K)
     return Clusters(new_label[label_N], buffers.centroids_KD[used_K], buffers.weight_K[used_K])

@@ -24,7 +24,7 @@ class PartBags:
     ids_M: Tensor | None  # index of the id that each row belongs to; None: each id has the same number of rows
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "PartBags":
-        """The bags with each of their tensors changed."""
+        """A copy with `change` applied to each tensor."""
         return PartBags(
             name=self.name,
             rows_M=change(self.rows_M),

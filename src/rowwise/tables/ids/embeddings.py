@@ -30,12 +30,12 @@ MAX_INT32_ROWS = 1 << 31
 
 class _MappedBatch(NamedTuple):
     jagged: Jagged  # the batch of ids, checked
-    batch: Jagged  # of rows
+    batch: Jagged  # the batch of rows
     bags: dict[str, PartBags]
     unknown: Sequence[UnknownIds]
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "_MappedBatch":
-        """The batch with each of its tensors changed."""
+        """A copy with `change` applied to each tensor."""
         jagged, batch = self.jagged.map_tensors(change), self.batch.map_tensors(change)
         bags = {name: bags.map_tensors(change) for name, bags in self.bags.items()}
         return self._replace(jagged=jagged, batch=batch, bags=bags)
@@ -71,7 +71,7 @@ class MappedEmbeddings(nn.Module):
         self.maps = nn.Module()
         for table in tables:
             if (id_map := opened[table.name]) is not None:
-                # Not add_module: it refuses names of attributes, which tables may have.
+                # Not add_module, which refuses names of attributes, as tables may have.
                 self.maps._modules[table.name] = MappedTable(table, id_map)
         mapped = self.mapped
         stored = [s for t in tables for s in (mapped[t.name].stored if t.name in mapped else (t,))]
@@ -80,7 +80,9 @@ class MappedEmbeddings(nn.Module):
         self._mapped_features = {feature for table in mapped.values() for feature in table.table.feature_names}
         self._needs_no_combining = all(table.needs_no_combining for table in mapped.values())
         self.unknown_ids: dict[str, int] = {}  # of mapped tables, see `Embeddings`
-        self._ahead: list[tuple[Jagged | KeyedJagged, _MappedBatch | RowwiseError]] = []  # later batches
+        self._ahead: list[
+            tuple[Jagged | KeyedJagged, _MappedBatch | RowwiseError]
+        ] = []  # batches mapped before their `forward`
 
     @property
     def mapped(self) -> dict[str, MappedTable]:
@@ -105,7 +107,7 @@ class MappedEmbeddings(nn.Module):
         device = vectors.matrix_BS.device
         if jagged.values_N.device.type != device.type:  # sharded tables on a GPU take ids of the host
             jagged = jagged.map_tensors(lambda x: copy_to(x, device))
-            bags = {name: one.map_tensors(lambda x: copy_to(x, device)) for name, one in bags.items()}
+            bags = {name: part.map_tensors(lambda x: copy_to(x, device)) for name, part in bags.items()}
         # One split, not a slice for each feature: the backward of a slice allocates zeros of the whole matrix.
         widths = [columns.stop - columns.start for columns in vectors.columns.values()]
         by_part = dict(zip(vectors.columns, vectors.matrix_BS.split(widths, 1), strict=True)) | dict(vectors.sequences)
@@ -124,25 +126,25 @@ class MappedEmbeddings(nn.Module):
         return self._map(sparse).batch
 
     def map_ahead(self, sparse: Jagged | KeyedJagged) -> Jagged | RowwiseError:
-        """Map a later batch to the batch that `stored` will look up; `forward` has to get the same object as here.
+        """Map a batch before its `forward`, which has to get the same object; returns the batch that `stored` looks up.
 
-        An error is raised by that `forward`.
+        An error is returned here, and raised by that `forward`.
         """
         mapped = self._map_or_error(sparse)
         self._ahead.append((sparse, mapped))
         return mapped if isinstance(mapped, RowwiseError) else mapped.batch
 
     def map_on_host(self, host: Jagged, copied: Jagged, move: Callable[[Tensor], Tensor]) -> None:
-        """Map a batch on the host, and `move` what `forward` needs when it gets `copied`, the batch on a GPU."""
+        """Map a batch on the host and `move` the result, for the `forward` of `copied`, the same batch on a GPU."""
         self._ahead.append((copied, self._map(host).map_tensors(move)))
 
     def batch_ahead(self, sparse: Jagged | KeyedJagged) -> Jagged | RowwiseError | None:
-        """What `map_ahead` has returned for this batch; None once `forward` got it."""
-        found = next((mapped for batch, mapped in self._ahead if batch is sparse), None)
-        return found.batch if isinstance(found, _MappedBatch) else found
+        """The result of `map_ahead` for this batch; None once `forward` has consumed it."""
+        mapped = next((mapped for batch, mapped in self._ahead if batch is sparse), None)
+        return mapped.batch if isinstance(mapped, _MappedBatch) else mapped
 
     def drop_ahead(self) -> None:
-        """Forget the batches that were mapped ahead."""
+        """Discard the batches that were mapped ahead."""
         self._ahead.clear()
 
     def _take_ahead(self, sparse: Jagged | KeyedJagged) -> "_MappedBatch | RowwiseError | None":
@@ -159,9 +161,9 @@ class MappedEmbeddings(nn.Module):
             return error
 
     def _map(self, sparse: Jagged | KeyedJagged) -> "_MappedBatch":
-        given = Jagged.from_keyed(sparse)
-        device = given.values_N.device
-        jagged, unknown = self._check_batch(given if device.type == "cpu" else given.to("cpu")), list[UnknownIds]()
+        ids = Jagged.from_keyed(sparse)
+        device = ids.values_N.device
+        jagged, unknown = self._check_batch(ids if device.type == "cpu" else ids.to("cpu")), list[UnknownIds]()
         batch, bags = self._map_features(jagged, unknown)
         mapped = _MappedBatch(jagged, batch, bags, unknown)
         return mapped if device.type == "cpu" else mapped.map_tensors(lambda x: x.to(device))
@@ -197,12 +199,12 @@ class MappedEmbeddings(nn.Module):
         return jagged.expand_features([f for t in unshared for f in t.table.feature_names])
 
     def _map_features(self, jagged: Jagged, unknown: list[UnknownIds]) -> tuple[Jagged, dict[str, PartBags]]:
-        """The batch of rows, and the bags of each part, without shared ones; adds to `unknown`."""
+        """The batch of rows, and the bags of each part, without those of shared features; appends to `unknown`."""
         folds, shared = self._assign_folds(jagged), jagged.shared
         if jagged.features:
             mapped = {f: self._table_of[f] for f in jagged.features if f in self._mapped_features}
-            jagged, found = map_unknown(replace(jagged, shared=None), mapped)
-            unknown += found
+            jagged, unknown_ids = map_unknown(replace(jagged, shared=None), mapped)
+            unknown += unknown_ids
         bags = [
             part_bags
             for feature, ids in jagged.id_ranges().items()
@@ -252,7 +254,7 @@ class MappedEmbeddings(nn.Module):
 
     def _assign_folds(self, jagged: Jagged) -> dict[str, Tensor]:
         """In training mode, the fold of each sample for each table whose map has folds."""
-        by_folding: dict[tuple[tuple[str, ...], int, int], Tensor] = {}  # most maps assign folds alike
+        by_folding: dict[tuple[tuple[str, ...], int, int], Tensor] = {}  # most maps have equal fold assignments
         folds: dict[str, Tensor] = {}
         for name, mapped in self.mapped.items():
             folding = mapped.folding

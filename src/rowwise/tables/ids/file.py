@@ -35,7 +35,7 @@ class Header(Value, frozen=True):
 
 
 def save(path: Path | str, table_name: str, id_map: IdMap) -> None:
-    """Write the map of a table; a killed process leaves the former file or the new one."""
+    """Write the map of a table; atomic, so a killed process leaves the old file or the new one."""
     path = Path(path)
     facts = {"format": FORMAT, "table": table_name, "digest": id_map.digest, "about": dict(id_map.about)}
     header = Header(**facts, shape=id_map.shape, folding=id_map.folding)
@@ -52,22 +52,22 @@ def save(path: Path | str, table_name: str, id_map: IdMap) -> None:
 
 
 def load(path: Path | str, table: Table, digest: str = "") -> IdMap:
-    """Read the map of a table; raises if the file has another table, number of ids or, unless it is empty, digest."""
+    """Read the map of a table; raises if the file's table, ids or digest differ; an empty `digest` is not checked."""
     path = Path(path)
     header, id_map = _read(path)
     if header.digest != id_map.digest:
-        raise SpecError(f"{path} is damaged: digest {id_map.digest}", header.digest, hint=WAY_OUT)
-    wanted = f"table {table.name!r} of {table.rows} ids" + (f" and digest {digest}" if digest else "")
+        raise SpecError(f"{path} is damaged: digest {id_map.digest}", header.digest, hint=REMAKE_HINT)
+    expected = f"table {table.name!r} of {table.rows} ids" + (f" and digest {digest}" if digest else "")
     in_file = f"table {header.table!r} of {id_map.shape.ids} ids and digest {header.digest}"
     if (header.table, id_map.shape.ids) != (table.name, table.rows) or digest not in ("", header.digest):
-        raise SpecError(f"{path} is the id map of {in_file}", f"that of {wanted}", hint=WAY_OUT)
+        raise SpecError(f"{path} is the id map of {in_file}", f"that of {expected}", hint=REMAKE_HINT)
     fault = find_fault(id_map)
     if fault is not None:
-        raise SpecError(f"{path}, the id map of {in_file}, cannot be used: {fault}", hint=WAY_OUT)
+        raise SpecError(f"{path}, the id map of {in_file}, cannot be used: {fault}", hint=REMAKE_HINT)
     return id_map
 
 
-WAY_OUT = "make it anew with `rowwise compress`, or name the map of this table"
+REMAKE_HINT = "make it anew with `rowwise compress`, or name the map of this table"
 
 
 def _read(path: Path) -> tuple[Header, IdMap]:
@@ -77,7 +77,7 @@ def _read(path: Path) -> tuple[Header, IdMap]:
             text = (file.metadata() or {}).get(HEADER)
             names = sorted(file.keys())
             if text is None or names != sorted(_tensor_names(len(names) - 1)):
-                _refuse(path, "it holds other things")
+                _refuse(path, "its tensors or its header are those of another format")
             words, *fold_words = (file.get_tensor(name) for name in _tensor_names(len(names) - 1))
         version = msgspec.json.decode(text, type=dict[str, Any]).get("format")
         if version != FORMAT:
@@ -102,5 +102,5 @@ def _tensor_names(folds: int) -> list[str]:
     return [WORDS, *(f"{WORDS}_{fold}" for fold in range(folds))]
 
 
-def _refuse(path: Path, why: str) -> NoReturn:
-    raise SpecError(f"{path} cannot be read as an id map: {why}", hint=WAY_OUT)
+def _refuse(path: Path, reason: str) -> NoReturn:
+    raise SpecError(f"{path} cannot be read as an id map: {reason}", hint=REMAKE_HINT)

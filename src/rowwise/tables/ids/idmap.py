@@ -1,8 +1,8 @@
 """An id map as data: sections of ids, and the rows that each section gives them.
 
-Every way to map many ids to few rows is a function that returns an `IdMap` (`rules`, `arrays`). One operator runs them
-all, `map_ids`; `tables/ops/reference/idmap.py` defines it in plain torch. So a new way is one function, and
-checkpoints, files and counts of bytes stay as they are.
+Every method that maps many ids to few rows is a function that returns an `IdMap` (`rules`, `arrays`). One operator runs
+them all, `map_ids`; `tables/ops/reference/idmap.py` defines it in plain torch. So a new method is one function;
+checkpoints, files and counts of bytes do not change.
 
 [Note: Id maps] A map knows the ids 0 to `ids` - 1. In each column an id has one row or none (-1). The vector of an id
 is the sum of its rows, or their product. A part is rows of one width, stored as a table of its own; rows narrower than
@@ -89,7 +89,7 @@ class MapPart(Value, frozen=True):
     """A part of a map: rows of one width."""
 
     rows: int
-    dim: int | None = None  # None: the table's
+    dim: int | None = None  # None: the table's dim
 
 
 class MapShape(Value, frozen=True):
@@ -128,7 +128,7 @@ class IdMap:
 
     shape: MapShape
     words: Words = field(default_factory=lambda: np.empty(0, np.int64))
-    about: dict[str, Any] = field(default_factory=dict)  # origin of the map, for people: method, history, seed
+    about: dict[str, Any] = field(default_factory=dict)  # provenance, for people: method, history, seed
     folding: FoldAssignment | None = None
     fold_words: tuple[Words, ...] = ()  # the words of each fold's map
 

@@ -1,4 +1,4 @@
-"""`make_embeddings`: the module for a model's tables, by what becomes of their ids."""
+"""`make_embeddings`: chooses `Embeddings`, `MappedEmbeddings` or `ManagedEmbeddings` for a model's tables."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from rowwise.tables.ids.embeddings import MappedEmbeddings
 from rowwise.tables.ids.managed.embeddings import ManagedEmbeddings
 from rowwise.tables.spec import Table
 
-IdTables = MappedEmbeddings | ManagedEmbeddings  # wrap the module that has the rows
+IdTables = MappedEmbeddings | ManagedEmbeddings  # wrappers of the module with the rows
 AnyTables = Embeddings | IdTables
 
 

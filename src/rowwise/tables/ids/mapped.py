@@ -17,7 +17,7 @@ from rowwise.tables.ids.open import stored_tables
 from rowwise.tables.ops.idmap import map_ids
 from rowwise.tables.spec import Pooling, Table
 
-EVERY_ID = ("hash", "quotient", "remainder", "every", "rest")  # kinds of sections that leave no id without a row
+EVERY_ID = ("hash", "quotient", "remainder", "every", "rest")  # kinds of sections that give every id a row
 IDENTITY = "identity"
 
 
@@ -38,8 +38,8 @@ class MapIdentity(Value, frozen=True, forbid_unknown_fields=False):
         facts.append(("rows", self.shape.rows, other.shape.rows))
         keys = dict.fromkeys([*self.about, *other.about])
         facts += [(key, self.about.get(key), other.about.get(key)) for key in keys]
-        words = [f"{name} {there!r} there and {here!r} here" for name, there, here in facts if there != here]
-        return ", ".join(words) or f"digest {self.digest} there and {other.digest} here"
+        words = [f"{name} {saved!r} saved and {model!r} in the model" for name, saved, model in facts if saved != model]
+        return ", ".join(words) or f"digest {self.digest} saved and {other.digest} in the model"
 
 
 @final
@@ -171,7 +171,7 @@ def decode_identity(bytes_N: Tensor) -> MapIdentity:
 def _check_state(
     module: nn.Module, state: Mapping[str, Any], prefix: str, _metadata: dict[str, Any], *_: Sequence[Any]
 ) -> None:
-    """Refuse rows that were trained with another map, before any is copied."""
+    """Raise for rows that were trained with another map, before any is copied."""
     assert isinstance(module, MappedTable)
     saved = state.get(prefix + IDENTITY)
     if saved is not None:

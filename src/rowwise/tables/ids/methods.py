@@ -39,11 +39,11 @@ from rowwise.tables.ids.rules import double_hash_map, hash_map, quotient_remaind
 from rowwise.tables.ids.words import bits_for, set_words
 from rowwise.tables.spec import Table, row_bytes
 
-MIN_COUNT = 2  # of an id that is clustered
+MIN_COUNT = 2  # occurrences of an id that is clustered
 FEW_CLUSTERS = 64
 ALPHA = 0.3  # the dim of an id grows with this power of its count
 BALANCE = 4.0  # largest number of accesses of a row in `learned_balanced`, over the mean
-ROUNDS = 60  # of bisection
+ROUNDS = 60  # bisection steps
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
@@ -81,7 +81,7 @@ class _Request:
 
     @property
     def rows(self) -> int:
-        """The number of rows that fit the budget if the map takes none."""
+        """The number of rows that fit the budget beside an empty map."""
         return self.budget_bytes // self.table.row_bytes
 
     @property
@@ -91,7 +91,7 @@ class _Request:
 
 
 def make_map(method: str, table: Table, budget_bytes: int, history: IdHistory, *, seed: int = 0) -> IdMap | None:
-    """A map by a method that takes at most `budget_bytes` with its rows; None if the method needs more."""
+    """A method's map, within `budget_bytes` for map and rows; None if the method needs more."""
     if method not in METHODS:
         raise SpecError(f"no compression method {method!r}", f"one of {', '.join(METHODS)}")
     if len(history.counts_N) != table.rows:
@@ -285,9 +285,9 @@ def _fit_entries(request: _Request, budget_bytes: int, max_ids: int, max_rows: i
     return count, _bisect(lambda rows: size(count, rows), limit, budget_bytes) if count and min_rows else 0
 
 
-def _bisect(size: Callable[[int], int], limit: int, budget: int, least: int = 0) -> int:
-    """The largest number from `least` to `limit` whose size is within the budget; sizes grow with the number."""
-    low, high = least, limit
+def _bisect(size: Callable[[int], int], limit: int, budget: int, low: int = 0) -> int:
+    """The largest number from `low` to `limit` whose size is within the budget; sizes grow with the number."""
+    high = limit
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if size(middle) <= budget else (low, middle - 1)

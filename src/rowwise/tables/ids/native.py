@@ -44,7 +44,7 @@ class Points(NativeStruct):
         weights_N: the weights of all points.
         order_M: indices of the points to cluster; cells are ranges of it.
         scale: a power of two that makes the largest coordinate about 1.
-        even: a number that is added to each weight.
+        even: added to each weight.
     """
 
     _fields_ = (
@@ -62,7 +62,7 @@ class Points(NativeStruct):
 
 @final
 class ClusterBuffers(NativeStruct):
-    """Output of `cluster_cells`: arrays of all clusters and labels, and how many clusters each cell used."""
+    """Output of `cluster_cells`: arrays of all clusters and labels, and the number of clusters used by each cell."""
 
     _fields_ = (("label", Int32s), ("centroid", Float32s), ("weight", Float64s), ("used", Int64s))
 
@@ -72,19 +72,19 @@ class ClusterBuffers(NativeStruct):
         super().__init__(label=label_N, centroid=centroids_KD, weight=weight_K, used=self.used_C)
 
 
-_enough = NeedsMemory(c_int64, 1, "clustering: out of memory: expected fewer threads, or fewer clusters")
+_status = NeedsMemory(c_int64, 1, "clustering: out of memory: expected fewer threads, or fewer clusters")
 library = CLibrary(
     "librowwise_hashing.so",
     {
         "rw_hashing_isa": (c_char_p, []),
-        "rw_hashing_limit": (c_int64, [c_char_p]),  # 0: there is no such instruction set
+        "rw_hashing_limit": (c_int64, [c_char_p]),  # 0: unknown instruction set
         "rw_sample": (None, [Int32s, c_int64, c_int64, c_uint64, Int32s]),
-        "rw_nearest": (_enough, [Points, c_int64, c_int64, Float32s, c_int64, c_int64, Int32s]),
+        "rw_nearest": (_status, [Points, c_int64, c_int64, Float32s, c_int64, c_int64, Int32s]),
         "rw_sort": (None, [Int32s, c_int64, Int32s, c_int64, Int32s, Int64s]),
-        "rw_survey": (_enough, [Points, Numbers, c_int64, c_double, c_int64, Numbers]),
-        "rw_distinct": (_enough, [Points, c_int64, c_int64, Int32s]),
-        "rw_drops": (_enough, [Points, Numbers, c_int64, _NativeSettings, c_int64, Float64s]),
-        "rw_cells": (_enough, [Points, Numbers, Int64s, c_int64, _NativeSettings, c_int64, ClusterBuffers]),
+        "rw_survey": (_status, [Points, Numbers, c_int64, c_double, c_int64, Numbers]),
+        "rw_distinct": (_status, [Points, c_int64, c_int64, Int32s]),
+        "rw_drops": (_status, [Points, Numbers, c_int64, _NativeSettings, c_int64, Float64s]),
+        "rw_cells": (_status, [Points, Numbers, Int64s, c_int64, _NativeSettings, c_int64, ClusterBuffers]),
     },
 )
 
@@ -130,7 +130,7 @@ def survey_cells(points: Points, cells: Cells, settings: ClusterSettings) -> Cel
 
 
 def error_drops(points: Points, cells: Cells, settings: ClusterSettings) -> Doubles:
-    """An estimate of how much each further cluster lowers the error of its cell, from the cell's `base` on."""
+    """Estimated decrease of a cell's error by each further cluster, from the cell's `base` on."""
     drop_K = np.empty(int(cells["clusters"].sum()))
     library.rw_drops(points, cells, len(cells), _native_settings(settings), settings.threads, drop_K)
     return drop_K
@@ -139,9 +139,9 @@ def error_drops(points: Points, cells: Cells, settings: ClusterSettings) -> Doub
 def cluster_cells(
     points: Points, cells: Cells, distinct_C: Ints, settings: ClusterSettings, buffers: ClusterBuffers
 ) -> None:
-    """Cluster each cell by itself, on all threads; a label is -1 if no cluster of the cell has room for the point."""
-    how = _native_settings(settings), settings.threads
-    library.rw_cells(points, cells, distinct_C, len(cells), *how, buffers)
+    """Cluster each cell separately, on all threads; a label is -1 if no cluster of the cell has room for the point."""
+    options = _native_settings(settings), settings.threads
+    library.rw_cells(points, cells, distinct_C, len(cells), *options, buffers)
 
 
 def _native_settings(settings: ClusterSettings) -> _NativeSettings:

@@ -1,7 +1,7 @@
 """Finds the nearest of many centroids for each vector.
 
-Where all pairs are too many, the centroids are clustered into cells, and a vector is compared only to the centroids of
-its nearest cell. That may miss the nearest centroid, so it is done three times with other cells.
+Above `MAX_PAIRS` the centroids are clustered into cells, and a vector is compared only to the centroids of its nearest
+cell. That may miss the nearest centroid, so the search is repeated with other cells, `SEARCHES` times in all.
 """
 
 import math
@@ -14,7 +14,7 @@ from rowwise.tables.ids import native
 from rowwise.tables.ids.cluster import cluster
 from rowwise.tables.ids.native import Floats, Labels, Points
 
-MAX_PAIRS = 1 << 34  # pairs of a vector and a centroid, up to which all are compared
+MAX_PAIRS = 1 << 34  # most pairs of a vector and a centroid that are all compared
 SEARCHES = 3
 
 
@@ -43,7 +43,7 @@ def _search_cells(vectors_ND: Floats, centroids_KD: Floats, seed: int) -> Labels
 
 
 def _group(label_N: Labels, count: int) -> list[NDArray[np.int64]]:
-    """For each label, the indices that have it."""
+    """The indices of each label."""
     sorted_N = np.argsort(label_N, kind="stable")
     return np.split(sorted_N, np.cumsum(np.bincount(label_N, minlength=count))[:-1])
 

@@ -19,7 +19,7 @@ from rowwise.base.errors import SpecError
 from rowwise.tables.ids.idmap import IdMap, MapShape
 from rowwise.tables.ids.rows import look_up_rows
 
-MAX_IDS, MAX_FLOATS = 1 << 20, 1 << 22  # ids that are looked up at once, floats that are averaged at once
+MAX_IDS, MAX_FLOATS = 1 << 20, 1 << 22  # per chunk: ids looked up, floats averaged
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 LookUp = Callable[[IdMap, Ids], NDArray[np.int64]]  # returns the rows [N, columns] of ids
@@ -120,7 +120,7 @@ def average_rows(
 def _find_move(old: IdMap, new: IdMap, index: int, look_up: LookUp) -> Move:
     ids, rows = new.shape.ids, new.shape.parts[index].rows
     new_N = np.empty(ids, np.min_scalar_type(-rows))
-    # The least and the greatest old row of each new row's ids: they have a single old row where both are equal.
+    # The lowest and the highest old row of each new row's ids: equal where all ids have the same single old row.
     low_R, high_R = np.full(rows, np.iinfo(np.int64).max), np.full(rows, -1)
     for begin in range(0, ids, MAX_IDS):
         chunk_N = np.arange(begin, min(begin + MAX_IDS, ids))

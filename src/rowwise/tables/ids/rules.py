@@ -1,4 +1,4 @@
-"""Id maps that follow from a rule alone, and store nothing for single ids. Maps in `arrays` follow from data."""
+"""Id maps that are defined by a rule, and store nothing per id. Maps in `arrays` are made from data."""
 
 from math import isqrt
 from typing import Literal
@@ -46,11 +46,11 @@ def quotient_remainder_map(ids: int, rows: int, seed: int = 0, combine: Literal[
 def _largest_divisor(ids: int, rows: int) -> int:
     """The largest d with d + ceil(ids / d) <= rows."""
     low = isqrt(ids - 1) + 1  # the sum is least at ceil(sqrt(ids)) and does not fall above it, so bisection works
-    least = low - (-ids // low)
-    if rows < least:
+    min_rows = low - (-ids // low)
+    if rows < min_rows:
         raise SpecError(
             f"{rows} rows for the quotients and remainders of {ids} ids",
-            f"at least {least}, about twice the square root of the ids, or another kind of map",
+            f"at least {min_rows}, about twice the square root of the ids, or another kind of map",
         )
     high = min(rows, ids)
     while low < high:

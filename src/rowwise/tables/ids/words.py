@@ -14,7 +14,7 @@ from rowwise.tables.ids.idmap import MapSection, Words
 
 Ids = NDArray[np.int64]
 GROUP = 64  # numbers
-GROUPS = 1 << 14  # packed at once: few enough for caches
+GROUPS = 1 << 14  # groups packed at once: few enough for the caches
 START_buckets, ZERO_words = 256, 64
 
 
@@ -39,7 +39,7 @@ def words_for(count: int, bits: int) -> int:
 
 
 def low_bits_for(count: int, ids: int) -> int:
-    """The number of low bits per id that makes a set smallest."""
+    """The number of low bits per id that minimises the size of a set."""
     return (ids // count).bit_length() - 1
 
 
@@ -109,14 +109,14 @@ def write_set(set_C: Ids, ids: int, entries_C: NDArray[np.integer] | None = None
     bucket_C = set_C >> low_bits
     starts_K = np.arange(0, offsets.buckets, START_buckets)
     words[: offsets.zeros] = starts_K + np.searchsorted(bucket_C, starts_K)
-    # The i-th id's one follows i ones and the zeros of all earlier buckets.
-    one_C = bucket_C
-    one_C += np.arange(count)
+    # The mark (one) of the i-th id follows i ones and the zeros of all earlier buckets.
+    mark_C = bucket_C
+    mark_C += np.arange(count)
     zeros_K = np.arange(offsets.marks - offsets.zeros) * (64 * ZERO_words)
-    words[offsets.zeros : offsets.marks] = zeros_K - np.searchsorted(one_C, zeros_K)
-    is_one = np.zeros((offsets.lows - offsets.marks) * 64, np.bool_)
-    is_one[one_C] = True
-    words[offsets.marks : offsets.lows] = np.packbits(is_one, bitorder="little").view("<i8")
+    words[offsets.zeros : offsets.marks] = zeros_K - np.searchsorted(mark_C, zeros_K)
+    is_mark = np.zeros((offsets.lows - offsets.marks) * 64, np.bool_)
+    is_mark[mark_C] = True
+    words[offsets.marks : offsets.lows] = np.packbits(is_mark, bitorder="little").view("<i8")
     words[offsets.lows : offsets.entries] = pack(set_C & ((1 << low_bits) - 1), low_bits)
     if entries_C is not None:
         words[offsets.entries :] = pack(entries_C, entry_bits)
@@ -127,15 +127,15 @@ def read_set(section: MapSection, words: Words, ids: int) -> Ids | None:
     """The ids of a set, ascending; None if its words are damaged."""
     offsets = layout(section.count, ids, section.low_bits, section.entry_bits)
     words = words[section.at : section.at + offsets.end]
-    is_one = np.unpackbits(words[offsets.marks : offsets.lows].astype("<i8").view(np.uint8), bitorder="little")
-    one_C = np.flatnonzero(is_one)
-    if len(one_C) != section.count:
+    is_mark = np.unpackbits(words[offsets.marks : offsets.lows].astype("<i8").view(np.uint8), bitorder="little")
+    mark_C = np.flatnonzero(is_mark)
+    if len(mark_C) != section.count:
         return None
     starts_K = np.arange(0, offsets.buckets, START_buckets)
-    bucket_C = one_C - np.arange(section.count)
+    bucket_C = mark_C - np.arange(section.count)
     zeros_K = np.arange(offsets.marks - offsets.zeros) * (64 * ZERO_words)
     valid = np.array_equal(words[: offsets.zeros], starts_K + np.searchsorted(bucket_C, starts_K))
-    valid = valid and np.array_equal(words[offsets.zeros : offsets.marks], zeros_K - np.searchsorted(one_C, zeros_K))
+    valid = valid and np.array_equal(words[offsets.zeros : offsets.marks], zeros_K - np.searchsorted(mark_C, zeros_K))
     set_C = bucket_C << section.low_bits | unpack(words[offsets.lows :], section.count, section.low_bits)
     valid = valid and bool((np.diff(set_C) > 0).all()) and int(set_C[0]) >= 0 and int(set_C[-1]) < ids
     return set_C if valid else None

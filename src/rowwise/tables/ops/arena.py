@@ -1,8 +1,8 @@
 """The memory of all tables of a device: one block of rows, one of optimizer state.
 
-Kernels address rows by their place in the block, so any number of tables, of whatever row types, is one call. The
-blocks ask for huge pages. Filling is a function of (seed, table name, row, column) alone: the same bits for any
-number of threads and any way of cutting the tables. Of a table in a `RowStore` the blocks have slots.
+Kernels address rows by their offset in the block, so any number of tables, of any row types, is one call. The blocks
+are allocated on huge pages. Initial values are a function of (seed, table name, row, column): the same bits for any
+number of threads and any cut of the tables. For a table in a `RowStore` the blocks have slots instead of its rows.
 """
 
 import math
@@ -27,7 +27,7 @@ from rowwise.tables.store.row_store import ArenaSlots, OpenStore, RowPart, RowSt
 from rowwise.tables.store.row_stream import InitialValues, RowStream
 from rowwise.tables.store.sizes import cache_slots
 
-CHUNK = 1 << 22  # numbers made at a time where torch does the arithmetic
+CHUNK = 1 << 22  # weights initialised at a time
 
 
 class PinnedBags(NamedTuple):
@@ -50,13 +50,13 @@ class Arena:
     steps_T: Tensor = field(repr=False)  # updates so far, on the CPU
     keys_T: Tensor = field(repr=False)  # key of each table's random numbers
     touched: TouchedRows | None = None  # None: changes are not tracked
-    store: RowStore | None = None  # of the tables with slots; None: all rows are here
-    slot_rows: Tensor | None = None  # the row in each slot
+    store: RowStore | None = None  # has the rows of tables with slots; None: no table has slots
+    slot_rows: Tensor | None = None  # the row in each slot; None without a store
     places: RowPlaces | None = None  # None: row r of a table is at place r of its memory
     row_ids: dict[int, dict[str, Tensor]] = field(default_factory=dict, repr=False)  # of managed tables, by index
     row_ids_version: int = 0  # grows when code other than a table's policy may have written into `row_ids`
-    # `_cached_features` by the orders of features that batches have had.
-    _features_of_cache: dict[tuple[int, bytes], list[int]] = field(default_factory=dict, init=False, repr=False)
+    # Memo of `_cached_features`, by number and order of the features of a batch.
+    _cached_features_memo: dict[tuple[int, bytes], list[int]] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def allocate(
@@ -65,7 +65,7 @@ class Arena:
         device: torch.device,
         open_store: OpenStore | None = None,
     ) -> "Arena":
-        """Zeroed memory for the tables, or pieces of tables; of those with `cache_rows` it has slots for a store."""
+        """Zeroed memory for tables or pieces of tables; a piece with `cache_rows` gets slots of a store."""
         pieces = tuple(x if isinstance(x, TablePiece) else TablePiece(x, x) for x in tables)
         offsets, size = lay_out_tables(pieces)
         try:
@@ -96,13 +96,13 @@ class Arena:
             arena.store = open_store(memory)
         return arena
 
-    def check_whole(self) -> None:
+    def check_in_host_memory(self) -> None:
         """Raise unless all rows are in host memory."""
         if self.rows.device.type != "cpu" or self.store is not None:
-            raise StateError(f"the tables are on {self.rows.device}", "tables in host memory, which a cache is for")
+            raise StateError(f"the tables are on {self.rows.device}", "tables in host memory, to be cached on a device")
 
     def attach(self, rows: Tensor) -> None:
-        """Use this memory for the rows of an arena on the meta device. Optimizer state gets none: lookups need none."""
+        """Use this memory for the rows of an arena on the meta device; optimizer state, for updates only, gets none."""
         assert self.rows.is_meta
         assert rows.shape == self.rows.shape
         self.rows = rows
@@ -111,7 +111,7 @@ class Arena:
             for index, named in self.row_ids.items()
         }
         for index in self.row_ids:
-            self._forget_ids(index)
+            self._clear_ids(index)
 
     @property
     def cached(self) -> tuple[int, ...]:
@@ -126,7 +126,7 @@ class Arena:
 
     @contextmanager
     def pinned(self, bags: "PinnedBags", *, changes: bool = False, counts: bool = False) -> Iterator[Tensor]:
-        """The values of a batch; of cached tables slots for ids ([Note: Rows in slots]), of others places."""
+        """The ids of a batch as kernels take them: slots ([Note: Rows in slots]), valid in the context, or places."""
         if self.places is not None:
             bags = bags._replace(values_N=self.places.find(*bags))
         if self.store is None or not bags.batch_size:
@@ -161,7 +161,7 @@ class Arena:
             )  # fmt: skip
 
     def read_ahead(self, bags: "PinnedBags") -> None:
-        """Start to read the rows of the next lookup."""
+        """Prefetch the rows of the next lookup into their slots."""
         if self.store is not None and bags.batch_size:
             self.store.read_ahead(self._slot_ids(bags))
 
@@ -169,20 +169,20 @@ class Arena:
         return SlotIds(bags.values_N, bags.offsets[:: bags.batch_size], self._cached_features(bags))
 
     def _numbers_of_cached(self) -> dict[int, int]:
-        """The number of each cached table by its first byte, by which features name it."""
+        """{first byte in the arena: number of the cached table}; descriptors of features have the first byte only."""
         return {self.offsets[index].base: number for number, index in enumerate(self.cached)}
 
     def _cached_features(self, bags: "PinnedBags") -> list[int]:
-        """The number of the cached table of each feature of a batch, -1: none."""
+        """The number of the cached table of each feature of a batch; -1 for tables without a cache."""
         sources = (len(bags.offsets) - 1) // bags.batch_size
         key = sources, bags.features_FC.numpy().tobytes()
-        found = self._features_of_cache.get(key)
-        if found is None:
-            numbers, found = self._numbers_of_cached(), [-1] * sources
+        tables_F = self._cached_features_memo.get(key)
+        if tables_F is None:
+            numbers, tables_F = self._numbers_of_cached(), [-1] * sources
             for feature in FeatureDescriptor.read(bags.features_FC):
-                found[feature.source] = numbers.get(feature.base, found[feature.source])
-            self._features_of_cache[key] = found
-        return found
+                tables_F[feature.source] = numbers.get(feature.base, tables_F[feature.source])
+            self._cached_features_memo[key] = tables_F
+        return tables_F
 
     def _slot_table(self, index: int) -> SlotTable:
         assert self.slot_rows is not None
@@ -191,7 +191,7 @@ class Arena:
         initial = torch.tensor([slot.initial for slot in state_slots(table).values() for _ in range(slot.width)])
         rows = self.rows[offset.base : offset.base + slots * table.row_bytes]
 
-        def make(rows_U: Tensor) -> tuple[Tensor, Tensor]:
+        def make_initial(rows_U: Tensor) -> tuple[Tensor, Tensor]:
             stored = initial_rows(piece, int(self.keys_T[index]), rows_U)
             return stored.view(torch.uint8).view(len(rows_U), -1), initial.expand(len(rows_U), width)
 
@@ -199,12 +199,12 @@ class Arena:
             name=piece.full_table.name,
             index=index,
             rows=table.rows,
-            room=piece.room,
+            spare_rows=piece.spare_rows,
             row_memory=rows.view(slots, -1),
             state_memory=self.state[offset.state_base : offset.state_base + slots * width].view(slots, width),
             slot_rows=self.slot_rows[self.first_slots[index] :][:slots],
             overflow=slots - cache_slots(piece.cache_rows or 0),
-            initial=make,
+            initial=make_initial,
         )
 
     @property
@@ -279,7 +279,7 @@ class Arena:
         if self.rows.is_meta:  # no memory: the tables will be sharded
             return
         for index in self.row_ids:
-            self._forget_ids(index)
+            self._clear_ids(index)
         for index, piece in enumerate(self.pieces):
             rows = self.rows_stream(index)
             if not isinstance(rows, Tensor):
@@ -293,10 +293,10 @@ class Arena:
     def fill_ids(self, name: str, id_R: Tensor) -> None:
         """Give the rows of a managed table these ids, as if they had never been used."""
         index = next(index for index in self.row_ids if self.pieces[index].full_table.name == name)
-        self._forget_ids(index)
+        self._clear_ids(index)
         self.row_ids[index][ID].copy_(id_R)
 
-    def _forget_ids(self, index: int) -> None:
+    def _clear_ids(self, index: int) -> None:
         managed = self.pieces[index].full_table.managed
         assert managed is not None
         for name, value in managed.initial_state.items():
@@ -314,19 +314,16 @@ class Arena:
         for name, slot in state_slots(self.pieces[index].table).items():
             state[name][at_U] = slot.initial
 
-    def copy_uncached(self, whole: "Arena") -> None:
-        """Copy what is not cached here from an arena of the same tables: rows, optimizer state, ids and keys."""
-        self.steps_T, self.keys_T, self.row_ids = whole.steps_T, whole.keys_T, whole.row_ids
+    def copy_uncached(self, source: "Arena") -> None:
+        """Copy tables without a cache here from an arena of the same tables: rows, optimizer state, ids and keys."""
+        self.steps_T, self.keys_T, self.row_ids = source.steps_T, source.keys_T, source.row_ids
         for index, piece in enumerate(self.pieces):
             if piece.cache_rows is None:
-                (here, _), (there, _), size = (
-                    self.offsets[index],
-                    whole.offsets[index],
-                    piece.slots * piece.table.row_bytes,
-                )
-                self.rows[here : here + size].copy_(whole.rows[there : there + size])  # with newer ones behind them
+                base, source_base = self.offsets[index].base, source.offsets[index].base
+                size = piece.slots * piece.table.row_bytes  # with the spare rows
+                self.rows[base : base + size].copy_(source.rows[source_base : source_base + size])
                 for name, state in self.table_state(index).items():
-                    state.copy_(whole.table_state(index)[name])
+                    state.copy_(source.table_state(index)[name])
 
     def mark_rows(self, index: int, rows_U: Tensor) -> None:
         """Mark rows of a table as changed."""
@@ -337,7 +334,7 @@ class Arena:
         """Move to another device; existing views keep the old memory."""
         if self.store is not None and device != self.rows.device:
             raise StateError(
-                f"tables {self.store.place} stay there", hint="plan without such tables, or save a checkpoint"
+                f"tables {self.store.place} cannot be moved", hint="plan without such tables, or save a checkpoint"
             )
         try:
             self.rows, self.state = self.rows.to(device), self.state.to(device)
@@ -361,7 +358,7 @@ def _too_large(
 
 
 def fill_piece(stored: Tensor, piece: TablePiece, seed: int) -> None:
-    """Initialise the stored rows of a piece with the values that the whole table has there."""
+    """Initialise the stored rows of a piece with the full table's values for these rows and columns."""
     table, full_table = piece.table, piece.full_table
     # By name, not by position: adding a table leaves the rows of the others as they were.
     key = table_key(seed, full_table.name)
@@ -432,7 +429,7 @@ def _to_normal(uniform: Tensor, angle: Tensor, std: float) -> None:
 
 
 def _zeros(size_bytes: int, device: torch.device) -> Tensor:
-    # Huge pages, and no page is touched before it is filled, so filling with many threads places them well.
+    # On huge pages that nothing touches before they are filled: each lands in the memory of the thread that fills it.
     if device.type == "cpu":
         return torch.ops.rowwise.zeros(size_bytes)
     return torch.zeros(size_bytes, dtype=torch.uint8, device=device)

@@ -15,28 +15,28 @@ from rowwise.tables.ops.layout import TableDescriptor, TableGroup
 from rowwise.tables.ops.lookup import LookupCall
 from rowwise.tables.spec import Pooling
 
-KEPT = "Rows it would have reached were left as they were; all others are updated"
+UNCHANGED = "Rows that it would have reached are unchanged; all others are updated"
 
 
-def name_bad_gradient(call: LookupCall, grad: Tensor, said: str) -> GradientError:
-    """The error for a gradient that is not finite; `said`: the kernel's message."""
+def name_bad_gradient(call: LookupCall, grad: Tensor, message: str) -> GradientError:
+    """The error for a gradient that is not finite; `message`: the kernel's."""
     fault = find_bad_gradient(call, grad)
     if fault is not None:
-        return GradientError(f"{fault}. {KEPT}")
-    # Every contribution is finite, so their sum has overflowed; the kernel says in which row.
-    named = re.search(r"row (\d+) of table (\d+)", said)
-    assert named is not None
-    row, index = map(int, named.groups())
+        return GradientError(f"{fault}. {UNCHANGED}")
+    # Every contribution is finite, so their sum has overflowed; the kernel names the row.
+    match = re.search(r"row (\d+) of table (\d+)", message)
+    assert match is not None
+    row, index = map(int, match.groups())
     row += TableDescriptor.read(call.group.tables_TC)[index].first_row
     name = call.group.tables[index].name
     return GradientError(
         f"table {name!r}, row {row}: the sum of its gradients overflows float32",
-        hint=f"lower the learning rate. {KEPT}",
+        hint=f"lower the learning rate. {UNCHANGED}",
     )
 
 
 def find_bad_gradient(call: LookupCall, grad: Tensor) -> str | None:
-    """Describes the first number that makes a row's gradient not finite; None if there is none."""
+    """Describes the first number that makes a row's gradient not finite; None if all are finite."""
     if call.per_id:
         return _find_bad_sequence(call, grad)
     return _find_bad_bag(call, grad) or _find_bad_weight(call)
@@ -51,10 +51,10 @@ def _find_bad_bag(call: LookupCall, grad: Tensor) -> str | None:
         if len(bad):
             sample, column = (int(x) for x in bad[0])
             ids = jagged.ids_of(name).split(lengths_B.tolist())[sample].tolist()
-            shown = f"ids {ids[:8]}{' ...' if len(ids) > 8 else ''}"
+            ids_text = f"ids {ids[:8]}{' ...' if len(ids) > 8 else ''}"
             value = float(grad[sample, columns][column])
             where = f"{_feature_name(group, index)}, {_sample_name(call, sample)}, column {column}"
-            return f"{value} in the gradient of {where}, {shown}"
+            return f"{value} in the gradient of {where}, {ids_text}"
     return None
 
 

@@ -1,6 +1,6 @@
 """Locates invalid lengths and ids of a batch, after a kernel has detected one: table, feature, sample, position, id.
 
-Kernels check every id as they go, at almost no cost, and skip bad ones; this slower search only writes the error.
+Kernels check every id as they read it, at almost no cost, and skip bad ones; this slower search only words the error.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ def check_lengths(jagged: Jagged) -> None:
         raise BatchError(f"feature {name!r}, sample {at % batch}: length {int(lengths[at])}", "0 or more")
     total = int(lengths.sum())
     if total != jagged.values_N.numel():
-        by_feature = [int(part.sum()) for part in lengths.split(batch)]  # none, if it has no features
+        by_feature = [int(part.sum()) for part in lengths.split(batch)]  # empty without features
         sums = ", ".join(f"{name}: {n}" for name, n in zip(jagged.features, by_feature, strict=False))
         raise BatchError(f"lengths add up to {total}", f"{jagged.values_N.numel()}, the number of ids ({sums})")
 
@@ -52,8 +52,8 @@ def find_out_of_range(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list
         begin, end = ranges_F[source]
         ids = jagged.values_N[begin:end]
         last = min(rows - 1, torch.iinfo(ids.dtype).max)  # torch compares in the type of the ids, and wraps
-        least, most = ids.aminmax() if len(ids) else (0, 0)
-        if int(least) >= 0 and int(most) <= last:
+        low, high = ids.aminmax() if len(ids) else (0, 0)
+        if int(low) >= 0 and int(high) <= last:
             continue
         at = torch.nonzero((ids < 0) | (ids > last)).flatten()
         if len(at):
@@ -62,7 +62,7 @@ def find_out_of_range(jagged: Jagged, limits: Sequence[tuple[int, int]]) -> list
 
 
 def check_rows(jagged: Jagged, rows: Sequence[int]) -> None:
-    """Raise for the first id that is not in 0..rows-1, with the rows of each feature's table given."""
+    """Raise for the first id that is not in 0..rows-1; `rows` has the rows of each feature's table."""
     for index, positions in find_out_of_range(jagged, list(enumerate(rows))):
         raise IdError(
             f"feature {jagged.features[index]!r}, {_name_first(jagged, positions, rows[index])}. Hash or map the ids "
@@ -72,14 +72,14 @@ def check_rows(jagged: Jagged, rows: Sequence[int]) -> None:
 
 def check_ids(group: TableGroup, features_FC: Tensor, jagged: Jagged) -> None:
     """Raise for the first id outside its table."""
-    # The rows of the table: those of the descriptor are slots if the table is on disk.
+    # Rows of the table, as the descriptor counts slots if the table is on disk.
     limits = [(row.source, group.tables[row.table].rows) for row in FeatureDescriptor.read(features_FC)]
     for index, positions in find_out_of_range(jagged, limits):
         raise unknown_id_error(group.table_of(index), group.feature_names[index], jagged, positions)
 
 
 def unknown_id_error(table: Table, feature: str, jagged: Jagged, positions: Tensor) -> IdError:
-    """The error for ids outside their table, whose positions are given; it names the first."""
+    """The error for the ids at `positions`, which are outside their table; it names the first."""
     return IdError(
         f"table {table.name!r}: feature {feature!r}, {_name_first(jagged, positions, table.rows)}. Hash or map the "
         f"ids, give the table more rows, or set unknown='last_row' to let its last row stand for all of them"
@@ -90,8 +90,8 @@ def _name_first(jagged: Jagged, positions: Tensor, rows: int) -> str:
     """Sample, position and value of the first id, and the number of such ids."""
     first = int(positions[0])
     sample, position = locate_id(jagged, first)
-    what = f"sample {sample}, position {position}: id {int(jagged.values_N[first])} is not in 0..{rows - 1}"
-    return f"{what} ({len(positions)} such ids in the batch)"
+    text = f"sample {sample}, position {position}: id {int(jagged.values_N[first])} is not in 0..{rows - 1}"
+    return f"{text} ({len(positions)} such ids in the batch)"
 
 
 def locate_id(jagged: Jagged, at: int) -> tuple[int, int]:

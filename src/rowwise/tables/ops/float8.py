@@ -3,9 +3,9 @@
 Inputs and weights are float8_e4m3fn, gradients float8_e5m2. Each matrix has one scale, a power of two, which brings its
 largest magnitude into the upper half of what its type holds, anew in each step. Sums are in float32, biases are added
 after them. A CPU has no such products: it multiplies the rounded numbers in float32, which is slower than without
-rounding and tells what 8 bits cost in quality before there is a GPU.
+rounding, and measures without a GPU what 8 bits cost in quality.
 
-Not verified: any GPU.
+Not verified on any GPU.
 """
 
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from rowwise.base.errors import NativeError
 
-MULTIPLE = 16  # of the sides of matrices, which GPUs want
-CAPABILITY = (8, 9)  # of GPUs that have such products
+MULTIPLE = 16  # GPUs need sides of matrices that are multiples of this
+CAPABILITY = (8, 9)  # least compute capability with such products
 VALUES, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
 
 _enabled: ContextVar[bool] = ContextVar("float8_products", default=False)
@@ -30,8 +30,10 @@ _enabled: ContextVar[bool] = ContextVar("float8_products", default=False)
 def float8_products(device: torch.device) -> Iterator[None]:
     """`ops.linear` multiplies in 8 bits where `fits_float8` holds."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < CAPABILITY:
-        found = ".".join(map(str, torch.cuda.get_device_capability(device)))
-        raise NativeError(f"precision fp8: {device} has compute capability {found}", "8.9 or later, or precision bf16")
+        version = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        raise NativeError(
+            f"precision fp8: {device} has compute capability {version}", "8.9 or later, or precision bf16"
+        )
     token = _enabled.set(True)
     try:
         yield
@@ -64,9 +66,9 @@ def float8_linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor
 
 def product_float8(a_MK: Tensor, b_NK: Tensor, kind: torch.dtype, *, a: torch.dtype = VALUES) -> Tensor:
     """The product of a matrix and the transpose of another, both rounded to 8 bits."""
-    rest = -a_MK.shape[1] % MULTIPLE  # the batch, in the gradient of weights
-    rounded_a_MK, scale_a = round_float8(F.pad(a_MK, (0, rest)), a)
-    rounded_b_NK, scale_b = round_float8(F.pad(b_NK, (0, rest)), VALUES)
+    padding = -a_MK.shape[1] % MULTIPLE  # of the batch, in the gradient of weights
+    rounded_a_MK, scale_a = round_float8(F.pad(a_MK, (0, padding)), a)
+    rounded_b_NK, scale_b = round_float8(F.pad(b_NK, (0, padding)), VALUES)
     if a_MK.device.type == "cpu":
         return (F.linear(rounded_a_MK.float(), rounded_b_NK.float()) * (scale_a * scale_b)).to(kind)
     return scaled_product(rounded_a_MK, scale_a, rounded_b_NK, scale_b, kind)
@@ -74,16 +76,16 @@ def product_float8(a_MK: Tensor, b_NK: Tensor, kind: torch.dtype, *, a: torch.dt
 
 def scaled_product(a_MK: Tensor, scale_a: Tensor, b_NK: Tensor, scale_b: Tensor, kind: torch.dtype) -> Tensor:
     """The product as GPUs compute it."""
-    whole = F.ScalingType.TensorWise
-    return F.scaled_mm(a_MK, b_NK.t(), scale_a, whole, scale_b, whole, output_dtype=kind)
+    per_tensor = F.ScalingType.TensorWise
+    return F.scaled_mm(a_MK, b_NK.t(), scale_a, per_tensor, scale_b, per_tensor, output_dtype=kind)
 
 
 def round_float8(x_MK: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A matrix in 8 bits, and the scale that it has to be multiplied by; a NaN or an infinity makes all numbers NaN."""
+    """A matrix in 8 bits, and the scale to multiply it by; a NaN or an infinity makes all numbers NaN."""
     x_MK = x_MK.float()
-    most = x_MK.abs().amax()
-    _, exponent = torch.frexp(most / torch.finfo(kind).max)
-    scale = torch.where(most.isfinite(), torch.exp2(exponent.float()), torch.nan)
+    largest = x_MK.abs().amax()
+    _, exponent = torch.frexp(largest / torch.finfo(kind).max)
+    scale = torch.where(largest.isfinite(), torch.exp2(exponent.float()), torch.nan)
     return (x_MK / scale).to(kind).contiguous(), scale
 
 

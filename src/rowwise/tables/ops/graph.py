@@ -8,7 +8,7 @@ is the same kernel over the transposed graph.
 Large vectors are copied to huge pages first, as the rows of tables lie: a row that is read at random from a page of
 4 kB misses the translation cache of the processor, which takes as long as the read itself.
 
-`Graph.sampled` keeps at most so many edges into a target, as ES-SpMM does (Lin, Luo & Ceze 2021, arXiv 2104.10716),
+`Graph.sampled` keeps at most n edges into each target, as ES-SpMM does (Lin, Luo & Ceze 2021, arXiv 2104.10716),
 with three differences. The edges are chosen once, not in each product. Weights of the edges kept grow, so that sums
 keep their size; the paper's code has that for means only. The paper's second way of choosing takes edge 577 k modulo
 the degree for k = 0, 1, ..., which repeats edges of a degree that 577 divides, and takes the first edges of degree 576;
@@ -30,7 +30,8 @@ from rowwise.tables.ops.output_cache import empty_cached
 from rowwise.tables.spec import RowType
 
 Sampling = Literal["first", "spread"]
-# Vectors that are copied; fewer bytes are mostly cached, and fewer reads of each row do not save what the copy takes.
+# Least bytes, and least reads per row, of vectors that are copied: fewer bytes are mostly cached, and fewer reads
+# do not pay for the copy.
 COPIED_BYTES, COPIED_READS = 16 << 20, 8
 
 
@@ -43,7 +44,7 @@ class Graph:
     sources_E: Tensor  # int32, or int64 where ids need it
     weights_E: Tensor  # float32
     sources: int  # nodes that edges may come from
-    gather: Callable[[Tensor], Tensor] | None = None  # of a part: its vectors to those of all parts, the sources
+    gather: Callable[[Tensor], Tensor] | None = None  # in a part: its vectors -> those of all sources
 
     @classmethod
     def of_edges(
@@ -55,7 +56,7 @@ class Graph:
             targets_E: the node that each edge leads into.
             sources_E: the node that each edge comes from.
             shape: the numbers of targets and of sources.
-            weights_E: of the edges; None: all 1.
+            weights_E: weight of each edge; None: all 1.
         """
         for name, nodes_E, count in (("target", targets_E, shape[0]), ("source", sources_E, shape[1])):
             if nodes_E.dim() != 1 or nodes_E.dtype not in (torch.int32, torch.int64):
@@ -94,14 +95,14 @@ class Graph:
 
     @cached_property
     def transposed(self) -> "Graph":
-        """The same edges the other way round."""
+        """The graph with the direction of all edges reversed."""
         return Graph.of_edges(self.sources_E, self.targets_E, (self.sources, self.targets), self.weights_E)
 
     def cuts(self, parts: int) -> list[int]:
-        """Begins and ends of consecutive targets, as `parts` that have about as many edges and targets each."""
+        """Bounds that cut the targets into `parts` ranges of about equal edges plus targets."""
         before_T1 = self.starts_T1 + torch.arange(self.targets + 1, device=self.starts_T1.device)
-        wanted_P1 = before_T1[-1] * torch.arange(parts + 1, device=before_T1.device) // parts
-        return torch.searchsorted(before_T1, wanted_P1).tolist()
+        even_P1 = before_T1[-1] * torch.arange(parts + 1, device=before_T1.device) // parts
+        return torch.searchsorted(before_T1, even_P1).tolist()
 
     def part(self, begin: int, end: int, gather: Callable[[Tensor], Tensor]) -> "Graph":
         """The edges into some of the targets; `aggregate` takes the vectors of these and gathers those of all nodes."""
@@ -110,7 +111,7 @@ class Graph:
         return Graph(starts_T1, self.sources_E[edges], self.weights_E[edges], self.sources, gather)
 
     def sampled(self, most: int, how: Sampling = "spread") -> "Graph":
-        """The graph with min(degree, most) edges into each target; where edges go, weights grow by degree / most.
+        """The graph with min(degree, most) edges into each target; weights of cut targets grow by degree / most.
 
         `first` keeps the first edges of a target, `spread` every degree / most-th. Both keep the order of edges.
         """
@@ -122,8 +123,8 @@ class Graph:
         large_R = (degrees_T > most).nonzero().squeeze(1)
         degrees_R = degrees_T[large_R]
         kept_M = torch.arange(most, device=large_R.device)
-        of_R = degrees_R if how == "spread" else torch.full_like(degrees_R, most)
-        places_RM = kept_M * of_R.unsqueeze(1) // most
+        span_R = degrees_R if how == "spread" else torch.full_like(degrees_R, most)
+        places_RM = kept_M * span_R.unsqueeze(1) // most
         kept_E = (degrees_T <= most)[self.targets_E]
         kept_E[(self.starts_T1[large_R].unsqueeze(1) + places_RM).flatten()] = True
         weights_E = self.weights_E * (degrees_T / most).clamp(min=1)[self.targets_E]

@@ -1,6 +1,6 @@
 """Lookups in halves, where a cache has fewer slots than a batch has rows.
 
-An evaluation may take larger batches than the training, for whose batches the caches were sized.
+An evaluation may use larger batches than the training, for which the caches were sized.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from rowwise.tables.store.row_store import TooManyRowsError
 def in_halves(jagged: Jagged, look_up: Callable[[Jagged], Tensor], features_FC: Tensor | None = None) -> Tensor:
     """The lookup of a batch, or those of its halves, one after the other, if a cache has too few slots.
 
-    With gradients enabled the batch stays whole, because an update needs all of its rows at once.
+    With gradients enabled the batch is not split, because an update needs all of its rows at once.
 
     Args:
         jagged: has no shared bags.
@@ -40,7 +40,7 @@ def in_halves(jagged: Jagged, look_up: Callable[[Jagged], Tensor], features_FC: 
 
 
 def floats_by_feature(jagged: Jagged, features_FC: Tensor, offsets: Tensor) -> list[int]:
-    """How many numbers a lookup by id gives for each feature."""
+    """Floats per feature in the output of a lookup by id."""
     begins = (features_FC[:, SOURCE] * jagged.batch_size).to(offsets.device)
     counts = (offsets[begins + jagged.batch_size] - offsets[begins]).tolist()
     return [count * dim for count, dim in zip(counts, features_FC[:, DIM].tolist(), strict=True)]

@@ -1,8 +1,8 @@
 """`HostRows`: tables whose rows and optimizer state are in host memory, with a cache of rows on a device.
 
-Kernels see the cache: `pin` replaces row numbers by slots and copies the missed rows into them; after the call the rows
-go that had no place in their set ([Note: Device cache] in `reference/cache.py`). The host waits for nothing. On the CPU
-the reference does the same, for tests.
+Kernels see the cache: `pin` replaces row numbers by slots and copies the missed rows into them; after the call
+rows in overflow slots are evicted ([Note: Device cache] in `reference/cache.py`). The host does not wait for the
+device. On the CPU the reference does the same, for tests.
 """
 
 from collections.abc import Iterator
@@ -36,32 +36,32 @@ if TYPE_CHECKING:
 
 @final
 class HostRows(RowStore):
-    """The whole tables of an arena in host memory, behind slots on a device.
+    """The full tables of an arena in host memory, cached in slots on a device.
 
-    If the host has no optimizer state, rows are only looked up, by who needs all of them at once: the rows of a batch
-    are counted before. Else a GPU is not waited for, and finds later that it has no slots for them.
+    Without optimizer state (serving) the distinct rows of a batch are counted first, which waits for the device, so
+    that too many rows raise before the lookup. In training the host does not wait: the device reports the fault later.
     """
 
     def __init__(self, slots: ArenaSlots, host: "Arena") -> None:
         tables, slot_rows = [_host_table(table, host) for table in slots.tables], slots.slot_rows
-        self.tables, self.device, self._waits = tuple(tables), slot_rows.device, host.state.is_meta
-        self._rows = [table.rows for table in slots.tables]  # without those of newer versions behind them
-        described: list[CachedTable] = []
+        self.tables, self.device, self._counts_first = tuple(tables), slot_rows.device, host.state.is_meta
+        self._rows = [table.rows for table in slots.tables]  # without spare rows
+        descriptors: list[CachedTable] = []
         first_key = first_slot = 0
         for table in tables:
             (rows, row_bytes), count = table.rows.shape, len(table.row_memory)
             sets, rest = divmod(count - table.overflow, WAYS)
             assert sets > 0, table.name
             assert not rest, table.name
-            of_set = -(-rows // sets)
+            rows_of_set = -(-rows // sets)
             memory = (table.row_memory, table.state_memory, table.rows, table.state)
             addresses = [x.data_ptr() for x in memory]
-            described.append(
-                CachedTable(first_key, rows, sets, of_set, first_slot, table.overflow, row_bytes,
+            descriptors.append(
+                CachedTable(first_key, rows, sets, rows_of_set, first_slot, table.overflow, row_bytes,
                             table.state.shape[1], *addresses)
             )  # fmt: skip
-            first_key, first_slot = first_key + sets * of_set, first_slot + count
-        self._tables_CK = torch.tensor(described, dtype=torch.int64)
+            first_key, first_slot = first_key + sets * rows_of_set, first_slot + count
+        self._tables_CK = torch.tensor(descriptors, dtype=torch.int64)
         self._memory = CacheMemory(
             slot_rows=slot_rows.fill_(NONE),
             stamps=torch.zeros_like(slot_rows, dtype=torch.int32),
@@ -69,7 +69,7 @@ class HostRows(RowStore):
             counts_CK=torch.zeros(len(tables), 4, dtype=torch.int64, device=self.device),
             overflow_C=torch.zeros(len(tables), dtype=torch.int64, device=self.device),
         )
-        self._now, self._taken = 0, [0, 0]
+        self._calls, self._reported = 0, [0, 0]
         self._registered: list[int] = []
         for table in tables if self.device.type == "cuda" else ():
             for x in (table.rows, table.state):
@@ -90,7 +90,7 @@ class HostRows(RowStore):
 
     def __del__(self) -> None:
         registered = getattr(self, "_registered", [])
-        with suppress(Exception):  # the device has failed, or Python ends
+        with suppress(Exception):  # the device has failed, or the interpreter is shutting down
             if registered:
                 torch.cuda.synchronize(self.device)
         for address in registered:
@@ -110,18 +110,18 @@ class HostRows(RowStore):
     @contextmanager
     def pin(self, ids: SlotIds, *, changes: bool, counts: bool) -> Iterator[Tensor]:
         """See `RowStore`. The bounds are on the device; an id outside its table gets slot -1, which kernels find."""
-        if self._waits:
+        if self._counts_first:
             self._check_size(ids)
         try:
-            yield self._place(ids, changes + 2 * counts)
-        finally:  # changed rows that have no slot in their set are written
+            yield self._assign_slots(ids, changes + 2 * counts)
+        finally:  # writes back changed rows in overflow slots
             self._operators.leave_overflow(self._memory, self.tables, self._tables_CK)
 
-    def _place(self, ids: SlotIds, flags: int) -> Tensor:
-        self._now += 1
+    def _assign_slots(self, ids: SlotIds, flags: int) -> Tensor:
+        self._calls += 1
         operators, tables_F = self._operators, torch.tensor(ids.tables_F, dtype=torch.int64)
         slots_N, moves = operators.place_rows(
-            self._memory, self._tables_CK, ids.bounds_F1.contiguous(), tables_F, ids.values_N.contiguous(), self._now,
+            self._memory, self._tables_CK, ids.bounds_F1.contiguous(), tables_F, ids.values_N.contiguous(), self._calls,
             flags,
         )  # fmt: skip
         operators.move_rows(moves, self.tables, self._tables_CK, out=True)
@@ -131,7 +131,7 @@ class HostRows(RowStore):
         return slots_N
 
     def _check_size(self, ids: SlotIds) -> None:
-        """Raise if the distinct rows of a batch have no slots, whatever is in them."""
+        """Raise if the distinct rows of a batch would not fit an empty cache."""
         bounds = ids.bounds_F1.tolist()
         for number, table in enumerate(CachedTable.read(self._tables_CK)):
             spans = [slice(*bounds[f : f + 2]) for f, cached in enumerate(ids.tables_F) if cached == number]
@@ -143,14 +143,14 @@ class HostRows(RowStore):
 
     def part(self, table: int, part: RowPart) -> Tensor:
         self.write_back()
-        one, rows = self.tables[table], self._rows[table]
+        host, rows = self.tables[table], self._rows[table]
         if part.columns is None:
-            return torch.from_dlpack(one.rows[:rows].view(part.dtype))  # of a storage of its own: see `Arena.table`
-        state = one.state[:rows, part.columns]
+            return torch.from_dlpack(host.rows[:rows].view(part.dtype))  # of a storage of its own: see `Arena.table`
+        state = host.state[:rows, part.columns]
         return state[:, 0] if state.shape[1] == 1 else state
 
     def use(self) -> StoreUse:
-        return sum_up(StoreUse(tables={one.name: self.counters(number)}) for number, one in enumerate(self.tables))
+        return sum_up(StoreUse(tables={host.name: self.counters(number)}) for number, host in enumerate(self.tables))
 
     @property
     def place(self) -> str:
@@ -169,7 +169,7 @@ class HostRows(RowStore):
             torch.cuda.synchronize(self.device)
 
     def forget(self) -> None:
-        """Empty the cache: what is in host memory is what counts."""
+        """Empty the cache without writing back: the rows in host memory are the current ones."""
         self._memory.slot_rows.fill_(NONE)
         self._memory.changed.zero_()
 
@@ -180,14 +180,14 @@ class HostRows(RowStore):
         return CacheCounters(hits=hits, misses=misses, evictions=evictions, writes=writes, memory_bytes=memory_bytes)
 
     def take_counts(self) -> tuple[int, int]:
-        """Ids that were found in slots since the last call, and rows that were not; the host waits for the device."""
-        totals, before = self._memory.counts_CK[:, [HITS, MISSES]].sum(0).tolist(), self._taken
-        self._taken = totals
+        """Ids that hit and rows that missed the cache since the last call; the host waits for the device."""
+        totals, before = self._memory.counts_CK[:, [HITS, MISSES]].sum(0).tolist(), self._reported
+        self._reported = totals
         return totals[0] - before[0], totals[1] - before[1]
 
     @property
     def _operators(self) -> Any:
-        """Functions of three names: the reference, or launches of kernels."""
+        """`place_rows`, `move_rows` and `leave_overflow`: the reference on the CPU, launches of kernels on a GPU."""
         if self.device.type == "cpu":
             return reference
         from rowwise.tables.ops._triton import slots  # not above, as in `operators`: Triton takes seconds to import
@@ -199,14 +199,14 @@ class HostRows(RowStore):
 
 
 def host_rows(arena: "Arena") -> HostRows | None:
-    """The rows of an arena in host memory; None: it has no such rows."""
+    """The arena's store of rows in host memory; None if it has none."""
     return arena.store if isinstance(arena.store, HostRows) else None
 
 
 def _host_table(table: SlotTable, host: "Arena") -> HostTable:
-    offset, count, width = host.offsets[table.index], table.rows + table.room, table.state_width
+    offset, count, width = host.offsets[table.index], table.rows + table.spare_rows, table.state_width
     rows = host.rows[offset.base : offset.base + count * table.row_bytes]
-    state = torch.empty(0)  # also of a host without memory for it
+    state = torch.empty(0)  # of width 0: also where the host has allocated none
     if width:
         state = host.state[offset.state_base : offset.state_base + count * width]
     return HostTable(

@@ -23,15 +23,15 @@ def interact(dense_BD: Tensor, pooled_BS: Tensor) -> Tensor:
 
 
 def dots(query_D: Tensor, rows_RD: Tensor, places_N: Tensor | None = None) -> Tensor:
-    """Dot products of a vector with rows [R], or with those at places [N]: each has its bits whatever is beside it."""
+    """Dot products of a vector with rows [R], or those at places [N]; the bits of each do not depend on the others."""
     return torch.ops.rowwise.dots(query_D, rows_RD, places_N)
 
 
 def pair_sums(offset_BD: Tensor, pooled_BS: Tensor) -> Tensor:
     """For each sample, the sum of the dot products of all pairs of vectors; a vector is D columns of `pooled_BS`.
 
-    `offset_BD` is added to the sum of the vectors before it is squared: vectors of which nothing else is known. Their
-    squares are the caller's to subtract. 16-bit vectors are multiplied in float32.
+    `offset_BD`, the sum of further vectors, is added to the sum of the vectors before it is squared. The caller
+    subtracts the squares of the further vectors. 16-bit vectors are multiplied in float32.
     """
     _check("pair_sums", offset_BD, pooled_BS)
     if torch.float64 in (offset_BD.dtype, pooled_BS.dtype):

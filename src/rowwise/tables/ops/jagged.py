@@ -59,7 +59,7 @@ class Unique:
     values_U: Tensor
     bounds_S1: Tensor  # first distinct id of each segment, and the number of distinct ids
     inverse_N: Tensor  # into all of values_U
-    counts_U: Tensor  # how often each occurs in its segment
+    counts_U: Tensor  # occurrences of each distinct id in its segment
 
 
 def permute(jagged: Jagged, features: Sequence[str]) -> Jagged:
@@ -100,8 +100,8 @@ def share(jagged: Jagged, features: Sequence[str]) -> Jagged:
         raise BatchError(
             "per-id weights of shared bags require gradients", "weights without gradients, or bags that are not shared"
         )
-    # Compares the n-th id of each bag with the n-th id of the bag before: as many ids back as the bag is long, if both
-    # bags are equally long. If they are not, `begins_FB` separates them by their lengths.
+    # Compares the n-th id of each bag with the n-th id of the bag before, which is as many ids back as the bag is long
+    # if both are equally long. If they are not, `begins_FB` separates them by their lengths.
     counts = group.lengths_FB.long()
     at_N = torch.arange(len(group.values_N), device=counts.device)
     before_N = (at_N - counts.repeat_interleave(counts, output_size=len(at_N))).clamp(min=0)
@@ -116,10 +116,10 @@ def share(jagged: Jagged, features: Sequence[str]) -> Jagged:
     begins_B = begins_FB.any(0)
     begins_B[:1] = True
     inverse_B = begins_B.cumsum(0) - 1
-    others = tuple(f for f in jagged.features if f not in features)
+    remaining = tuple(f for f in jagged.features if f not in features)
     shared = SharedBags(jagged=group.of_samples(begins_B.nonzero().flatten()), inverse_B=inverse_B)
-    own = permute(jagged, others) if others else group.without_samples()
-    return replace(own, features=others, shared=shared)
+    own = permute(jagged, remaining) if remaining else group.without_samples()
+    return replace(own, features=remaining, shared=shared)
 
 
 def concatenate(jaggeds: Sequence[Jagged], features: Sequence[str] | None = None) -> Jagged:
@@ -200,8 +200,8 @@ def deduplicate(values_N: Tensor, bounds_S1: Tensor) -> Unique:
     except RuntimeError as error:
         if "do not ascend" not in str(error):
             raise
-        shown = bounds_S1.flatten()[:8].tolist()
-        raise BatchError(f"bounds of segments begin {shown}", f"bounds that ascend from 0 to {len(values_N)}") from None
+        first = bounds_S1.flatten()[:8].tolist()
+        raise BatchError(f"bounds of segments begin {first}", f"bounds that ascend from 0 to {len(values_N)}") from None
     return Unique(values_U=values, bounds_S1=bounds, inverse_N=inverse, counts_U=counts)
 
 
@@ -277,10 +277,10 @@ def _take(jaggeds: Sequence[Jagged], segments: list[Segment], features: Sequence
         # Position of each value in the concatenated batches: the same segments taken of 0, 1, 2, ...
         count = torch.arange(sum(len(v) for v in values), device=taken.device).split([len(v) for v in values])
         moved = torch.cat(weights)[torch.ops.rowwise.take(count, bags, [], segments_RC)[0]]
-    each = len(segments) // max(1, parts)
+    per_part = len(segments) // max(1, parts)
     starts = starts.tolist()
-    bag_sizes = [sum(count for _, _, count in segments[k * each : (k + 1) * each]) for k in range(parts)]
-    spans = [slice(starts[k * each], starts[(k + 1) * each]) for k in range(parts)]
+    bag_sizes = [sum(count for _, _, count in segments[k * per_part : (k + 1) * per_part]) for k in range(parts)]
+    spans = [slice(starts[k * per_part], starts[(k + 1) * per_part]) for k in range(parts)]
     return [
         Jagged(
             features=tuple(features),

@@ -23,7 +23,7 @@ LINE = 64  # bytes of a cache line: every table starts on one
 
 
 class Mode(enum.IntEnum):
-    """Pooling as the kernels number it."""
+    """Pooling by its number in the kernels."""
 
     SUM = 0
     MEAN = 1
@@ -115,15 +115,15 @@ class TablePiece(NamedTuple):
     full_table: Table
     first_row: int = 0
     first_column: int = 0
-    cache_rows: int | None = None  # rows that are cached here, of a piece that is elsewhere; None: all rows are here
-    batch_rows: int = 0  # rows of a batch that have room beside those
-    room: int = 0  # rows behind those of the table, for newer ones; see `newer.py`
+    cache_rows: int | None = None  # size of the cache here, if the rows are elsewhere; None: all rows are here
+    batch_rows: int = 0  # least number of overflow slots beside the cache
+    spare_rows: int = 0  # behind the table's rows, for later versions; see `newer.py`
 
     @property
     def slots(self) -> int:
-        """Rows that the piece has memory for."""
+        """Rows in the arena: all rows and spare ones, or those of the cache with its overflow slots."""
         if self.cache_rows is None:
-            return self.table.rows + self.room
+            return self.table.rows + self.spare_rows
         slots = cache_slots(self.cache_rows)
         return slots + max(overflow_slots(slots), self.batch_rows)
 
@@ -136,12 +136,12 @@ class TablePiece(NamedTuple):
         return cls(table, full, rows[0], cols[0])
 
     def cached(self, cache_rows: int, samples: int) -> "TablePiece":
-        """The piece with cached rows, and room for those of a batch with one id for each feature and sample."""
+        """The piece with a cache here, with one overflow slot or more per feature and sample."""
         batch_rows = min(self.table.rows, samples * len(self.table.feature_names))
         return self._replace(cache_rows=cache_rows, batch_rows=batch_rows)
 
     def pooled_by(self, pooling: Pooling) -> "TablePiece":
-        """The piece with another pooling than its table's."""
+        """A copy with this pooling in place of its table's."""
         return self._replace(table=msgspec.structs.replace(self.table, pooling=pooling))
 
 
@@ -152,7 +152,7 @@ class TableGroup:
     tables: tuple[Table, ...]
     feature_names: tuple[str, ...]
     columns: int  # columns of the pooled output
-    members_T: Tensor  # index of each table in the arena
+    members_T: Tensor  # index in the arena of each table
     features_FC: Tensor
     tables_TC: Tensor
     hyper_TH: Tensor  # at the first step
@@ -201,7 +201,7 @@ def make_group(
 ) -> TableGroup:
     """The group of the chosen tables (None: all), their features numbered table by table.
 
-    `slot_rows`: by table on disk, see `TableDescriptor`.
+    `slot_rows`: by index of a table on disk, see `TableDescriptor`.
     """
     chosen = range(len(pieces)) if chosen is None else chosen
     tables = [piece.table for piece in pieces]
@@ -209,15 +209,15 @@ def make_group(
     feature_descriptors: list[FeatureDescriptor] = []
     table_descriptors: list[TableDescriptor] = []
     column = 0
-    for index, at in enumerate(chosen):
-        piece, offset = pieces[at], offsets[at]
+    for index, member in enumerate(chosen):
+        piece, offset = pieces[member], offsets[member]
         table = piece.table
         rows, dim, stored = piece.slots, table.dim, (TYPES.index(table.row_type), table.column_group or 0)
         state = offset.state_base, state_width(table), RULES[type(table.optimizer)]
         first, count = len(feature_descriptors), len(table.feature_names)
         table_descriptors.append(
             TableDescriptor(offset.base, rows, dim, *state, first, count, *stored, piece.first_row, piece.first_column,
-                            (slot_rows or {}).get(at, -1))
+                            (slot_rows or {}).get(member, -1))
         )  # fmt: skip
         for _ in table.feature_names:
             source, mode = len(feature_descriptors), MODES[table.pooling]

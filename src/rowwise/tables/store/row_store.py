@@ -41,7 +41,7 @@ class SlotTable:
     name: str
     index: int = 0  # in the arena
     rows: int
-    room: int = 0  # rows behind those, of newer versions
+    spare_rows: int = 0  # behind those, with rows of later versions
     row_memory: Tensor  # of the slots: uint8 [slots, row_bytes]
     state_memory: Tensor  # float32 [slots, state_width]
     slot_rows: Tensor  # int64 [slots]: the row in each slot, -1: none

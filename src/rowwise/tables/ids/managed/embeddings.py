@@ -37,7 +37,7 @@ class IdLookup(Protocol):
 
 @runtime_checkable
 class ShardedRows(Protocol):
-    """What replaces `Embeddings` on several ranks."""
+    """The module that replaces `Embeddings` on several ranks."""
 
     @property
     def arenas(self) -> tuple[Arena, ...]: ...
@@ -103,9 +103,7 @@ class ManagedEmbeddings(nn.Module):
     def counters(self) -> dict[str, ManagedCounters]:
         """Counts by managed table, of this rank's buckets."""
         pieces = self._bind().pieces
-        return {
-            name: sum((piece.counters for piece in of_table), ManagedCounters()) for name, of_table in pieces.items()
-        }
+        return {name: sum((piece.counters for piece in table), ManagedCounters()) for name, table in pieces.items()}
 
     def take_evicted(self) -> dict[str, Tensor]:
         """The ids that lost their rows on this rank since the last call, by table; empty without `keeps_evicted`."""
@@ -122,7 +120,7 @@ class ManagedEmbeddings(nn.Module):
         jagged, ids_T, error = self._collect([sparse])
         rows_T = self._bind().ids.find(ids_T, error, observe=learns)
         assert ids_T is not None
-        known = [(one.ids_U, rows_U) for one, rows_U in zip(ids_T, rows_T, strict=True)]
+        known = [(ids.ids_U, rows_U) for ids, rows_U in zip(ids_T, rows_T, strict=True)]
         return self.stored(self._replace_ids(jagged[0], known))
 
     @torch.no_grad()
@@ -130,7 +128,7 @@ class ManagedEmbeddings(nn.Module):
         """Change the map by the ids of all batches of a step; collective. Forwards until `end_step` only look up."""
         _, ids_T, error = self._collect(batches)
         rows_T = self._bind().ids.find(ids_T, error, observe=True)
-        self._step = [(one.ids_U, rows_U) for one, rows_U in zip(ids_T or (), rows_T, strict=True)]
+        self._step = [(ids.ids_U, rows_U) for ids, rows_U in zip(ids_T or (), rows_T, strict=True)]
 
     def end_step(self) -> None:
         """Let the next forward in training mode change the map again."""
@@ -168,7 +166,7 @@ class ManagedEmbeddings(nn.Module):
         return jaggeds, [IdCounts(ids_U=ids_U, counts_U=counts_U) for ids_U, counts_U in distinct], None
 
     def _replace_ids(self, jagged: Jagged, known_T: Sequence[tuple[Tensor, Tensor]]) -> Jagged:
-        """The batch with the rows of known ids."""
+        """The batch with each managed id replaced by its row."""
         number = {table.name: index for index, table in enumerate(self.managed)}
         narrow = jagged.values_N.dtype == torch.int32 and all(table.rows <= 1 << 31 for table in self.managed)
         values_N = jagged.values_N.clone() if narrow else jagged.values_N.to(torch.int64, copy=True)
@@ -180,17 +178,18 @@ class ManagedEmbeddings(nn.Module):
             at_N = torch.searchsorted(ids_U, ids_N).clamp_(max=len(ids_U) - 1)
             if not len(ids_U) or not torch.equal(ids_U[at_N], ids_N):
                 raise StateError(
-                    f"table {table.name!r}: a batch has ids that begin_step did not get", hint="give it all batches"
+                    f"table {table.name!r}: a batch has ids that begin_step did not get",
+                    hint="pass all batches of the step to it",
                 )
             values_N[begin:end] = rows_U[at_N].to(values_N)
         return replace(jagged, values_N=values_N)
 
     def _ranges(self, jagged: Jagged) -> Iterator[tuple[Table, int, int]]:
-        """Where the ids of each managed feature are."""
-        place = jagged.id_ranges()
+        """(table, begin, end) of the ids of each managed feature."""
+        ranges = jagged.id_ranges()
         for table in self.managed:
             for feature in table.feature_names:
-                yield table, *place[feature]
+                yield table, *ranges[feature]
 
     def _bind(self) -> _Binding:
         if self._binding is None or self._binding.stored is not self.stored:
@@ -213,7 +212,7 @@ class ManagedEmbeddings(nn.Module):
             self._evicted.setdefault(table, []).append(ids_N)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the native maps, which are made again from the ids of rows."""
+        """All but the native maps, which are rebuilt from the ids of rows."""
         return {**self.__dict__, "_binding": None, "_step": None}
 
     def extra_repr(self) -> str:

@@ -22,18 +22,18 @@ class LocalBuckets:
     pieces: Sequence[ManagedPiece]
 
     def answer(self, ids_N: Tensor, counts_N: Tensor | None, evicted: Evicted) -> Tensor:
-        """The rows of ids that this rank owns, after they were observed if there are counts."""
+        """The rows of ids that this rank owns; with counts, the map observes the ids first."""
         if len(self.pieces) == 1:
-            places = [slice(None)]
+            masks = [slice(None)]
         else:
             bucket_N = find_buckets(ids_N, self.table.buckets)
-            places = [(bucket_N >= p.buckets.start) & (bucket_N < p.buckets.stop) for p in self.pieces]
+            masks = [(bucket_N >= p.buckets.start) & (bucket_N < p.buckets.stop) for p in self.pieces]
         rows_N = torch.empty_like(ids_N)
-        for piece, place in zip(self.pieces, places, strict=True):
-            own_N = ids_N[place].contiguous()
+        for piece, mask in zip(self.pieces, masks, strict=True):
+            own_N = ids_N[mask].contiguous()
             if counts_N is not None:
-                evicted(self.table.name, piece.observe(own_N, counts_N[place].contiguous()))
-            rows_N[place] = piece.find(own_N)
+                evicted(self.table.name, piece.observe(own_N, counts_N[mask].contiguous()))
+            rows_N[mask] = piece.find(own_N)
         return rows_N
 
 
@@ -55,7 +55,7 @@ class LocalIds:
     def find(
         self, ids_T: Sequence[IdCounts] | None, error: RowwiseError | None = None, *, observe: bool
     ) -> list[Tensor]:
-        """The rows of the ids of each table. `observe`: the ids change the map. None: there is an error."""
+        """The rows of the ids of each table. `observe`: the ids change the map. With an error `ids_T` is None."""
         if error is not None:
             raise error
         assert ids_T is not None

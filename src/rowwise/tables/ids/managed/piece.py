@@ -1,18 +1,18 @@
 """`ManagedPiece`: the map from ids to rows of whole buckets of a managed table, those that an arena has.
 
 [Note: Managed tables]
-An id belongs to a bucket, by the high bits of its hash, so a piece of whole buckets has all that concerns its ids. The
+An id belongs to a bucket, by the high bits of its hash, so a piece of whole buckets needs no other piece. The
 state of the map is a few numbers per row, kept beside the optimizer state: `id`, `used` (the step of the last use),
 `count`; and for admission by occurrences `candidate` and `seen`. Everything else (the hash index, the order of
-eviction) is made from it. The clock is `step` of the optimizer state, the number of updates.
+eviction) is rebuilt from it. The clock is `step` of the optimizer state, the number of updates.
 
 The map changes once a step, by the ids of all samples of the step and how often each occurs: first all ids that have a
 row are marked as used, then new ids come in, bucket by bucket, the most frequent first and equally frequent ones by
 hash. So it depends neither on the order of samples nor on how they are distributed over batches and ranks. A row that
 is used in the step is never evicted in it, so staged gradients never reach the row of another id.
 
-An id waits for admission in the one slot that its hash names in its bucket. An id that meets another one there takes
-off as many occurrences as it has, and takes the slot when none is left.
+A candidate for admission waits in the slot of its bucket that its hash selects. A colliding id subtracts its
+occurrences from the candidate's, and replaces the candidate when none are left.
 """
 
 from dataclasses import dataclass
@@ -33,16 +33,16 @@ WORD_max = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagedCounters:
-    """Counts of a managed table since the process began; the rows in use are those of now."""
+    """Counts of a managed table since the process began; `in_use` is the current number."""
 
-    rows: int = 0  # that ids can have
+    rows: int = 0  # rows that ids can get
     in_use: int = 0
     ids: int = 0  # occurrences in training
     admitted: int = 0  # ids that got a row
-    evicted: int = 0  # ids that lost it to another id
-    rejected: int = 0  # ids that were not admitted, once a step
+    evicted: int = 0  # ids that lost their row to another id
+    rejected: int = 0  # ids that were not admitted, counted once a step
     overflowed: int = 0  # ids whose bucket was full of rows of the same step
-    expired: int = 0  # ids that lost their row as they were not used
+    expired: int = 0  # ids that lost their row by `ttl_steps`
 
     def __add__(self, other: "ManagedCounters") -> "ManagedCounters":
         return ManagedCounters(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
@@ -73,7 +73,7 @@ class ManagedPiece:
         raise StateError(f"the map of table {self.table.name!r} cannot be copied or pickled", hint="copy its module")
 
     def find(self, ids_N: Tensor) -> Tensor:
-        """The rows of ids of these buckets, numbered as in the full table; of an unknown id the first of its bucket."""
+        """The rows of ids of these buckets, numbered as in the full table; for unknown ids the first of the bucket."""
         rows_N = torch.empty_like(ids_N)
         library.managed_find(self._open(), ids_N, len(ids_N), rows_N)
         return rows_N + self.first_row
@@ -105,7 +105,7 @@ class ManagedPiece:
         return numbers_U
 
     def _open(self) -> int:
-        """The native map; made again after a checkpoint was read."""
+        """The native map; rebuilt after code other than the policy has written the ids, such as a checkpoint."""
         if self._map is not None and self._version == self._arena.row_ids_version:
             return self._map
         self._close()
@@ -123,13 +123,13 @@ class ManagedPiece:
             seed=policy.seed,
             ttl=policy.ttl_steps or 0,
         )
-        self._check(state[ID])
+        self._check_buckets(state[ID])
         self._map = library.managed_open(settings, NativeRowState(**state))
         if self._map is None:
             raise TableMemoryError(f"table {self.table.name!r}: no memory for the index of its ids", "fewer rows")
         return self._map
 
-    def _check(self, id_R: Tensor) -> None:
+    def _check_buckets(self, id_R: Tensor) -> None:
         """Raise for ids of another bucket than their row's, which no lookup would find."""
         rows_U = (id_R != -1).nonzero().flatten()
         bucket_U = find_buckets(id_R[rows_U], self.table.buckets)
