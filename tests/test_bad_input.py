@@ -335,7 +335,7 @@ def test_missing_weights_name_the_tables():
 
 BAD = [float("nan"), float("inf"), -float("inf")]
 CASES = list(zip(cycle(BAD), OPTIMIZERS, strict=False))
-LEFT = "Rows it would have reached were left as they were; all others are updated"
+LEFT = "Rows that it would have reached are unchanged; all others are updated"
 
 
 def trained_with(tables, jagged: Jagged, grads: list[torch.Tensor], error: str | None) -> Embeddings:

@@ -20,14 +20,14 @@ from rowwise.base.errors import NativeError, SpecError
 from rowwise.base.processor import GemmLibrary, Processor, gemm_library_of, read_processor
 from rowwise.tables.ops.float8 import fits_float8, float8_linear
 
-BLOCK_ROWS = 16  # rows of a product in a multiple of these have the same bits; see [Note: Blocks of rows]
-ALIGNED_COLUMNS = 8  # of a product in 16 bits on a GPU
-PACKED_ROWS = 64  # that packed weights are laid out for; the bits are the same for any
+BLOCK_ROWS = 16  # a row has the same bits in any multiple of this many rows; see [Note: Blocks of rows]
+ALIGNED_COLUMNS = 8  # 16-bit products on a GPU are padded to a multiple of this
+PACKED_ROWS = 64  # number of rows that packed weights are optimised for; it does not change the bits
 
 
 @dataclass(slots=True)
 class _Choice:
-    library: GemmLibrary | None = None  # None: chosen by processor at the first use
+    library: GemmLibrary | None = None  # None until the first use, which chooses by processor
 
 
 _choice = _Choice()
@@ -77,7 +77,7 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, *, relu: 
 
 
 def _padded(x: Tensor, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors, on a GPU in 16 bits with columns of zeros up to a multiple of 8: others take 3 times as long."""
+    """Both factors, zero-padded for 16 bits on a GPU to a multiple of 8 columns: others take 3 times as long."""
     missing = -x.shape[-1] % ALIGNED_COLUMNS
     if not missing or not x.is_cuda or not torch.is_autocast_enabled("cuda"):
         return x, weight_OI
@@ -88,7 +88,7 @@ def _padded(x: Tensor, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
 def pack_weight(weight_OI: Tensor) -> Tensor:
     """The weight for `inference_linear`: a copy in oneDNN's own layout, or the weight where that is not possible.
 
-    Other libraries are not used, also where they train: MKL gives a row of a narrow layer other bits at other places.
+    Never packed for MKL, even where it trains: in a narrow layer the bits of a row depend on its position.
     """
     weight_OI = weight_OI.detach()
     if not _fits_onednn(weight_OI, weight_OI, None) or not has_onednn():
@@ -139,7 +139,7 @@ def _product(a_MK: Tensor, b_NK: Tensor, bias_N: Tensor | None = None) -> Tensor
 
 def _forward(x_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, relu: bool) -> Tensor:
     out_BO = _product(x_BI, weight_OI, bias_O)
-    # Not oneDNN's own ReLU, which turns NaN into 0: a run that has gone wrong would look healthy.
+    # Not oneDNN's own ReLU, which turns NaN into 0: a diverged run would look healthy.
     return out_BO.relu_() if relu else out_BO
 
 
@@ -166,7 +166,7 @@ class _LinearFunction(torch.autograd.Function):
         differentiable = torch.is_grad_enabled()
         product: Callable[[Tensor, Tensor], Tensor] = F.linear if differentiable else _product
         wants_x, wants_weight, wants_bias, _ = ctx.needs_input_grad
-        narrow = x_BI.shape[1] * 4 < grad_BO.shape[1]  # the longer side belongs in the lanes
+        narrow = x_BI.shape[1] * 4 < grad_BO.shape[1]  # the longer side belongs in the SIMD lanes
         grad_OB = grad_BO.t()
         if out_BO is not None and wants_weight and not (differentiable or narrow):
             grad_BO, grad_OB = torch.ops.rowwise.relu_grad(grad_BO, out_BO)

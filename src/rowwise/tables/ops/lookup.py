@@ -2,8 +2,8 @@
 
 [Note: Staging] The backward of a lookup changes nothing: it appends (batch, gradient) to a list. `update`
 later merges what was staged and changes each touched row once. Between the two a trainer can check, clip or
-drop gradients; no gradient of the size of a table is ever made. What is staged refers to the batch and to
-autograd's gradient without copying them: changing those in place before the update changes the update.
+drop gradients; no gradient of the size of a table is ever made. Staging refers to the batch and to autograd's
+gradient without copying them: changing those in place before the update changes the update.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class LookupCall:
     jagged: Jagged
     offsets: Tensor
     per_id: bool  # one vector for each id (sequences), not for each bag
-    samples_W: tuple[int, ...] = ()  # samples of each rank, if this batch was concatenated from the batches of several
+    samples_W: tuple[int, ...] = ()  # samples of each rank, if the batch is a concatenation of several ranks' batches
 
     @classmethod
     def of(cls, group: TableGroup, jagged: Jagged, *, per_id: bool, samples_W: tuple[int, ...] = ()) -> Self:
@@ -90,12 +90,12 @@ class StagedGradients:
 def _distinct_sources(features_FC: Tensor) -> list[Tensor]:
     """The features in rounds in which no two have the same source; nearly always one round."""
     rounds: list[list[int]] = []
-    met: dict[int, int] = {}
+    last_round: dict[int, int] = {}
     for number, source in enumerate(features_FC[:, SOURCE].tolist()):
-        times = met[source] = met.get(source, -1) + 1
-        if times == len(rounds):
+        index = last_round[source] = last_round.get(source, -1) + 1
+        if index == len(rounds):
             rounds.append([])
-        rounds[times].append(number)
+        rounds[index].append(number)
     return [features_FC] if len(rounds) == 1 else [features_FC[numbers] for numbers in rounds]
 
 
@@ -125,7 +125,7 @@ class _LookupFunction(torch.autograd.Function):
     @staticmethod
     def forward(*args: Any, **_: Any) -> Tensor:
         ctx, _anchor, weights, call, arena, stage = args
-        ctx.set_materialize_grads(False)  # no loss depends on the output: None, and nothing is staged
+        ctx.set_materialize_grads(False)  # without a loss on the output: None, and nothing is staged
         # Detached: the staged weights must not keep the graph that made them alive.
         ctx.staged = (call, arena, None if weights is None else weights.detach(), stage)
         return call.rows(arena, weights)

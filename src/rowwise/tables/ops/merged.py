@@ -2,7 +2,7 @@
 
 Both steps are the update kernel, so both have its bits. Merging is SGD with a learning rate of -1 on rows of zeros.
 Applying is the update of a batch in which each row was looked up once. It costs one more pass over the gradients than
-an update that does both at once.
+an update in one step.
 """
 
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ def _add_up(
     sums: Tensor, tables: Sequence[TableDescriptor], bags: PinnedBags, weights: Tensor | None, grad: Tensor, *,
     per_id: bool,
 ) -> bool:  # fmt: skip
-    """Add contributions to rows of `sums`, but for rows whose sum is not finite; returns whether all were finite."""
+    """Add contributions to rows of `sums`, except to rows whose sum is not finite; returns whether all were finite."""
     rate = torch.tensor([KernelHyperparameters(lr=-1.0)] * len(tables))
     keys, no_state = torch.zeros(len(tables), dtype=torch.int64), torch.empty(0, device=sums.device)
     features_FC, values_N, offsets, batch = bags
@@ -110,12 +110,12 @@ def _add_up(
 def _negative_zero_rows(
     tables: Sequence[TableDescriptor], counts: Sequence[int], device: torch.device
 ) -> tuple[Tensor, list[TableDescriptor]]:
-    """Float rows of -0.0, `counts` for each table and at least one, and where each table's begin.
+    """Float rows of -0.0, `counts` for each table and at least one, and descriptors of these tables.
 
     -0.0 + x is x for every x, and no merged sum is -0.0: a row that still is was skipped by the kernel.
     """
     sum_tables: list[TableDescriptor] = []
-    at = 0
+    at = 0  # first byte of the next table
     for table, count in zip(tables, counts, strict=True):
         rows = max(1, count)
         plain = table._replace(base=at, rows=rows, state_base=0, state_width=0, rule=RULES[Sgd], type=0, scale_group=0)

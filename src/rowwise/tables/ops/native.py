@@ -37,22 +37,22 @@ def load() -> None:
         if operator.shapes is not None:
             torch.library.register_fake(f"rowwise::{name}", operator.shapes)
     _register_gradients()
-    # The small tensors that describe tables stay on the CPU; torch picks the device of the large ones.
+    # Descriptors stay on the CPU; torch dispatches on the device of the large tensors.
     for name, function in gpu_operators().items():
         torch.library.impl(f"rowwise::{name}", "CUDA", function)
 
 
 def check_library(operators: Any, path: Path) -> None:
     """Raise if the library was built from other sources; `operators`: the namespace that has each by name."""
-    other = f"{path} was built from other sources"
+    lead = f"{path} was built from other sources"
     missing = [name for name in NAMES if not hasattr(operators, name)]
     if missing:
         names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise NativeError(f"{other}: it has no operator {names}; {BUILD}")
+        raise NativeError(f"{lead}: it has no operator {names}; {BUILD}")
     for what, records in (("row_types", ROW_TYPES), ("optimizers", OPTIMIZERS)):
         got, expected = getattr(operators, what)(), ",".join(records)
         if got != expected:
-            raise NativeError(f"{other}: its {what} are {got}", expected, hint=BUILD)
+            raise NativeError(f"{lead}: its {what} are {got}", expected, hint=BUILD)
 
 
 def isa() -> str:

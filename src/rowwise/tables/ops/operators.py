@@ -1,4 +1,4 @@
-"""`OPERATORS`: what runs where. On the CPU all are `native`, on a GPU kernels of `_triton` or the reference."""
+"""`OPERATORS`: implementations by device: `native` on the CPU, kernels of `_triton` or the reference on a GPU."""
 
 import functools
 from collections import defaultdict
@@ -13,9 +13,9 @@ from rowwise.tables.ops.reference import flat
 
 
 class Operator(NamedTuple):
-    """What is known of an operator."""
+    """Implementation on a GPU, reference and shapes of an operator."""
 
-    # triton: kernels of `_triton`. torch: the reference, a few calls of torch. None waits for the device but to learn
+    # triton: kernels of `_triton`. torch: the reference, a few calls of torch. None waits for the device, except for
     # what the host has to know: `take`, `expand`, `deduplicate` and `pack_ids` wait once for their sizes, `in_range`
     # for its answer, `lengths` for whether offsets ascend, and `gather` for its size where features have several dims.
     on_gpu: Literal["triton", "torch"]
@@ -60,8 +60,8 @@ OPERATORS: dict[str, Operator] = {
 def gpu_operators() -> dict[str, Callable[..., Any]]:
     """Each operator as torch calls it for tensors on a GPU."""
     return {
-        name: functools.partial(_launch, name) if one.on_gpu == "triton" else one.reference
-        for name, one in OPERATORS.items()
+        name: functools.partial(_launch, name) if operator.on_gpu == "triton" else operator.reference
+        for name, operator in OPERATORS.items()
     }
 
 
@@ -83,6 +83,6 @@ def _launch(name: str, *args: Any) -> Any:
 def describe_gpu_operators() -> str:
     """Names of operators by implementation, for `rowwise doctor`."""
     by_kind: dict[str, list[str]] = defaultdict(list)
-    for name, one in OPERATORS.items():
-        by_kind[one.on_gpu].append(name)
+    for name, operator in OPERATORS.items():
+        by_kind[operator.on_gpu].append(name)
     return "\n".join(f"{kind}: {', '.join(names)}" for kind, names in by_kind.items())

@@ -5,12 +5,12 @@ from torch import Tensor
 
 
 def pinned(x: Tensor) -> Tensor:
-    """The tensor in memory that a GPU reads by itself; where there is no GPU, the tensor."""
+    """A copy in page-locked memory, which a GPU reads asynchronously; without a GPU the tensor itself."""
     return x.pin_memory() if torch.cuda.is_available() else x
 
 
 def copy_to(x: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device, for what is launched on the current stream from now on."""
+    """The tensor on a device, ready for later work on the current stream; the host does not wait."""
     if x.device.type == device.type:
         return x
     return pinned(x).to(device, non_blocking=True) if device.type == "cuda" else x.to(device)

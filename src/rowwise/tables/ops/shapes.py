@@ -1,4 +1,4 @@
-"""The shapes of what operators return, which torch.compile asks for: functions of the operators' names.
+"""Shapes of the operators' results for torch.compile, as functions of the operators' names.
 
 A size that depends on the values of a tensor is a dynamic size.
 """
@@ -13,7 +13,7 @@ from rowwise.tables.spec import RowType, row_bytes
 
 
 def nothing(*_: Any) -> None:
-    """Of an operator that writes into its arguments."""
+    """Shape function of operators that write into their arguments."""
     return
 
 
@@ -65,7 +65,7 @@ def pair_sums(offset: Tensor, pooled: Tensor) -> Tensor:
 
 
 def pair_grads(first: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the gradients of `interact` and `pair_sums`."""
+    """Shape function of the gradients of `interact` and `pair_sums`."""
     return first.new_empty(first.shape), pooled.new_empty(pooled.shape)
 
 
@@ -130,5 +130,5 @@ def _dynamic_size() -> SymInt:
 
 
 def widest(tensors: Sequence[Tensor]) -> torch.dtype:
-    """The type of whole numbers that come from several tensors."""
+    """int64 if any of the tensors has it, else int32."""
     return torch.int64 if any(x.dtype == torch.int64 for x in tensors) else torch.int32

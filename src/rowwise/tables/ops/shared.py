@@ -42,7 +42,7 @@ class FeatureSubset:
 
     @classmethod
     def of(cls, group: TableGroup, features: tuple[str, ...]) -> "FeatureSubset":
-        """The features of a group that a batch with `features`, in this order, has."""
+        """The features of a group that are among `features`, those of a batch in its order."""
         rows: list[FeatureDescriptor] = []
         columns: list[FeatureColumns] = []
         at = 0
@@ -51,7 +51,7 @@ class FeatureSubset:
                 rows.append(row._replace(source=features.index(name), column=at))
                 columns.append(FeatureColumns(at, row.column, row.dim))
                 at += row.dim
-        full = [row._replace(column=to.target) for row, to in zip(rows, columns, strict=True)]
+        full = [row._replace(column=column.target) for row, column in zip(rows, columns, strict=True)]
         features_FC, full_output_FC = (
             torch.tensor(x, dtype=torch.int64).view(-1, len(FeatureDescriptor._fields)) for x in (rows, full)
         )
@@ -131,7 +131,7 @@ def expand_bags(jagged: Jagged, features: Sequence[str], *, narrow: bool = False
 
 
 def select_columns(grad_BS: Tensor, segments: Sequence[FeatureColumns]) -> Tensor:
-    """The columns of a feature subset out of the whole output's."""
+    """The columns of a feature subset in a gradient of the whole output."""
     return torch.cat([grad_BS[:, :0], *(grad_BS[:, target : target + width] for _, target, width in segments)], 1)
 
 
@@ -143,13 +143,13 @@ def sum_over_samples(grad_BS: Tensor, shared: SharedBags) -> Tensor:
 
 def assign_to_first_samples(jagged: Jagged, shared: SharedBags) -> Jagged:
     """A batch without sharing: each shared bag belongs to its first sample, and is empty in the others."""
-    once, batch = shared.jagged, jagged.batch_size
-    lengths_FB = once.lengths_FB.new_zeros((len(once.features), batch))
-    lengths_FB[:, first_samples(shared)] = once.lengths_FB.view(len(once.features), once.batch_size)
-    weights = [w for w in (jagged.weights_N, once.weights_N) if w is not None]
+    distinct, batch = shared.jagged, jagged.batch_size
+    lengths_FB = distinct.lengths_FB.new_zeros((len(distinct.features), batch))
+    lengths_FB[:, first_samples(shared)] = distinct.lengths_FB.view(len(distinct.features), distinct.batch_size)
+    weights = [w for w in (jagged.weights_N, distinct.weights_N) if w is not None]
     return Jagged(
         features=jagged.all_features,
-        values_N=torch.cat([jagged.values_N, once.values_N]),
+        values_N=torch.cat([jagged.values_N, distinct.values_N]),
         lengths_FB=torch.cat([jagged.lengths_FB, lengths_FB.flatten()]),
         weights_N=torch.cat(weights) if weights else None,
     )
@@ -162,15 +162,15 @@ def first_samples(shared: SharedBags) -> Tensor:
 
 
 def gradient_of_first_samples(
-    own: "FeatureVectors", once: "FeatureVectors", shared: SharedBags, columns: int
+    own: "FeatureVectors", distinct: "FeatureVectors", shared: SharedBags, columns: int
 ) -> Tensor:
     """The gradients [B, columns] of `assign_to_first_samples`, from those of own features and of distinct bags."""
     first_U = first_samples(shared)
     grad_BS = own.vectors.new_zeros((len(shared.inverse_B), columns))
     for source, target, width in own.segments:
         grad_BS[:, target : target + width] = own.vectors[:, source : source + width]
-    for source, target, width in once.segments:
-        grad_BS[first_U, target : target + width] = once.vectors[:, source : source + width]
+    for source, target, width in distinct.segments:
+        grad_BS[first_U, target : target + width] = distinct.vectors[:, source : source + width]
     return grad_BS
 
 
@@ -192,7 +192,7 @@ class _StageGradientFunction(torch.autograd.Function):
     @staticmethod
     def forward(*args: Any, **_: Any) -> Tensor:
         ctx, _anchor, look_up, stage = args
-        ctx.set_materialize_grads(False)  # no loss depends on the output: None, and nothing is staged
+        ctx.set_materialize_grads(False)  # without a loss on the output: None, and nothing is staged
         ctx.stage = stage
         return look_up()
 
@@ -208,6 +208,6 @@ def _segments_tensor(columns: Sequence[FeatureColumns]) -> Tensor:
 
 
 def merge_neighbours(columns: Sequence[FeatureColumns]) -> tuple[FeatureColumns, ...]:
-    """Columns that are adjacent in the subset and in the whole output as one segment."""
-    segments = (list(segment) for _, segment in groupby(columns, lambda to: to.target - to.source))
-    return tuple(FeatureColumns(x[0].source, x[0].target, sum(to.width for to in x)) for x in segments)
+    """Merge columns that are adjacent both in the subset and in the whole output."""
+    segments = (list(segment) for _, segment in groupby(columns, lambda column: column.target - column.source))
+    return tuple(FeatureColumns(x[0].source, x[0].target, sum(column.width for column in x)) for x in segments)

@@ -1,6 +1,6 @@
 """`Tiles`: pieces of tables on one device with their memory, lookup, staged gradients and update.
 
-`Embeddings` and `ShardedEmbeddings` are both made of it. It knows neither modules nor ranks: the ids of a batch may be
+`Embeddings` and `ShardedEmbeddings` are both made of it. It knows neither modules nor ranks: a batch may have the ids
 of this rank or of all.
 """
 
@@ -65,7 +65,7 @@ class Tiles:
     ) -> None:
         """Allocate zeroed memory; `arena.fill` initialises it. `merge_shared`: see [Note: Merged bags].
 
-        `open_store`: for tables with slots.
+        `open_store`: opens the store of tables with slots.
         """
         self.merge_shared = merge_shared
         self.arena = Arena.allocate(tables, device, open_store)
@@ -73,17 +73,17 @@ class Tiles:
         # Two groups, as a kernel call either pools or does not; a group without tables is never called.
         self.pooled, self.sequence = self._group_of(False), self._group_of(True)
         names = tuple(dict.fromkeys(self.pooled.feature_names))
-        self._in_order = names, self.pooled.for_sources(names)
+        self._unique_features = names, self.pooled.for_sources(names)
         self.staged: list[StagedGradients] = []
-        self._fixed = next((piece.table for piece in self.arena.pieces if not piece.table.row_type.facts.trained), None)
+        self._untrainable = next((t for t in self.arena.tables if not t.row_type.facts.trained), None)
         # Autograd only runs a backward that leads to a tensor that requires a gradient, and rows do not.
         self._anchor = torch.empty(0, requires_grad=True)
-        # By the features of a batch, in its order: in practice one entry each.
+        # Memos by the features of a batch, in its order: in practice one entry each.
         self._feature_tensors: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
         self._subsets: dict[tuple[str, ...], FeatureSubset] = {}
 
     def cached_on(self, device: torch.device, pieces: Sequence[TablePiece]) -> "Tiles":
-        """The same pieces on a device, but for the rows of those with `cache_rows`, which stay in this memory."""
+        """The pieces on a device; rows of those with `cache_rows` stay in this arena, cached there."""
         tiles = Tiles(pieces, device, merge_shared=self.merge_shared, open_store=HostRows.opener(self.arena))
         tiles.arena.copy_uncached(self.arena)
         return tiles
@@ -98,13 +98,13 @@ class Tiles:
             matrix = self._lookup(LookupCall(self.pooled, pooled_features, jagged, offsets, False))
             flat = self._lookup(LookupCall(self.sequence, sequence_features, jagged, offsets, True))
         except RuntimeError:
-            # The operator does not know names; if the lengths are wrong, say which.
+            # The operator does not know names; if the lengths are wrong, name the first.
             check.check_lengths(jagged)
             raise
         return LookupOutput(matrix_BS=matrix, flat=flat, floats=self._floats(sequence_features, jagged, offsets))
 
     def read_ahead(self, jagged: Jagged) -> None:
-        """Start to read the rows in a store that a lookup of this batch will need, if it has all features."""
+        """Prefetch the rows of a store that a lookup of this batch needs, if the batch has all features."""
         names = set(self.pooled.feature_names + self.sequence.feature_names)
         if self.arena.store is None or not names <= set(jagged.features):
             return
@@ -125,9 +125,9 @@ class Tiles:
         no_columns = torch.empty((jagged.batch_size, 0), device=self.arena.rows.device)
         if not self.sequence.tables:
             return LookupOutput(matrix_BS=no_columns, flat=no_columns.flatten(), floats=[])
-        plain = replace(jagged, shared=None)
-        call = LookupCall.of(self.sequence, plain, per_id=True, samples_W=samples_W)
-        floats = self._floats(call.features_FC, plain, call.offsets)
+        unshared = replace(jagged, shared=None)
+        call = LookupCall.of(self.sequence, unshared, per_id=True, samples_W=samples_W)
+        floats = self._floats(call.features_FC, unshared, call.offsets)
         return LookupOutput(matrix_BS=no_columns, flat=self._lookup(call), floats=floats)
 
     def stage_pooled(self, jagged: Jagged, grads: Sequence[Tensor], samples_W: tuple[int, ...] = ()) -> StagedGradients:
@@ -137,16 +137,16 @@ class Tiles:
         """
         grad_BS, shared = grads[0], jagged.shared
         if len(grads) > 1 and shared is not None:
-            own, once = (self._subset(batch.features).segments for batch in (jagged, shared.jagged))
+            own, distinct = (self._subset(batch.features).segments for batch in (jagged, shared.jagged))
             grad_BS = gradient_of_first_samples(
-                FeatureVectors(grads[0], own), FeatureVectors(grads[1], once), shared, self.pooled.columns
+                FeatureVectors(grads[0], own), FeatureVectors(grads[1], distinct), shared, self.pooled.columns
             )
             jagged = assign_to_first_samples(jagged, shared)
         if jagged.shared is None or not self.pooled.tables:
             jagged = jagged.expanded().contiguous()
             features = self.features_for(jagged)[0]
-        else:  # only features that are looked up, whose ids were checked: those of smaller tables fit 32 bits
-            names, features = self._in_order
+        else:  # only features with a table, whose ids were checked: those of at most 2**31 rows fit 32 bits
+            names, features = self._unique_features
             jagged = expand_bags(jagged.contiguous(), names, narrow=all(t.rows <= 1 << 31 for t in self.pooled.tables))
         offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
         weights = None if jagged.weights_N is None else jagged.weights_N.detach().float()
@@ -157,7 +157,7 @@ class Tiles:
         return staged
 
     def columns_of(self, features: tuple[str, ...]) -> int:
-        """Columns of the pooled vectors of these features; features that no table here has count nothing."""
+        """Columns of the pooled vectors of these features; features without a table here have none."""
         return self._subset(features).columns
 
     def _stage_shared(self, jagged: Jagged, grad_BS: Tensor) -> None:
@@ -169,10 +169,10 @@ class Tiles:
             grads = [own_BS, sum_over_samples(shared_BS, shared)]
         self.stage_pooled(jagged, grads)
 
-    def split(self, looked: LookupOutput) -> dict[str, Tensor]:
+    def split(self, output: LookupOutput) -> dict[str, Tensor]:
         """The rows [N, D] of each sequence by feature."""
         # The operator returns one flat tensor, as dims differ between features.
-        parts = looked.flat.split(looked.floats) if looked.floats else ()
+        parts = output.flat.split(output.floats) if output.floats else ()
         named = zip(self.sequence.feature_names, parts, strict=True)
         return {name: part.view(-1, self.sequence.table_of(k).dim) for k, (name, part) in enumerate(named)}
 
@@ -183,10 +183,12 @@ class Tiles:
         `calls`: forward calls per batch of several ranks.
         """
         kinds = self.take_kinds()
-        if any(kinds) and self._fixed is not None:
-            got = f"table {self._fixed.name!r} has rows of {self._fixed.row_type}, which are only looked up"
-            raise SpecError(got, hint=f"train another row type, and store the trained rows as {self._fixed.row_type}")
-        run_all(partial(update, self.arena, reorder_by_rank(of_kind, calls)) for of_kind in kinds)
+        if any(kinds) and self._untrainable is not None:
+            got = f"table {self._untrainable.name!r} has rows of {self._untrainable.row_type}, which are only looked up"
+            raise SpecError(
+                got, hint=f"train another row type, and store the trained rows as {self._untrainable.row_type}"
+            )
+        run_all(partial(update, self.arena, reorder_by_rank(kind, calls)) for kind in kinds)
 
     def check_staged(self) -> float:
         """Raise if a staged gradient is not finite, before any row changes (`update` changes all but the bad rows).
@@ -219,7 +221,7 @@ class Tiles:
     def take_kinds(self) -> tuple[list[StagedGradients], list[StagedGradients]]:
         """Remove the staged gradients, of pooled features and of sequences.
 
-        Before an update: should it raise, the same gradients must not come again.
+        Called before an update: if that raises, its gradients must not be applied again.
         """
         staged = self.take_staged()
         return [s for s in staged if not s.call.per_id], [s for s in staged if s.call.per_id]
@@ -237,16 +239,16 @@ class Tiles:
     def _look_up_shared(self, jagged: Jagged, shared: SharedBags) -> LookupOutput:
         """`look_up` that reads each shared bag once; see `tables/ops/shared.py`."""
         if per_id_weights_require_grad(jagged) or set(shared.jagged.features) & set(self.sequence.feature_names):
-            # Not for these: the weight of a shared bag has a gradient for each sample, and a sequence rows for each id.
-            only = shared.jagged.features if per_id_weights_require_grad(jagged) else self.sequence.feature_names
-            return self.look_up(jagged.expand_features(only))
+            # Unsupported: the weight of a shared bag has a gradient per sample, and a sequence has rows per id.
+            expanding = shared.jagged.features if per_id_weights_require_grad(jagged) else self.sequence.feature_names
+            return self.look_up(jagged.expand_features(expanding))
         self._check_features(jagged.all_features)
         check_weights([piece.full_table for piece in self.arena.pieces], jagged)
-        own, once = self._subset(jagged.features), self._subset(shared.jagged.features)
+        own, distinct = self._subset(jagged.features), self._subset(shared.jagged.features)
         try:
             shared.check()
             own_BS = own.pool_to_full_output(jagged, self.arena, self.pooled.columns)
-            part = FeatureVectors(once.pool(shared.jagged, self.arena), once.segments)
+            part = FeatureVectors(distinct.pool(shared.jagged, self.arena), distinct.segments)
         except (RuntimeError, IdError, BatchError):
             # Errors name a sample of this batch, and unknown ids may be allowed: both need the expanded batch.
             return self.look_up(jagged.expanded())
@@ -276,7 +278,7 @@ class Tiles:
             return torch.empty(0 if call.per_id else (call.jagged.batch_size, 0), device=self.arena.rows.device)
         try:
             return lookup(call, self.arena, self._anchor, self.append_staged)
-        except IdError:  # only such a batch pays: map unknown ids if their table allows it, and look up again
+        except IdError:  # slow path: map unknown ids if their table allows it, and look up again
             tables = {name: call.group.table_of(index) for index, name in enumerate(call.group.feature_names)}
             jagged, unknown = map_unknown(call.jagged, tables)
             count_unknown(self.unknown_ids, unknown)

@@ -1,6 +1,6 @@
 """`TouchedRows`: which rows changed since they were last saved, a byte per row of an arena, table after table.
 
-Only if `Arena.track` was called: an update then makes one more pass over its ids. A row that was looked up and kept its
+Off until `Arena.track`: it costs each update one more pass over its ids. A row that was looked up and kept its
 bits, as its gradient was zero, counts as touched too.
 """
 
@@ -27,7 +27,7 @@ class TouchedRows:
     ) -> None:
         """`rows_T`: rows of each table; `bases_T`: its first byte in the arena, ascending.
 
-        `cached`: features of some tables say how many of its rows are cached, not how many it has.
+        `cached`: descriptors of some features have the slots of a cache in place of their table's rows.
         """
         starts = [0, *accumulate(rows_T)]
         self.marks_R = torch.ones(starts[-1], dtype=torch.uint8, device=device)
@@ -36,7 +36,7 @@ class TouchedRows:
 
     def mark(self, rows: Tensor, features_FC: Tensor, values_N: Tensor, offsets: Tensor, batch: int) -> None:
         """Mark the rows that the features of a batch look up."""
-        # Features name their table by its first byte in the arena, so its marks are found by that.
+        # A feature's table is found by its first byte in the arena.
         tables_F = torch.searchsorted(self._bases_T, features_FC[:, BASE].contiguous())
         starts_F = self._starts_T[tables_F]
         if self._cached and rows.is_cuda:
@@ -54,7 +54,7 @@ class TouchedRows:
         self.marks_R.fill_(1)
 
     def clear(self) -> None:
-        """Unmark every row: all were saved."""
+        """Unmark every row, after a save."""
         self.marks_R.zero_()
 
     def table(self, index: int) -> Tensor:

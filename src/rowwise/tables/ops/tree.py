@@ -1,8 +1,8 @@
 """A fixed summation order for terms that several ranks hold: a pairwise tree over leaves, cut into whole nodes.
 
 Leaves 0, 1, 2, ... are added in pairs of neighbours, then the pairs, up to one root; a node without a sibling passes up
-unchanged, as in [Note: Merge order]. A rank that has an interval of leaves adds up the nodes that lie in it whole and
-sends these; `sum_nodes` adds the rest. So the sum has the same bits however the leaves are distributed, as long as each
+unchanged, as in [Note: Merge order]. A rank that has an interval of leaves sums the nodes inside it and sends
+these sums; `sum_nodes` adds the rest. So the sum has the same bits however the leaves are distributed, as long as each
 rank has neighbours. Pure and elementwise: a sum over columns of rows and one over the virtual shards of a batch use the
 same tree. A rank sends up to two nodes per level.
 """

@@ -26,17 +26,17 @@ def update(arena: Arena, staged: Sequence[StagedGradients]) -> None:
     """Merge and apply the gradients staged for one table group, in one kernel call."""
     if not staged:
         return
-    one = concat_staged(staged)
-    call, group = one.call, one.call.group
+    combined = concat_staged(staged)
+    call, group = combined.call, combined.call.group
     hyper_and_keys = next_step(arena, group)
     try:
-        arena.update(call.bags, group.tables_TC, hyper_and_keys, one.weights, one.grad, per_id=call.per_id)
+        arena.update(call.bags, group.tables_TC, hyper_and_keys, combined.weights, combined.grad, per_id=call.per_id)
     except (RuntimeError, ArithmeticError) as error:
         # The lookup has checked the ids; only an id that was changed in place since then can be bad.
         check.check_ids(group, call.features_FC, call.jagged)
         if "not finite" not in str(error):
             raise
-        raise name_bad_gradient(call, one.grad, str(error)) from None
+        raise name_bad_gradient(call, combined.grad, str(error)) from None
 
 
 def run_all(updates: Iterable[Callable[[], None]]) -> None:
@@ -78,9 +78,9 @@ def split_staged(staged: StagedGradients) -> list[StagedGradients]:
     batches_W = split(permute(staged.batch, tuple(dict.fromkeys(group.feature_names))), call.samples_W)
     if call.per_id:
         floats = [floats_by_feature(group, batch) for batch in batches_W]
-        blocks = iter(staged.grad.split([n for by_rank in zip(*floats, strict=True) for n in by_rank]))
+        blocks = iter(staged.grad.split([n for rank_floats in zip(*floats, strict=True) for n in rank_floats]))
         by_feature = [[next(blocks) for _ in batches_W] for _ in group.feature_names]
-        grads = [torch.cat(of_rank) for of_rank in zip(*by_feature, strict=True)]
+        grads = [torch.cat(parts) for parts in zip(*by_feature, strict=True)]
     else:
         grads = list(staged.grad.split(call.samples_W))
     return [staged.of_batch(batch, grad) for batch, grad in zip(batches_W, grads, strict=True)]
@@ -96,14 +96,14 @@ def reorder_by_rank(staged: Sequence[StagedGradients], calls: int) -> list[Stage
     ordered: list[StagedGradients] = []
     for first in range(0, len(staged), calls):
         parts = [split_staged(s) for s in staged[first : first + calls]]
-        ordered += [part for of_rank in zip(*parts, strict=True) for part in of_rank]
+        ordered += [part for rank_parts in zip(*parts, strict=True) for part in rank_parts]
     return ordered
 
 
 def _sequence_gradients(group: TableGroup, staged: Sequence[StagedGradients]) -> Tensor:
     """The flat gradients of all batches, reordered from batch-major to feature-major."""
     parts = [s.grad.split(floats_by_feature(group, s.call.jagged)) for s in staged]
-    return torch.cat([part for of_feature in zip(*parts, strict=True) for part in of_feature])
+    return torch.cat([part for feature_parts in zip(*parts, strict=True) for part in feature_parts])
 
 
 def floats_by_feature(group: TableGroup, jagged: Jagged) -> list[int]:

@@ -1,12 +1,12 @@
 """`DiskRows`: tables whose rows and optimizer state are on disk, with a cache of rows in memory.
 
 Kernels see the cache: `pin` replaces row numbers by slots for a call. A row travels with its optimizer state. A row
-that was never changed takes no memory: `SlotTable.initial` makes it when it is looked up. The file has no name and ends
-with the process: a run that was killed starts from its checkpoint.
+that was never changed takes no memory: `SlotTable.initial` makes it when it is looked up. The file is unlinked and
+vanishes with the process: a killed run resumes from its checkpoint.
 
 [Note: Rows in slots]
-Staged gradients keep row numbers. A lookup and its update each pin their rows, so rows may leave the cache in between,
-and no budget is too small for gradient accumulation: a single call of a kernel must fit.
+Staged gradients keep row numbers. A lookup and its update each pin their rows, so rows may be evicted in between: the
+cache has to hold the rows of one kernel call, not those of an accumulated batch.
 """
 
 import errno
@@ -58,12 +58,12 @@ class DiskRows(RecordStore):
         segment_bytes: int = SEGMENT_bytes,
         uring: bool = True,
     ) -> None:
-        """`folder`: where the file without a name is made."""
+        """`folder`: of the unlinked file."""
         super().__init__(tables)
         self.folder = folder
         self._library, self._tier = native.library, None
-        described = (NativeTable * len(tables))()
-        for table, entry in zip(tables, described, strict=True):
+        descriptors = (NativeTable * len(tables))()
+        for table, entry in zip(tables, descriptors, strict=True):
             slots = len(table.row_memory) - table.overflow
             assert slots > 0, table.name
             assert slots % WAYS == 0, table.name
@@ -77,7 +77,7 @@ class DiskRows(RecordStore):
         except OSError as error:
             raise StoreError(f"{folder}: {UNUSABLE}: {error.strerror}", A_FOLDER) from None
         path = os.fsencode(folder)
-        self._tier = self._library.tier_open(path, segment_bytes, uring, len(tables), described, status)
+        self._tier = self._library.tier_open(path, segment_bytes, uring, len(tables), descriptors, status)
         self._check(status)
 
     @classmethod
@@ -116,10 +116,10 @@ class DiskRows(RecordStore):
         try:
             yield slots_N
         finally:
-            self._call("tier_unpin")  # changed rows that have no slot in their set are written
+            self._call("tier_unpin")  # writes back changed rows in overflow slots
 
     def read_ahead(self, ids: SlotIds) -> None:
-        """See `RowStore`. May be called for further batches before a lookup: the rows of the last four are kept."""
+        """See `RowStore`. Up to four batches may be prefetched before a lookup; older ones are dropped."""
         ids = ids._replace(values_N=ids.values_N.contiguous())
         segments, status = _segments(ids, ids.values_N), Status()
         with self.lock:
@@ -128,15 +128,15 @@ class DiskRows(RecordStore):
             self._check(status)
 
     def read(self, table: int, rows_U: Tensor) -> tuple[Tensor, Tensor]:
-        one = self.tables[table]
+        slots = self.tables[table]
         rows_U = rows_U.long().contiguous()
-        stored = torch.empty(len(rows_U), one.row_bytes, dtype=torch.uint8)
-        state = torch.empty(len(rows_U), one.state_width)
-        found = torch.empty(len(rows_U), dtype=torch.bool)
-        self._call("tier_read", table, rows_U, len(rows_U), stored, state, found)
-        new_U = (~found).nonzero().flatten()
+        stored = torch.empty(len(rows_U), slots.row_bytes, dtype=torch.uint8)
+        state = torch.empty(len(rows_U), slots.state_width)
+        is_written = torch.empty(len(rows_U), dtype=torch.bool)
+        self._call("tier_read", table, rows_U, len(rows_U), stored, state, is_written)
+        new_U = (~is_written).nonzero().flatten()
         if len(new_U):
-            stored[new_U], state[new_U] = one.initial(rows_U[new_U])
+            stored[new_U], state[new_U] = slots.initial(rows_U[new_U])
         return stored, state
 
     def write(self, table: int, rows_U: Tensor, stored: Tensor, state: Tensor) -> None:
@@ -158,11 +158,11 @@ class DiskRows(RecordStore):
         values = np.zeros(len(native.IO_COUNTERS))
         with self.lock:
             self._library.tier_io(self._tier, values)
-        counted: dict[str, Any] = dict(zip(native.IO_COUNTERS, values.tolist(), strict=True))
-        counted |= {name: int(counted[name]) for name in ("reads", "read_bytes", "written_bytes")}
-        of_disk = StoreUse(**counted, disk_bytes=self.disk_bytes)
-        of_tables = (StoreUse(tables={one.name: self.counters(number)}) for number, one in enumerate(self.tables))
-        return sum_up([of_disk, *of_tables])
+        counts: dict[str, Any] = dict(zip(native.IO_COUNTERS, values.tolist(), strict=True))
+        counts |= {name: int(counts[name]) for name in ("reads", "read_bytes", "written_bytes")}
+        disk_use = StoreUse(**counts, disk_bytes=self.disk_bytes)
+        table_uses = (StoreUse(tables={table.name: self.counters(number)}) for number, table in enumerate(self.tables))
+        return sum_up([disk_use, *table_uses])
 
     @property
     def place(self) -> str:
@@ -171,11 +171,11 @@ class DiskRows(RecordStore):
     def counters(self, table: int) -> CacheCounters:
         values = np.zeros(len(native.COUNTERS), np.int64)
         self._library.tier_counters(self._tier, table, values)
-        counted = dict(zip(native.COUNTERS, values.tolist(), strict=True))
-        return CacheCounters(**counted, memory_bytes=_memory_bytes(self.tables[table]))
+        counts = dict(zip(native.COUNTERS, values.tolist(), strict=True))
+        return CacheCounters(**counts, memory_bytes=_memory_bytes(self.tables[table]))
 
     def read_intervals(self, since_s: float) -> list[tuple[float, float]]:
-        """When rows were read, by time.perf_counter: the latest 4,096 intervals that end after `since_s`."""
+        """(begin, end) of reads by time.perf_counter: the latest 4,096 that end after `since_s`."""
         begins, ends = np.zeros((2, native.MAX_INTERVALS))
         count = self._library.tier_busy(self._tier, since_s, native.MAX_INTERVALS, begins, ends)
         return list(zip(begins[:count].tolist(), ends[:count].tolist(), strict=True))
@@ -233,15 +233,15 @@ class DiskRows(RecordStore):
 
 
 def _segments(ids: SlotIds, slots_N: Tensor) -> Any:
-    """The ids of features with tables on disk, and where their slots go."""
+    """One segment per feature with a table on disk: its ids, and the part of `slots_N` for its slots."""
     values_N, bounds = ids.values_N, ids.bounds_F1.tolist()
     size, address, slots = values_N.element_size(), values_N.data_ptr(), slots_N.data_ptr()
-    found = [
+    segments = [
         Segment(table, size == 8, address + begin * size, end - begin, slots + begin * size)
         for table, (begin, end) in zip(ids.tables_F, pairwise(bounds), strict=True)
         if table >= 0
     ]
-    return (Segment * len(found))(*found)
+    return (Segment * len(segments))(*segments)
 
 
 def _memory_bytes(table: SlotTable) -> int:

@@ -8,9 +8,9 @@ row of its own set comes, and the number of all rows until then is S times a Gam
 number of slots, its deviation 18 % of that. Three points stand for it. LFU keeps the newest row in whatever way it
 took, so one way of each set is not held by a frequent row.
 
-Near: see `tests/tables/store/test_hit_rate.py` for how near the simulator, over skews and capacities. Ignored: the time
-that counts take to settle, changes of frequencies over time, and pinning, which matters where a batch's distinct rows
-are about as many as the slots.
+Accuracy: `tests/tables/store/test_hit_rate.py` compares it to the simulator over skews and capacities. Ignored: the
+time that counts take to settle, changes of frequencies over time, and pinning, which matters where a batch has about as
+many distinct rows as there are slots.
 """
 
 import numpy as np
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from rowwise.tables.store.policy import WAYS, Policy
 
 Floats = NDArray[np.float64]
-HALVINGS = 48
+HALVINGS = 48  # bisection steps
 # Gauss's rule for a normal variate: points in deviations, and their weights.
 POINTS = ((-(3.0**0.5), 1 / 6), (0.0, 2 / 3), (3.0**0.5, 1 / 6))
 
 
 def hit_rate(policy: Policy, rows_NC: Floats, share_NC: Floats, slots_N: Floats) -> Floats:
-    """The share of accesses that hit, for tables as cells of rows that are accessed alike, the most frequent first.
+    """The share of accesses that hit, for tables as cells of rows with equal frequency, the most frequent first.
 
     Args:
         policy: how a set chooses its victim.
@@ -55,12 +55,12 @@ def _most_frequent(rows_NC: Floats, share_NC: Floats, slots_N: Floats) -> Floats
 
 
 def _least_recent(rows_NC: Floats, share_NC: Floats, slots_N: Floats) -> Floats:
-    """Che's approximation, its T found by halving an interval of logarithms."""
-    each_NC = share_NC / rows_NC
+    """Che's approximation, with its T by bisection of log T."""
+    frequency_NC = share_NC / rows_NC
     low_N, high_N = np.zeros(len(slots_N)), np.full(len(slots_N), np.log(1e18))
     for _ in range(HALVINGS):
         middle_N = (low_N + high_N) / 2
-        held_N = (rows_NC * -np.expm1(-each_NC * np.exp(middle_N)[:, None])).sum(1)
+        held_N = (rows_NC * -np.expm1(-frequency_NC * np.exp(middle_N)[:, None])).sum(1)
         low_N, high_N = np.where(held_N < slots_N, middle_N, low_N), np.where(held_N < slots_N, high_N, middle_N)
-    found_N = (share_NC * -np.expm1(-each_NC * np.exp(low_N)[:, None])).sum(1)
-    return np.where(slots_N < 1, np.minimum(slots_N, 1.0) * found_N, found_N)
+    rate_N = (share_NC * -np.expm1(-frequency_NC * np.exp(low_N)[:, None])).sum(1)
+    return np.where(slots_N < 1, np.minimum(slots_N, 1.0) * rate_N, rate_N)

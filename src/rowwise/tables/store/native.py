@@ -1,6 +1,6 @@
 """The C++ library of `disk.py`: a cache of rows in memory over a log on disk.
 
-Calls run without Python's lock; the caller makes them one after the other. Arguments are not checked here.
+Calls release the GIL; the caller serialises them. Arguments are not checked here.
 """
 
 from ctypes import Structure, c_char_p, c_double, c_int32, c_int64, c_void_p
@@ -32,7 +32,7 @@ class NativeTable(Structure):
 
 
 class Segment(Structure):
-    """The ids of one feature, and where their slots go."""
+    """The ids of one feature, and the buffer for their slots."""
 
     _fields_ = [("table", c_int64), ("wide", c_int64), ("ids", c_void_p), ("count", c_int64), ("slots", c_void_p)]
 

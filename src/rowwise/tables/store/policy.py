@@ -6,11 +6,11 @@ which a hash of its number chooses. The accesses of a batch come in order, and e
 - A hit, and a row that enters, stamp their way with the clock.
 - LFU counts the accesses of every row, cached or not, up to 65,535; the access itself is counted first.
 - Each missed row enters. It takes the first empty way of its set, else the place of a *victim*.
-- Rows accessed in this batch are pinned: they are no victims until the batch ends.
+- Rows accessed in this batch are pinned: they are not evicted until the batch ends.
 - The victim is the unpinned way with the oldest stamp (LRU), or with the row of the lowest count and of those the
   oldest stamp (LFU); of equals, the first way.
 - Where all ways are pinned the row goes to the *overflow*, whose slots follow those of the sets. It is a miss, later
-  accesses of it in the batch are hits, and it is gone after the batch.
+  accesses of it in the batch are hits, and it is evicted after the batch.
 """
 
 from typing import Literal, NamedTuple, final
@@ -32,7 +32,7 @@ HALF = np.uint64(32)
 
 
 def sets_of(cache_rows: int) -> int:
-    """Sets of a cache for so many rows."""
+    """Sets of a cache with at least `cache_rows` slots."""
     return -(-cache_rows // WAYS)
 
 
@@ -71,7 +71,7 @@ class BatchAccess(NamedTuple):
     """For each access of a batch: whether it was a hit, the row's slot, and the row that left it."""
 
     hit_N: NDArray[np.bool_]
-    slot_N: Ints  # set * 32 + way; in the overflow, the number of all of those plus the place there
+    slot_N: Ints  # set * 32 + way; slots of the overflow follow all of these
     evicted_N: Ints  # EMPTY: none
 
 
@@ -87,29 +87,29 @@ def choose_way(policy: Policy, rows_W: Ints, stamp_W: Ints, count_W: Ints, pinne
 
 
 def access_batch(state: CacheState, rows_N: Ints, policy: Policy) -> tuple[CacheState, BatchAccess]:
-    """The cache after a batch of accesses, and what happened to each. See [Note: Row cache]."""
+    """The cache after a batch of accesses, and the outcome of each. See [Note: Row cache]."""
     rows_SW, stamp_SW, count_R, clock = state.rows_SW.copy(), state.stamp_SW.copy(), state.count_R.copy(), state.clock
     overflow: dict[int, int] = {}
     pinned: set[int] = set()
     access = BatchAccess(np.zeros(len(rows_N), bool), np.zeros(len(rows_N), np.int64), np.full(len(rows_N), EMPTY))
-    for n, (row, place) in enumerate(zip(rows_N.tolist(), set_of(rows_N, len(rows_SW)).tolist(), strict=True)):
+    for n, (row, index) in enumerate(zip(rows_N.tolist(), set_of(rows_N, len(rows_SW)).tolist(), strict=True)):
         clock = (clock + 1) % CLOCK
         count_R[row] = min(count_R[row] + 1, MAX_COUNT)
         pinned.add(row)
-        found = np.flatnonzero(rows_SW[place] == row)
-        access.hit_N[n] = len(found) or row in overflow
-        if len(found):
-            way: int | None = int(found[0])
+        ways = np.flatnonzero(rows_SW[index] == row)
+        access.hit_N[n] = len(ways) or row in overflow
+        if len(ways):
+            way: int | None = int(ways[0])
         elif row in overflow:
             way = None
         else:
-            pinned_W = np.array([cached in pinned for cached in rows_SW[place].tolist()])
-            way = choose_way(policy, rows_SW[place], stamp_SW[place], count_R[rows_SW[place]], pinned_W)
+            pinned_W = np.array([cached in pinned for cached in rows_SW[index].tolist()])
+            way = choose_way(policy, rows_SW[index], stamp_SW[index], count_R[rows_SW[index]], pinned_W)
         if way is None:
             access.slot_N[n] = rows_SW.size + overflow.setdefault(row, len(overflow))
             continue
-        if rows_SW[place, way] != row:
-            access.evicted_N[n] = rows_SW[place, way]
-        rows_SW[place, way], stamp_SW[place, way] = row, clock
-        access.slot_N[n] = place * WAYS + way
+        if rows_SW[index, way] != row:
+            access.evicted_N[n] = rows_SW[index, way]
+        rows_SW[index, way], stamp_SW[index, way] = row, clock
+        access.slot_N[n] = index * WAYS + way
     return CacheState(rows_SW, stamp_SW, count_R, clock), access

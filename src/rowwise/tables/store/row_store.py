@@ -1,7 +1,7 @@
-"""`RowStore`: where rows and optimizer state of tables are, if an arena has slots for some of them only.
+"""`RowStore`: the rows and optimizer state of tables for which an arena has slots only.
 
-Kernels see slots: `pin` puts the rows of a batch into slots, and lets them go when the kernel has run. A store of one's
-own is a class with the methods below; `shard(..., disk=OpenStore)` uses it for the tiles of tier `disk`.
+Kernels see slots: `pin` puts the rows of a batch into slots, and unpins them when the kernel has run. A custom store is
+a class with the methods below; `shard(..., disk=OpenStore)` uses it for the tiles of tier `disk`.
 """
 
 import functools
@@ -31,7 +31,7 @@ class TooManyRowsError(SpecError):
 
 
 InitialRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # row numbers -> stored bytes [U, bytes] and state [U, floats]
-WINDOW_bytes = 16 << 20  # of records that a stream reads at a time
+WINDOW_bytes = 16 << 20  # bytes of records that a stream reads at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class SlotTable:
     row_memory: Tensor  # of the slots: uint8 [slots, row_bytes]
     state_memory: Tensor  # float32 [slots, state_width]
     slot_rows: Tensor  # int64 [slots]: the row in each slot, -1: none
-    overflow: int  # of the slots, those for rows whose set is full of rows of the same batch
+    overflow: int  # number of slots for rows whose set is full of rows of the same batch
     initial: InitialRows
 
     @property
@@ -65,11 +65,11 @@ class ArenaSlots(NamedTuple):
 
 
 class SlotIds(NamedTuple):
-    """The ids of a batch."""
+    """The ids of a batch, and the cached table of each feature."""
 
     values_N: Tensor
     bounds_F1: Tensor  # where the ids of each feature begin
-    tables_F: Sequence[int]  # the number of each feature's table in `ArenaSlots`; -1: its ids stay as they are
+    tables_F: Sequence[int]  # the number of each feature's table in `ArenaSlots`; -1: not cached, so ids are unchanged
 
 
 class RowPart(NamedTuple):
@@ -85,7 +85,7 @@ class CacheCounters(Value, frozen=True, kw_only=True):
 
     hits: int = 0  # ids of lookups whose row was in a slot
     misses: int = 0
-    new_rows: int = 0  # rows made, as they were never written
+    new_rows: int = 0  # missed rows that were never written, so were initialised
     evictions: int = 0
     writes: int = 0  # rows written back
     memory_bytes: int = 0
@@ -104,19 +104,19 @@ class CacheCounters(Value, frozen=True, kw_only=True):
 
 
 class StoreUse(Value, frozen=True, kw_only=True):
-    """What stores did since the run began: of their tables, and of the disk and how long calls waited for it.
+    """Counts of stores since the run began: of their tables, of disk I/O, and of the time that calls waited for it.
 
     Seconds add up over ranks.
     """
 
     tables: dict[str, CacheCounters] = msgspec.field(default_factory=dict)
-    reads: int = 0  # of blocks
+    reads: int = 0  # blocks read
     read_bytes: int = 0
     written_bytes: int = 0
-    read_wait_s: float = 0.0  # calls that waited for reads: those that no computation hid
-    write_wait_s: float = 0.0  # calls that waited for the writes of segments, and for segments to compact
-    busy_s: float = 0.0  # reads were in flight
-    ranks: int = 0  # with stores
+    read_wait_s: float = 0.0  # in which calls waited for reads that no computation hid
+    write_wait_s: float = 0.0  # in which calls waited for writes of segments and for compaction
+    busy_s: float = 0.0  # in which reads were in flight
+    ranks: int = 0  # ranks with stores
     disk_bytes: int = 0
 
     @property
@@ -132,7 +132,7 @@ class StoreUse(Value, frozen=True, kw_only=True):
 
     def since(self, before: "StoreUse") -> "StoreUse":
         """The counts that are not in `before`; ranks and bytes of the disk are no counts."""
-        tables = {name: one.since(before.tables.get(name, CacheCounters())) for name, one in self.tables.items()}
+        tables = {name: now.since(before.tables.get(name, CacheCounters())) for name, now in self.tables.items()}
         sums = {
             name: getattr(self, name) - getattr(before, name) for name in self.__struct_fields__ if name != "tables"
         }
@@ -147,7 +147,7 @@ def sum_up(uses: Iterable[StoreUse]) -> StoreUse:
 
 
 class RowStore(ABC):
-    """Rows and optimizer state of the tables of one arena. Stores of one's own derive from it."""
+    """Rows and optimizer state of the tables of one arena. Custom stores derive from it."""
 
     reads_ahead: bool = False  # whether `read_ahead` does anything
 
@@ -155,13 +155,13 @@ class RowStore(ABC):
     def pin(self, ids: SlotIds, *, changes: bool, counts: bool) -> AbstractContextManager[Tensor]:
         """The values with ids replaced by slots, which hold their rows in the context.
 
-        `changes`: the rows will change. `counts`: ids count for the choice of rows that stay. Raises RuntimeError for
+        `changes`: the rows will change. `counts`: the ids count as accesses for eviction. Raises RuntimeError for
         an id outside its table, or gives it slot -1.
         """
 
     @abstractmethod
     def part(self, table: int, part: RowPart) -> Tensor | RowStream:
-        """Rows or optimizer state of a table: a view that is up to date, or a stream, which threads use at once."""
+        """Rows or optimizer state of a table: an up-to-date view, or a stream that is safe between threads."""
 
     @abstractmethod
     def use(self) -> StoreUse:
@@ -173,11 +173,11 @@ class RowStore(ABC):
         """The place of the rows in words, such as: on disk (/data)."""
 
     def write_back(self) -> None:
-        """Empty the slots, as somebody is about to write into views."""
+        """Write changed rows back and empty the slots; called before code writes into views."""
         return
 
     def read_ahead(self, ids: SlotIds) -> None:
-        """Start to read the rows of a batch that will be looked up; ids outside their tables read nothing."""
+        """Prefetch the rows of a later batch; ids outside their tables read nothing."""
         return
 
     def read_intervals(self, since_s: float) -> list[tuple[float, float]]:
@@ -186,7 +186,7 @@ class RowStore(ABC):
 
 
 class RecordStore(RowStore):
-    """A store that has a row and its optimizer state as one record; stores of one's own may derive from it."""
+    """A store that keeps a row and its optimizer state as one record; custom stores may derive from it."""
 
     def __init__(self, tables: Sequence[SlotTable]) -> None:
         self.tables = tuple(tables)
@@ -206,7 +206,7 @@ class RecordStore(RowStore):
 
     @abstractmethod
     def forget(self, table: int) -> None:
-        """Make all rows of a table as if they were never changed."""
+        """Reset all rows of a table to their initial values."""
 
     def part(self, table: int, part: RowPart) -> RowStream:
         return RecordStream(self, table, part)
@@ -219,11 +219,11 @@ class RecordStream:
     def __init__(self, store: RecordStore, table: int, part: RowPart) -> None:
         self._store, self._table, self._columns = store, table, part.columns
         self.dtype, self.initial = part.dtype, part.initial
-        one, columns = store.tables[table], part.columns
-        width = one.row_bytes // part.dtype.itemsize if columns is None else columns.stop - columns.start
-        self.shape = (one.rows,) if columns is not None and width == 1 else (one.rows, width)
+        slots, columns = store.tables[table], part.columns
+        width = slots.row_bytes // part.dtype.itemsize if columns is None else columns.stop - columns.start
+        self.shape = (slots.rows,) if columns is not None and width == 1 else (slots.rows, width)
         # Rows and state are one record: few records at a time, however narrow the columns are.
-        self._max_rows = max(1, WINDOW_bytes // (one.row_bytes + 4 * one.state_width))
+        self._max_rows = max(1, WINDOW_bytes // (slots.row_bytes + 4 * slots.state_width))
 
     def written(self, begin: int, end: int) -> Tensor:
         return self._store.written(self._table, begin, end)

@@ -1,4 +1,4 @@
-"""`RowStream`: rows that are no single tensor, such as those of a table on disk, behind reads and writes of runs."""
+"""`RowStream`: rows that are not one tensor, such as those of a table on disk, read and written in runs."""
 
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from rowwise.tables.spec import Init, Value
 
 
 class InitialValues(Value, frozen=True):
-    """What rows hold before they change: a function of the key of their table, row and column."""
+    """Initial values of rows: a function of their table's key, row and column."""
 
     init: Init
     key: int = 0
@@ -33,7 +33,7 @@ class RowStream(Protocol):
 
     @property
     def initial(self) -> InitialValues | None:
-        """The values of rows that are not `written`; None: all rows are."""
+        """The values of rows that are not `written`; None if all are."""
         ...
 
     def written(self, begin: int, end: int) -> Tensor:

@@ -1,9 +1,9 @@
-"""`SharedCache`: rows of one width in memory that processes share, which is asked for the rows of whole batches.
+"""`SharedCache`: rows of one width in memory that processes share, looked up batch by batch.
 
 A row has a key: its number among the rows of all tables. Sets, ways and the choice of a victim are those of
 [Note: Row cache] in `policy.py`, with three differences. A row that the cache lacks enters after its batch, so no way
-is pinned. Rows that a batch needs are copied out, so others may take their slots at any time. Counts are halved once in
-64 accesses of a slot, so rows that are no longer asked for leave.
+is pinned. Rows that a batch needs are copied out, so their slots may be reused at any time. Counts are halved once in
+64 accesses of a slot, so rows that are no longer accessed are evicted.
 
 Processes never wait for each other; see [Note: Shared sets] in `_cpp/shared_cache.cpp`.
 """
@@ -22,7 +22,7 @@ from rowwise.tables.store.native import LIBRARY
 from rowwise.tables.store.policy import DEFAULT_POLICY, WAYS, Ints, Policy
 
 Bytes = NDArray[np.uint8]
-TAGS, MAX_TAGS = 16, 1 << 20  # the byte of a cache's memory where tags are counted
+TAGS, MAX_TAGS = 16, 1 << 20  # byte offset of the counter of tags in a cache's memory
 
 
 class _Shape(Structure):
@@ -52,7 +52,7 @@ class CacheShape(NamedTuple):
 
     slots: int  # a multiple of 32
     row_bytes: int
-    keys: int  # keys are smaller, or share the counts of others
+    keys: int  # bound on keys; larger ones share the counts of others
     policy: Policy = DEFAULT_POLICY
 
     @property
@@ -66,13 +66,13 @@ class CacheShape(NamedTuple):
 
     @classmethod
     def within(cls, size_bytes: int, row_bytes: int, keys: int, policy: Policy = DEFAULT_POLICY) -> "CacheShape":
-        """As many slots as fit; none where not even one set does."""
+        """The shape with the most slots that fit; 0 slots if not even one set fits."""
         fixed = cls(0, row_bytes, keys, policy).size_bytes
-        of_a_set = cls(WAYS << 10, row_bytes, keys, policy).size_bytes - fixed >> 10
-        found = cls(max(0, size_bytes - fixed) // of_a_set * WAYS, row_bytes, keys, policy)
-        while found.slots and found.size_bytes > size_bytes:  # its parts are rounded up
-            found = found._replace(slots=found.slots - WAYS)
-        return found
+        set_bytes = cls(WAYS << 10, row_bytes, keys, policy).size_bytes - fixed >> 10
+        shape = cls(max(0, size_bytes - fixed) // set_bytes * WAYS, row_bytes, keys, policy)
+        while shape.slots and shape.size_bytes > size_bytes:  # its parts are rounded up
+            shape = shape._replace(slots=shape.slots - WAYS)
+        return shape
 
 
 class CachedFeatures(NamedTuple):
@@ -84,8 +84,8 @@ class CachedFeatures(NamedTuple):
 class MissingRows(NamedTuple):
     """Rows that a batch needs and the cache lacks."""
 
-    rows_M4: Ints  # as the library has them: key, address, number of the table, place in its memory
-    distinct: int  # rows of the batch
+    rows_M4: Ints  # in the library's layout: key, address, number of the table, place in its memory
+    distinct: int  # number of distinct rows of the batch
 
     @property
     def keys_M(self) -> Ints:
@@ -101,7 +101,7 @@ class SharedCache:
     """One process's view of a cache.
 
     Args:
-        memory: of `shape.size_bytes`, zeroed before the first process uses it; processes map the same.
+        memory: of `shape.size_bytes`, mapped by all processes, zeroed before the first one uses it.
         shape: of the cache.
         tag: rows of another tag are other rows; see `next_tag`.
     """
@@ -119,9 +119,9 @@ class SharedCache:
             self._library.shared_cache_close(self._cache)
 
     def take(self, features: CachedFeatures, offsets: Ints, batch: int, rows_N: Ints) -> MissingRows:
-        """Replace the rows of a batch by places in their table's memory, and copy those there that are cached.
+        """Replace the rows of a batch by places in their table's memory, and copy cached rows to their places.
 
-        Rows and offsets are trusted. Places of a table begin with 0, in the order of the batch.
+        Rows and offsets are not checked. Places of a table begin with 0, in the order of the batch.
         """
         distinct = c_int64()
         missing = library.shared_cache_take(
@@ -132,34 +132,34 @@ class SharedCache:
         if not missing:
             return MissingRows(np.empty((0, 4), np.int64), distinct.value)
         address = library.shared_cache_missing(self._cache)
-        found = np.ctypeslib.as_array(ctypes.cast(address, POINTER(c_int64)), (missing, 4)).copy()
-        return MissingRows(found, distinct.value)
+        rows_M4 = np.ctypeslib.as_array(ctypes.cast(address, POINTER(c_int64)), (missing, 4)).copy()
+        return MissingRows(rows_M4, distinct.value)
 
     def put(self, missing: MissingRows, rows_MB: Bytes) -> None:
         """Copy rows into the memory of their tables, and into the cache."""
         library.shared_cache_put(self._cache, self.tag, len(missing.rows_M4), missing.rows_M4, rows_MB)
 
     def put_defaults(self, missing: MissingRows, rows_TB: Bytes) -> None:
-        """Copy a table's default row to each of these places; the cache itself stays without them."""
+        """Copy a table's default row to each of these places; the cache itself does not get them."""
         first, row_bytes = address_of(rows_TB), self.shape.row_bytes
         for _, address, table, _ in missing.rows_M4.tolist():
             ctypes.memmove(address, first + table * row_bytes, row_bytes)
 
     def warm(self, keys_M: Ints, rows_MB: Bytes, counts_M: Ints) -> None:
-        """Put rows into the cache that were accessed so often; those that come last leave last."""
+        """Fill the cache with rows and their counts of accesses; the last ones are evicted last."""
         keys_M, counts_M = (np.ascontiguousarray(x, np.int64) for x in (keys_M, counts_M))
         library.shared_cache_warm(self._cache, self.tag, len(keys_M), keys_M, rows_MB, counts_M)
 
 
 def next_tag(memory: Bytes) -> int:
-    """A tag that no rows of a cache have, as each call adds one to a count in its memory. Not safe between threads."""
+    """A tag that no cached row has: each call advances a counter in the memory. Not safe between threads."""
     count = memory[TAGS : TAGS + 8].view(np.int64)
     count[0] = (count[0] + 1) % MAX_TAGS
     return int(count[0])
 
 
 def read_rows(file: int, begins_M: Ints, rows_MB: Bytes) -> None:
-    """Read rows from places in a file; raises OSError. Those that are not in memory are read at the same time."""
+    """Read rows from places in a file; raises OSError. Reads that miss the page cache run in parallel."""
     begins_M = np.ascontiguousarray(begins_M, np.int64)
     count, row_bytes = rows_MB.shape
     error = library.read_rows(file, count, begins_M, row_bytes, rows_MB)

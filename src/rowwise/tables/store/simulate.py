@@ -39,7 +39,7 @@ library = CLibrary(
 
 
 class SimulatedCounts(NamedTuple):
-    """What happened to the accesses of a trace."""
+    """Outcomes of the accesses of a trace."""
 
     hits: int
     misses: int
@@ -57,7 +57,7 @@ class Trace:
 
     Args:
         batches: the rows of each batch, in order.
-        skip: how many accesses come before those that are counted.
+        skip: number of leading accesses that are not counted.
     """
 
     def __init__(self, batches: Sequence[Ints], skip: int = 0) -> None:
@@ -71,12 +71,12 @@ class Trace:
 
     @classmethod
     def of(cls, rows_N: Ints, batch: int = 1, skip: int = 0) -> "Trace":
-        """A trace of batches with so many accesses each."""
+        """A trace in batches of `batch` accesses."""
         return cls([rows_N[begin : begin + batch] for begin in range(0, len(rows_N), batch)], skip)
 
 
 def simulate(trace: Trace, cache_rows: int, kind: CacheKind) -> SimulatedCounts:
-    """Hits, misses and evictions of an empty cache with at least so many slots, over the trace."""
+    """Hits, misses and evictions over a trace, of an initially empty cache with at least `cache_rows` slots."""
     if cache_rows < 1:
         raise SpecError(f"a cache of {cache_rows} rows", "at least 1")
     numbers = _Trace(

@@ -15,7 +15,7 @@ HEADER_bytes = 16  # beside a row and its state, in memory and on the disk
 INDEX_bytes = 6  # of a row of the piece: 4 for its place, 2 for its count
 BLOCK_bytes = 4096
 MIN_OVERFLOW = 1024
-OVERFLOW_PART = 8  # the overflow is this part of the slots
+OVERFLOW_PART = 8  # one overflow slot for this many slots
 LOG_COPIES = 2  # a log may hold as many replaced records as current ones
 Floats = NDArray[np.float64]
 
@@ -30,7 +30,7 @@ def overflow_slots(slots: int) -> int:
 
 
 def overflow_rows(slots: Floats) -> Floats:
-    """Rows of one batch that have room outside their sets."""
+    """Overflow slots: for rows of one batch whose set is full."""
     return np.maximum(MIN_OVERFLOW, slots // OVERFLOW_PART)
 
 
@@ -55,7 +55,7 @@ def record_bytes_of(table: Table) -> int:
 
 
 def cache_bytes(piece: Table, cache_rows: int) -> int:
-    """Memory of a piece, a table of its rows and columns, with so many rows cached."""
+    """Memory of a piece, a table of its rows and columns, with `cache_rows` rows cached."""
     return int(cache_bytes_of(*np.array([record_bytes_of(piece), piece.rows, cache_rows], float)[:, None])[0])
 
 
