@@ -8,7 +8,7 @@ from base.storage.stores import connect
 from small import recipe
 
 from rowwise.base.errors import DataError
-from rowwise.base.storage.cloud import Patience
+from rowwise.base.storage.cloud import RetryPolicy
 from rowwise.base.storage.folder import StorageFolder
 from rowwise.checkpoint.copy import copy_checkpoint
 from rowwise.checkpoint.named import open_named
@@ -26,7 +26,7 @@ def settle(tmp_path, endpoint):
     """Reach the store by variables, as commands do, and wait shortly between two attempts."""
     keys = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "key-1", "AWS_SECRET_ACCESS_KEY": "secret-2"}
     os.environ.update(keys | {"AWS_REGION": "x"})
-    Patience.__new__.__defaults__ = (60.0, 0.01)
+    RetryPolicy.__new__.__defaults__ = (60.0, 0.01)
     sys.stdout = sys.stderr = (tmp_path / "said.txt").open("a", buffering=1)
 
 

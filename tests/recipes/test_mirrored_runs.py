@@ -243,7 +243,7 @@ def test_a_killed_run_whose_machine_is_lost_ends_with_the_same_bits(nproc, tmp_p
 
 @pytest.mark.slow
 def test_a_store_that_is_gone_neither_stops_nor_loses_a_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("rowwise.base.storage.cloud.Patience.__new__.__defaults__", (0.5, 0.05))
+    monkeypatch.setattr("rowwise.base.storage.cloud.RetryPolicy.__new__.__defaults__", (0.5, 0.05))
     with s3_server(tmp_path / "s3") as server:
         for name, value in command(server)[1].items():
             if name.startswith("AWS_"):

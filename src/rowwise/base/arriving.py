@@ -1,4 +1,4 @@
-"""Reads what a socket receives until a deadline."""
+"""`SocketReader`: the bytes that a socket receives, with a deadline for each read."""
 
 import io
 import select
@@ -8,12 +8,12 @@ from typing import Any, final
 
 
 @final
-class Arriving(io.RawIOBase):
-    """What a socket receives.
+class SocketReader(io.RawIOBase):
+    """The bytes that a socket receives, as a raw stream.
 
     Args:
         connection: stays open when this is closed.
-        left_s: seconds that the next read may take; raises `TimeoutError` when there are none.
+        left_s: returns the seconds that the next read may take; raises `TimeoutError` after the deadline.
     """
 
     def __init__(self, connection: socket.socket, left_s: Callable[[], float]) -> None:
@@ -28,7 +28,7 @@ class Arriving(io.RawIOBase):
 
 
 def is_idle(connection: socket.socket) -> bool:
-    """Whether the other side has neither closed a connection nor sent what nobody reads."""
+    """Whether a connection can be reused: the peer has not closed it, and no unread bytes wait."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return not poll.poll(0)

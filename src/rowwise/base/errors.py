@@ -8,7 +8,7 @@
     |-- IdError          an id outside its table (also a ValueError)
     |-- GradientError    a gradient that is not finite (also an ArithmeticError)
     |   `-- UpdateError  raised after other rows were updated
-    |-- DeviceError      a bad id or gradient that a kernel on a GPU met; raised a step later
+    |-- DeviceError      a bad id or gradient found by a kernel on a GPU; raised a step later
     |-- StateError       a state dict that does not match the tables (also a ValueError)
     |-- PeerError        another rank failed, or ranks do not agree (also a RuntimeError)
     |   `-- AgreedError  another rank had an error; all ranks raise, and collectives still work
@@ -28,13 +28,13 @@ class RowwiseError(Exception):
     Args:
         problem: what is wrong, with the table, feature, id, rank, key or file, and its value.
         expected: what would have been right.
-        hint: the way out, where that is something else.
+        hint: how to fix it, if `expected` does not say so.
     """
 
     def __init__(self, problem: object = "", expected: object = "", *, hint: object = "") -> None:
         self.problem, self.expected, self.hint = str(problem), str(expected), str(hint)
-        wanted = f"expected {expected}" if self.expected else ""
-        line = ": ".join(filter(None, (self.problem, wanted)))
+        expectation = f"expected {expected}" if self.expected else ""
+        line = ": ".join(filter(None, (self.problem, expectation)))
         super().__init__("; ".join(filter(None, (line, self.hint))))
 
 
@@ -63,7 +63,7 @@ class UpdateError(GradientError):
 
 
 class DeviceError(RowwiseError):
-    """A bad id or gradient that a kernel on a GPU met, found by the host a step later."""
+    """A bad id or gradient found by a kernel on a GPU; raised on the host a step later."""
 
 
 class StateError(RowwiseError, ValueError):
@@ -116,7 +116,7 @@ def one_line(error: BaseException) -> str | None:
 
 
 def escape_newlines(text: str) -> str:
-    """A text that may be anything as one printable line."""
+    """Any text as one printable line."""
     return printable(text).replace("\n", "\\n")
 
 

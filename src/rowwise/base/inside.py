@@ -15,7 +15,7 @@ CONTROL_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")  # control characters, surrogates,
 
 
 def fault_of_name(name: str, max_bytes: int = MAX_BYTES) -> str | None:
-    """Why a name is not a plain component of a path; None if it is one."""
+    """The reason why a name is not a plain component of a path; None for a valid name."""
     if not name:
         return "it is empty"
     if "/" in name or "\\" in name:
@@ -30,9 +30,9 @@ def fault_of_name(name: str, max_bytes: int = MAX_BYTES) -> str | None:
 
 
 def number_in(name: str, digits: int = 1) -> int | None:
-    """The number that is a name, in at least so many ASCII digits; None: it is none, or is written in another way.
+    """The number that a name spells with at least `digits` ASCII digits; None for any other spelling.
 
-    A number that is written in two ways would be two folders.
+    Two spellings of one number would be two folders.
     """
     number = parse_whole(name)
     return number if number is not None and f"{number:0{digits}}" == name else None

@@ -11,7 +11,7 @@ import numpy as np
 
 from rowwise.base.errors import NativeError
 
-Signatures = Mapping[str, tuple[Any, list[Any]]]  # by function: its result, and its arguments
+Signatures = Mapping[str, tuple[Any, list[Any]]]  # by function: types of its result and of its arguments
 BUILD = "build it with `make build` or `pip install .`"
 
 
@@ -38,9 +38,9 @@ def address_of(numbers: Any) -> int:
 
 
 class Numbers(c_void_p):
-    """A pointer to a contiguous array or tensor; it is made from that, from an address, or from None."""
+    """A pointer to a contiguous array or tensor, made from it, from an address, or from None."""
 
-    dtype: np.dtype[Any] | None = None  # of arrays; None: any
+    dtype: np.dtype[Any] | None = None  # required of arrays; None: any
 
     @classmethod
     def from_param(cls, value: Any) -> "Numbers":
@@ -58,10 +58,10 @@ Int32s, Int64s, Uint8s, Float32s, Float64s = map(_numbers, ("int32", "int64", "u
 
 
 class NativeStruct(Structure):
-    """A structure, made from numbers and arrays; it keeps the arrays alive that it points to."""
+    """A structure of numbers and pointers to arrays; it keeps the arrays alive."""
 
     _fields_: ClassVar[tuple[tuple[str, Any], ...]]
-    converts: ClassVar[bool] = False  # arrays of other types and layouts, as nothing is written into them
+    converts: ClassVar[bool] = False  # copy arrays of other types or layouts; for read-only arrays
 
     def __init__(self, *values: Any, **named: Any) -> None:
         kinds = dict(self._fields_)
@@ -73,10 +73,10 @@ class NativeStruct(Structure):
 
 
 class NeedsMemory(NamedTuple):
-    """A number as a result that says whether memory was enough."""
+    """The type of a numeric result that reports failed allocations."""
 
     kind: Any
-    least: int  # lower results: memory was not enough
+    least: int  # a lower result is a failed allocation
     problem: str
 
     def check(self, result: Any, *_: Any) -> Any:
@@ -89,15 +89,15 @@ class CLibrary:
     """A library that does not need torch. Its functions are attributes; the first use of one loads it.
 
     Args:
-        name: of the file.
-        signatures: of its functions. An argument that is a structure is a pointer to one, or to an array of them.
+        name: file name of the library.
+        signatures: types of its functions. An argument that is a structure is a pointer to one, or to an array of them.
     """
 
     def __init__(self, name: str, signatures: Signatures) -> None:
         self.name, self._signatures = name, signatures
 
     def __getattr__(self, function: str) -> Any:
-        if function.startswith("_"):  # of Python
+        if function.startswith("_"):  # a protocol of Python
             raise AttributeError(function)
         path = find_library(self.name)
         try:

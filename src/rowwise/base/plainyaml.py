@@ -14,7 +14,7 @@ from yaml.resolver import BaseResolver
 MAX_BYTES = 1 << 20
 MAX_NODES = 200_000  # values of an alias count each time it is used
 MAX_DIGITS = 40  # of a whole number
-DEEPEST = 50  # levels of lists and mappings
+MAX_DEPTH = 50  # levels of lists and mappings
 
 
 class NotPlainError(yaml.YAMLError):
@@ -41,8 +41,8 @@ class PlainLoader(Composer, yaml.cyaml.CParser, BaseConstructor, BaseResolver):
         tag = getattr(event, "tag", None)
         if tag is not None:
             raise _yaml_error(event, f"the tag {tag!r}: expected plain values without tags")
-        if self._depth >= DEEPEST:
-            raise _yaml_error(event, f"more than {DEEPEST} nested levels: expected fewer")
+        if self._depth >= MAX_DEPTH:
+            raise _yaml_error(event, f"more than {MAX_DEPTH} nested levels: expected fewer")
         self._nodes += 1
         if self._nodes > MAX_NODES:
             raise _yaml_error(event, f"more than {MAX_NODES:,} values: expected fewer")
@@ -69,11 +69,11 @@ class PlainLoader(Composer, yaml.cyaml.CParser, BaseConstructor, BaseResolver):
         if isinstance(node, yaml.ScalarNode):
             _check_scalar(node)
             return 1, 0
-        parts = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
+        parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
         sizes = [self._sizes[part] for part in parts]
         nodes, levels = 1 + sum(n for n, _ in sizes), 1 + max((d for _, d in sizes), default=0)
-        if nodes > MAX_NODES or levels > DEEPEST:
-            raise _yaml_error(event, f"more than {MAX_NODES:,} values or {DEEPEST} levels, counting aliases")
+        if nodes > MAX_NODES or levels > MAX_DEPTH:
+            raise _yaml_error(event, f"more than {MAX_NODES:,} values or {MAX_DEPTH} levels, counting aliases")
         return nodes, levels
 
 
@@ -89,8 +89,8 @@ def _check_scalar(node: yaml.ScalarNode) -> None:
             raise _yaml_error(node, f"{text[:MAX_DIGITS]}: expected a number that 64 bits can hold")
 
 
-def _yaml_error(event: Any, what: str) -> NotPlainError:
-    return NotPlainError(f"line {event.start_mark.line + 1}: {what}")
+def _yaml_error(event: Any, problem: str) -> NotPlainError:
+    return NotPlainError(f"line {event.start_mark.line + 1}: {problem}")
 
 
 def load_yaml(text: str, loader: type[PlainLoader] = PlainLoader) -> Any:

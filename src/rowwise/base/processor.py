@@ -1,6 +1,6 @@
 """Reads facts about the processor, and makes the choices that depend on its family; no torch.
 
-All functions but one take the text of /proc/cpuinfo, so that tests cover every processor on any other. A choice depends
+All functions but one take the text of /proc/cpuinfo, so that tests cover every processor on any. A choice depends
 on the family, never on a measurement at run time: GEMM libraries round differently, and the result of a run must not
 depend on the load of the machine.
 """
@@ -25,7 +25,7 @@ class Processor(NamedTuple):
 
 
 class ProcessorFamily(NamedTuple):
-    """Processors that behave alike, and what was measured on them."""
+    """Processors with equal choices, and measurements on them."""
 
     name: str
     maker: str
@@ -58,7 +58,7 @@ class MissingFeature(NamedTuple):
     """An instruction set that a processor may lack, and what replaces it."""
 
     what: str
-    flags: frozenset[str]  # any of them suffices
+    flags: frozenset[str]  # any one suffices
     instead: str
     x86_only: bool = True
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from typing import TypeGuard
 
-SPACE = "\u202f"  # narrow, and no line breaks at it
+SPACE = "\u202f"  # narrow no-break space
 DASH = "\u2013"
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 MAX_RANGES = 3  # ranges of ranks that are listed
@@ -21,7 +21,7 @@ def is_finite(value: float | None) -> TypeGuard[float]:
 
 
 def round_digits(value: float) -> float:
-    """The number with four digits, as files keep measurements."""
+    """The number rounded to four significant digits, as measurements are stored."""
     return float(f"{value:.4g}")
 
 

@@ -1,6 +1,6 @@
-"""Records: what commands find, write as JSON and show in a report.
+"""Records: the results of commands, which are written as JSON and drawn in reports.
 
-They are apart from what makes them, as a report is drawn without tensors and without the code of a command.
+They are separate from the code that computes them, so that a report is drawn without torch and without that code.
 """
 
 import math
@@ -12,12 +12,12 @@ import msgspec
 
 from rowwise.base.value import Value
 
-NULLS_APART, MEANS_APART = 0.05, 0.25  # from which on columns differ: of rows, of a standard deviation
-CHANCE, ROUNDING = 5.0, 1e-6  # standard errors of a mean that are no difference; of a mean of many floats
+NULLS_APART, MEANS_APART = 0.05, 0.25  # least differences that count: share of rows, fraction of a standard deviation
+CHANCE, ROUNDING = 5.0, 1e-6  # tolerances of a mean: in standard errors, and relative
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of what is read from files again; keys that a later version wrote are ignored."""
+    """Base of records that are read from files; keys that a later version wrote are ignored."""
 
 
 # --- `rowwise plan --explain` ---
@@ -28,13 +28,13 @@ class StepPlacement(Record, frozen=True, kw_only=True):
 
     seconds: float  # operators of the busiest rank plus links of the busiest rank
     operators_s: float
-    forward_s: float | None = None  # where the model tells directions apart
+    forward_s: float | None = None  # if the model has separate directions
     backward_s: float | None = None
     links_s: float
     busiest: int = 0  # the rank whose operators take longest
     busiest_links: int = 0
-    bound_s: float | None = None  # no plan takes less; None: nothing is proven
-    bound: str = ""  # how it was proven
+    bound_s: float | None = None  # lower bound over all plans; None if none is proven
+    bound: str = ""  # proof of the bound
     batch: int = 0
     model: str = ""
     hardware: str = ""
@@ -67,7 +67,7 @@ class TablePlacement(Record, frozen=True, kw_only=True):
     ids: float = 0.0  # per sample
     layout: str = ""
     ranks: tuple[int, ...] = ()
-    operators_s: float = 0.0  # its part, on the rank where that is largest
+    operators_s: float = 0.0  # its share, on the rank with the largest one
     links_s: float = 0.0
     share: float = 0.0  # of the operators of the busiest rank
     reason: str = ""
@@ -99,7 +99,7 @@ class TierUse(Value, frozen=True):
 
 
 class ResourceUse(Value, frozen=True):
-    """How long a resource works in a step, and for how long the processor waits for it."""
+    """Busy seconds of a resource in a step, and the part of them that the processor waits for."""
 
     resource: str
     busy_s: float
@@ -107,7 +107,7 @@ class ResourceUse(Value, frozen=True):
 
 
 class Help(Value, frozen=True):
-    """A step with one thing twice as fast, or without latency."""
+    """The step with one cause of its time twice as fast, or without latency."""
 
     what: str
     step_s: float
@@ -123,7 +123,7 @@ class SimulatedStage(Value, frozen=True):
 
 
 class Simulation(Value, frozen=True, kw_only=True):
-    """A step as it was simulated, and what it rests on."""
+    """A simulated step, and the assumptions behind it."""
 
     model: str
     machine: str
@@ -133,10 +133,10 @@ class Simulation(Value, frozen=True, kw_only=True):
     dense: str
     wire: str
     exact: bool  # whether no number is rounded on the wire
-    runs_here: bool = True  # whether this library can train so
-    step_s: float | None  # None: memory is too small
+    runs_here: bool = True  # whether this library supports the settings
+    step_s: float | None  # None if the memory is too small
     samples_s: float = 0.0
-    lacking_bytes: int = 0  # of a rank
+    lacking_bytes: int = 0  # memory that a rank lacks
     memory: tuple[TierUse, ...] = ()
     uses: tuple[ResourceUse, ...] = ()
     stages: tuple[SimulatedStage, ...] = ()
@@ -154,7 +154,7 @@ class SweptRow(Value, frozen=True):
 
     settings: dict[str, str]
     simulation: Simulation
-    factor: float | None = None  # samples a second over those with everything fully sharded; None: that does not fit
+    factor: float | None = None  # throughput over that of full sharding; None if full sharding does not fit
     best: str = ""  # "lossless" or "lossy": the fastest of its kind that this library runs
 
 
@@ -162,7 +162,7 @@ class Sweep(Value, frozen=True):
     """All combinations, the fastest first, and last those that do not fit."""
 
     rows: tuple[SweptRow, ...]
-    fastest: Simulation | None = None  # with what would help; None: nothing fits
+    fastest: Simulation | None = None  # with its `help`; None if nothing fits
 
     def best(self, kind: str) -> SweptRow | None:
         return next((row for row in self.rows if row.best == kind), None)
@@ -191,8 +191,8 @@ class ProfileQuality(Value, frozen=True, kw_only=True):
     drift: float  # standard deviation of the log of the machine's speed
     errors: tuple[ModelError, ...]
     links: int  # exchanges that were measured
-    links_error: float | None  # of latency and rates, on exchanges that began together
-    networks_error: float | None = None  # of exchange networks, on all
+    links_error: float | None  # error of latency and rates, on exchanges that began together
+    networks_error: float | None = None  # error of exchange networks, on all exchanges
     disturbed: float = 0.0  # fraction of the sets that waited for a processor
     doubts: tuple[str, ...] = ()  # reasons not to trust the networks; empty: trust them
     predicted_s: tuple[float, ...]  # of each held-out set
@@ -233,7 +233,7 @@ class TableAdvice(Value, frozen=True, kw_only=True):
 
 
 class KeptTable(Value, frozen=True):
-    """A table that is not compressed, and why."""
+    """A table that is not compressed, and the reason."""
 
     name: str
     ids: int
@@ -255,7 +255,7 @@ class CompressionAdvice(Value, frozen=True, kw_only=True):
     recipe: str
     history: tuple[str, ...]  # conditions
     later: str  # description of the rows to measure on
-    rows: int | None  # most rows that a trial trains on; None: all
+    rows: int | None  # limit of rows that a trial trains on; None: all
     full: ModelScore  # the mean over seeds
     noise: float  # the standard deviation of NE between seeds
     seeds: int
@@ -282,11 +282,11 @@ class TrialRecord(Value, frozen=True, kw_only=True):
     values: dict[str, Any]  # by setting
     run: str  # its folder in the study
     seconds: float
-    why: str = ""  # it failed
+    why: str = ""  # reason of a failure
 
 
 class StudyOutcome(Value, frozen=True, kw_only=True):
-    """The trials of a study, and what its best settings give."""
+    """The trials of a study, and the metrics of its best settings."""
 
     recipe: str
     metric: str
@@ -310,7 +310,7 @@ class Importance(Record, frozen=True, kw_only=True):
 
 
 class IdEffect(Record, frozen=True, kw_only=True):
-    """Of an id: the mean change of the logit that it makes in its rows, beside other ids of its feature."""
+    """Of an id: its mean effect on the logit of its rows, relative to other ids of its feature."""
 
     feature: str
     id: int  # its row, after hashing or listing
@@ -347,13 +347,13 @@ class Drift(Record, frozen=True, kw_only=True):
 
 
 class ModelExplanation(Record, frozen=True, kw_only=True):
-    """What a run's model has learned from, by a sample of rows."""
+    """What a run's model relies on, measured on a sample of rows."""
 
     task: str
     rows: int
     train_rows: int  # of the sample of training rows
     repeats: int
-    loss: float  # log loss of the rows as they are
+    loss: float  # log loss of the unchanged rows
     importance: tuple[Importance, ...]
     ids: tuple[IdEffect, ...]
     names: dict[str, dict[str, str]]  # of the ids that are shown: by feature, by id of the batch
@@ -381,13 +381,13 @@ class AuditedFile(NamedTuple):
     version: int
     rows: int
     wrong: int  # rows with other logits, or other items
-    first: str  # the first of them
+    first: str  # description of the first one
     trained: Mapping[str, ColumnMeans]
     recorded: Mapping[str, ColumnMeans]
 
 
 class ColumnSkew(NamedTuple):
-    """A column as training had it, and as requests had it."""
+    """Statistics of a column in training and in requests."""
 
     column: str
     rows: int  # of requests
@@ -399,9 +399,9 @@ class ColumnSkew(NamedTuple):
         """Whether nulls differ by a twentieth of rows, or a mean by a quarter of a deviation and more than chance."""
         if abs(self.recorded.null_share - self.trained.null_share) > NULLS_APART:
             return True
-        reach = (self.recorded.deviation or 0.0) * (MEANS_APART + CHANCE / math.sqrt(self.rows))
+        tolerance = (self.recorded.deviation or 0.0) * (MEANS_APART + CHANCE / math.sqrt(self.rows))
         pairs = ((self.trained.mean, self.recorded.mean), (self.trained.mean_length, self.recorded.mean_length))
         return any(
-            before is not None and now is not None and abs(now - before) > reach + ROUNDING * abs(before)
+            before is not None and now is not None and abs(now - before) > tolerance + ROUNDING * abs(before)
             for before, now in pairs
         )

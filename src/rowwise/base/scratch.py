@@ -78,13 +78,13 @@ def _make_locked_folder() -> tuple[Path, int]:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         try:
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:  # a host whose clock is ahead took it for an old one, in a folder that hosts share
+        except FileNotFoundError:  # in a shared folder, a host whose clock is ahead took it for a stale one
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.stat(folder / LOCK).st_ino == os.fstat(lock).st_ino:
                 return folder, lock
-        except OSError:  # another process saw it before it was locked, and is removing it
+        except OSError:  # another process found it before it was locked, and is removing it
             pass
         os.close(lock)
         shutil.rmtree(folder, ignore_errors=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rowwise.base.errors import SpecError
-from rowwise.base.storage.cloud import Patience
+from rowwise.base.storage.cloud import RetryPolicy
 from rowwise.base.storage.folder import parse_folder
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def open_store(path: str, cache: Path | None, patience_s: float | None = None) -
         cache: the folder for copies; None: a temporary one.
         patience_s: how long requests that fail are repeated; None: as long as usual.
     """
-    place = parse_folder(path, None if patience_s is None else Patience(patience_s))
+    place = parse_folder(path, None if patience_s is None else RetryPolicy(patience_s))
     if isinstance(place, Path):
         if cache is not None:
             raise SpecError(f"--cache {cache} with {path}, which is no URL: versions in a folder are not copied")

@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from rowwise.base.arriving import Arriving, is_idle
+from rowwise.base.arriving import SocketReader, is_idle
 from rowwise.base.errors import SpecError, printable
 from rowwise.serve.later import LaterCalls
 from rowwise.tables.store.policy import Ints, mix64
@@ -120,7 +120,7 @@ class _Answers:
     """Reads answers of the Redis protocol (RESP2) that are bounded."""
 
     def __init__(self, connection: socket.socket, left_s: Callable[[], float]) -> None:
-        self._file, self._left_bytes = io.BufferedReader(Arriving(connection, left_s), 1 << 16), 0
+        self._file, self._left_bytes = io.BufferedReader(SocketReader(connection, left_s), 1 << 16), 0
 
     def read(self, question: Question) -> Any:
         self._left_bytes = question.max_bytes

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from from_benchmarks import part
 
-from rowwise.base.storage.cloud import CloudStorage, Patience
+from rowwise.base.storage.cloud import CloudStorage, RetryPolicy
 from rowwise.base.storage.folder import _open_bucket
 from rowwise.base.storage.interface import MissingObjectError, ObjectExistsError, Pieces, SameObject, StoredObject
 from rowwise.base.storage.local import LocalStorage, check_size
@@ -22,7 +22,7 @@ from rowwise.base.storage.local import LocalStorage, check_size
 s3_server = part("s3_server").s3_server
 FAULTS = {"errors": 0.05, "busy": 0.02, "resets": 0.03, "lost": 0.03, "slow_s": 0.05}
 KINDS = ["memory", "folder", "s3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("s3 with faults", "moto"))]
-PATIENT = Patience(deadline_s=120, first_wait_s=0.01)
+PATIENT = RetryPolicy(deadline_s=120, first_wait_s=0.01)
 
 
 class MemoryStorage:
@@ -58,7 +58,7 @@ class MemoryStorage:
         return self.objects[name]
 
 
-def connect(endpoint: str, patience: Patience = PATIENT) -> CloudStorage:
+def connect(endpoint: str, patience: RetryPolicy = PATIENT) -> CloudStorage:
     return CloudStorage(
         "s3://bucket", patience, endpoint=endpoint, access_key_id="key-1", secret_access_key="secret-2", region="x"
     )

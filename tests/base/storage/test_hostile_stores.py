@@ -10,12 +10,12 @@ import pytest
 from hostile import hostile, http_answer, http_that, list_page, until_gone
 
 from rowwise.base.errors import StorageError
-from rowwise.base.storage.cloud import CloudStorage, Patience
+from rowwise.base.storage.cloud import CloudStorage, RetryPolicy
 from rowwise.base.storage.folder import RANGE_bytes, StorageFolder, read_range
 from rowwise.base.storage.gate import Gate
 from rowwise.base.storage.limits import VARIABLE, Limits
 
-QUICK = Patience(deadline_s=0.05, first_wait_s=0.01)
+QUICK = RetryPolicy(deadline_s=0.05, first_wait_s=0.01)
 MAX_bytes = 32 << 20  # a page of a list, and what the kernel takes from a server whose client reads nothing
 KEYS = {"access_key_id": "key-1", "secret_access_key": "secret-2", "token": "token-3", "region": "x"}
 DO = {

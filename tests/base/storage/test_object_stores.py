@@ -8,7 +8,7 @@ import pytest
 from base.storage.stores import KINDS, connect, s3_server, storage
 
 from rowwise.base.errors import StorageError
-from rowwise.base.storage.cloud import PART_bytes, Patience, RANGE_bytes
+from rowwise.base.storage.cloud import PART_bytes, RANGE_bytes, RetryPolicy
 from rowwise.base.storage.folder import StorageFolder, parse_folder, read_range
 from rowwise.base.storage.interface import MissingObjectError, ObjectExistsError
 
@@ -122,7 +122,7 @@ def test_a_server_that_starts_again_is_waited_for(tmp_path):
 
 def test_a_server_that_is_gone_is_an_error_after_the_deadline(tmp_path):
     with s3_server(tmp_path) as server:
-        store = connect(server.endpoint, Patience(deadline_s=0.5, first_wait_s=0.05))
+        store = connect(server.endpoint, RetryPolicy(deadline_s=0.5, first_wait_s=0.05))
         server.kill()
         with pytest.raises(StorageError, match="s3://bucket/one cannot") as raised:
             store.read("one")

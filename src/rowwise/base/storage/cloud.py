@@ -1,10 +1,10 @@
-"""Object stores as Storage: S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage; by obstore.
+"""Object stores as Storage: S3 and compatible stores, Google Cloud Storage, Azure Blob Storage; by obstore.
 
 Credentials, region and endpoint come from the environment, as obstore finds them (`AWS_ACCESS_KEY_ID`,
-`AWS_ENDPOINT_URL`, ...), or from the machine's role; they are in no message. The client repeats single requests. What
-it leaves is repeated here: an answer that ends too early, and a `create` whose answer was lost. Payloads are signed,
-so a store refuses bytes that changed on the way. An endpoint of one's own is reached through a `Gate`, which bounds
-its answers. Known limits: profiles in ~/.aws are not read; parts of an upload
+`AWS_ENDPOINT_URL`, ...), or from the machine's role; they are in no message. The client retries single requests. Two
+failures are handled here: a response that ends too early, and a `create` whose response was lost. Payloads are signed,
+so a store refuses bytes that changed in transit. A custom endpoint is reached through a `Gate`, which bounds its
+responses. Known limits: profiles in ~/.aws are not read; parts of an upload
 that was killed stay until the store's lifecycle rule removes them.
 """
 
@@ -37,7 +37,7 @@ PART_bytes = 16 << 20  # of an upload in parts; S3 takes at most 10,000 of them
 RANGE_bytes = 4 << 20  # of a large read
 CONCURRENCY = 4  # requests of one read or write
 LONGEST_WAIT_s = 5.0  # between two attempts
-NAME_bytes = 128  # of a name of a list, on average
+NAME_bytes = 128  # of a name in a list, on average
 SCHEMES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
 CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role",
@@ -46,10 +46,10 @@ CREDENTIALS = {
 }
 
 
-class Patience(NamedTuple):
-    """How long requests are repeated."""
+class RetryPolicy(NamedTuple):
+    """Retries of a request, with exponential backoff."""
 
-    deadline_s: float = 180.0  # after which no further attempt begins
+    deadline_s: float = 180.0  # no attempt begins later
     first_wait_s: float = 0.1  # before the second attempt; it doubles with each
 
 
@@ -59,48 +59,48 @@ class CloudStorage:
 
     Args:
         url: such as s3://bucket.
-        patience: of each request.
-        limits: of answers; None: those of the environment.
-        options: of obstore's store, before those of the environment.
+        retry: policy of each request.
+        limits: of responses; None: those of the environment.
+        options: of obstore's store; they override those of the environment.
     """
 
     def __init__(
-        self, url: str, patience: Patience | None = None, limits: Limits | None = None, **options: Any
+        self, url: str, retry: RetryPolicy | None = None, limits: Limits | None = None, **options: Any
     ) -> None:
         scheme, _, bucket = url.partition("://")
-        self.url, self._scheme, self._patience = url, scheme, patience or Patience()
+        self.url, self._scheme, self._retry = url, scheme, retry or RetryPolicy()
         self._limits, self._gate = limits or Limits.of_environment(), None
         try:
             import obstore
         except ImportError:
             raise StorageError(f"{url}: no client of object stores", hint="pip install 'rowwise[cloud]'") from None
         self._client = obstore
-        # Stores are reached by https, but for an endpoint that the environment gives as http://.
+        # Stores are reached by https, except for an endpoint that the environment gives as http://.
         client: dict[str, Any] = {
             "allow_http": True,
             "connect_timeout": "10s",
             "read_timeout": "30s",
             "timeout": "300s",
         }
-        # The client waits shorter than we do, so that an answer which it cannot repeat has another attempt.
-        deadline, first = timedelta(seconds=self._patience.deadline_s / 3), self._patience.first_wait_s
+        # The client gives up earlier than we do, so that a failure which it cannot retry gets another attempt.
+        deadline, first = timedelta(seconds=self._retry.deadline_s / 3), self._retry.first_wait_s
         backoff = {
             "init_backoff": timedelta(seconds=first),
             "max_backoff": timedelta(seconds=LONGEST_WAIT_s),
             "base": 2,
         }
-        retry = {"max_retries": 20, "retry_timeout": deadline, "backoff": backoff}
+        retry_config = {"max_retries": 20, "retry_timeout": deadline, "backoff": backoff}
         endpoint = options.get("endpoint") or endpoint_of_environment() if scheme == "s3" else ""
         if endpoint and may_have_gate(endpoint):
             self._gate = Gate(endpoint, self._limits)
             options["endpoint"] = self._gate.endpoint
             client |= {"proxy_url": self._gate.proxy, "proxy_excludes": "", "read_timeout": "300s"}
         options["client_options"] = client | options.get("client_options", {})
-        make = getattr(obstore.store, SCHEMES[scheme])
+        store_class = getattr(obstore.store, SCHEMES[scheme])
         try:
-            self._store = make(bucket, retry_config=retry, **options)
+            self._store = store_class(bucket, retry_config=retry_config, **options)
         except obstore.exceptions.BaseError as error:
-            raise self._refusal("", error) from None
+            raise self._translate("", error) from None
 
     def read(self, name: str, begin: int = 0, end: int | None = None, same: SameObject | None = None) -> memoryview:
         same = same or SameObject()
@@ -109,16 +109,16 @@ class CloudStorage:
         spans = [(at, min(at + RANGE_bytes, end)) for at in range(begin, end, RANGE_bytes)]
         if len(spans) <= 1:
             return self._read(same, name, begin, end)
-        whole = bytearray(end - begin)
+        content = bytearray(end - begin)
         with ThreadPoolExecutor(CONCURRENCY) as pool:
             at = 0
             for part in pool.map(partial(self._read, same, name), *zip(*spans, strict=True)):
-                whole[at : at + len(part)] = part
+                content[at : at + len(part)] = part
                 at += len(part)
-        return memoryview(whole)[:at]
+        return memoryview(content)[:at]
 
     def stat(self, name: str) -> StoredObject:
-        return self._repeat(name, lambda: _described(self._client.head(self._store, name)))
+        return self._repeat(name, lambda: _to_stored_object(self._client.head(self._store, name)))
 
     def write(self, name: str, pieces: Pieces, size_bytes: int) -> None:
         part_bytes = max(PART_bytes, -(-size_bytes // 9000))
@@ -136,7 +136,7 @@ class CloudStorage:
                     max_concurrency=CONCURRENCY,
                 )  # fmt: skip
             except Exception:
-                if source.error is not None:  # of the source, which the client's error only quotes
+                if source.error is not None:  # the cause, which the client's error only quotes
                     raise source.error from None
                 raise
 
@@ -149,30 +149,30 @@ class CloudStorage:
         try:
             self._repeat(name, attempt)
         except ObjectExistsError:
-            # An attempt whose answer was lost has had its effect.
+            # An earlier attempt, whose response was lost, has created it.
             if self.read(name) != content:
                 raise
 
     def list(self, prefix: str) -> list[StoredObject]:
         async def collect() -> list[StoredObject]:
-            found: dict[str, StoredObject] = {}
-            room_bytes = self._limits.names * NAME_bytes
+            objects: dict[str, StoredObject] = {}
+            left_bytes = self._limits.names * NAME_bytes
             async for page in self._client.list(self._store, prefix=prefix or None, chunk_size=1000):
-                for one in map(_described, page):
-                    room_bytes -= len(one.name)
-                    if one.name in found:
-                        raise StorageError(f"{place}: the store lists {one.name[:200]!r} twice", "each name once")
-                    if len(found) >= self._limits.names or room_bytes < 0:
+                for entry in map(_to_stored_object, page):
+                    left_bytes -= len(entry.name)
+                    if entry.name in objects:
+                        raise StorageError(f"{place}: the store lists {entry.name[:200]!r} twice", "each name once")
+                    if len(objects) >= self._limits.names or left_bytes < 0:
                         raise StorageError(
                             f"{place}: its list has more than {self._limits.names:,.0f} names of {NAME_bytes} bytes",
                             f"fewer names, or a larger names= in {VARIABLE}",
                         )
-                    found[one.name] = one
-            return sorted(one for one in found.values() if one.name.startswith(prefix))
+                    objects[entry.name] = entry
+            return sorted(entry for entry in objects.values() if entry.name.startswith(prefix))
 
         def attempt() -> list[StoredObject]:
             try:
-                # A coroutine can be left while the client asks for pages without names; this thread may run others.
+                # A coroutine can be cancelled even while pages without names arrive. This thread may run another loop.
                 with ThreadPoolExecutor(1) as pool:
                     return pool.submit(asyncio.run, asyncio.wait_for(collect(), self._limits.list_s)).result()
             except TimeoutError:
@@ -196,42 +196,42 @@ class CloudStorage:
 
         def attempt() -> memoryview:
             try:
-                answer = self._client.get(self._store, name, options=options)
+                response = self._client.get(self._store, name, options=options)
             except self._client.exceptions.GenericError as error:
                 if "status code: 416" in str(error):  # the object ends before `begin`
                     return memoryview(b"")
                 raise
-            content = memoryview(answer.bytes())
-            same.check(f"{self.url}/{name}", answer.meta["e_tag"])
-            first, stop = answer.range
+            content = memoryview(response.bytes())
+            same.check(f"{self.url}/{name}", response.meta["e_tag"])
+            first, stop = response.range
             if len(content) != stop - first:
-                raise _ShortAnswerError(f"it has {len(content):,} bytes of {stop - first:,}")
+                raise _ShortResponseError(f"it has {len(content):,} bytes of {stop - first:,}")
             return content
 
         return self._repeat(name, attempt)
 
     def _repeat(self, name: str, action: Callable[[], T]) -> T:
-        """The result of an action, which is repeated while it fails for a passing reason."""
-        begin, wait_s = time.monotonic(), self._patience.first_wait_s
+        """The result of an action, which is retried while its failures are transient."""
+        begin, wait_s = time.monotonic(), self._retry.first_wait_s
         errors = self._client.exceptions
         while True:
             try:
                 return action()
-            except (errors.GenericError, errors.JoinError, _ShortAnswerError) as error:
+            except (errors.GenericError, errors.JoinError, _ShortResponseError) as error:
                 refused = None if self._gate is None else self._gate.take_refusal()
                 if refused is not None:
                     raise StorageError(f"{self.url}/{name}: {refused}") from None
                 elapsed_s = time.monotonic() - begin
-                if is_lasting(str(error)) or elapsed_s + wait_s > self._patience.deadline_s:
-                    raise self._refusal(name, error, f" for {elapsed_s:.0f} s") from None
+                if is_permanent(str(error)) or elapsed_s + wait_s > self._retry.deadline_s:
+                    raise self._translate(name, error, f" for {elapsed_s:.0f} s") from None
             except (errors.BaseError, FileNotFoundError) as error:  # the second: the client's for a missing object
-                raise self._refusal(name, error) from None
-            time.sleep(wait_s * random.uniform(0.5, 1.0))  # spread, as many ranks may have met the same fault
+                raise self._translate(name, error) from None
+            time.sleep(wait_s * random.uniform(0.5, 1.0))  # jitter, as many ranks may have met the same fault
             wait_s = min(2 * wait_s, LONGEST_WAIT_s)
 
-    def _refusal(self, name: str, error: Exception, tried: str = "") -> StorageError:
+    def _translate(self, name: str, error: Exception, tried: str = "") -> StorageError:
         errors, place = self._client.exceptions, f"{self.url}/{name}"
-        why = short_reason(error)
+        reason = short_reason(error)
         if "NoSuchBucket" in str(error):
             return StorageError(f"{place}: there is no bucket {self.url}", "a bucket that exists")
         if isinstance(error, errors.NotFoundError | FileNotFoundError):
@@ -240,25 +240,25 @@ class CloudStorage:
             return ObjectExistsError(f"{place} exists, with another content", "another place")
         if "RequestTimeTooSkewed" in str(error):
             return StorageError(
-                f"{place}: the clock of this machine is not the store's: {why}", hint="set the clock (NTP)"
+                f"{place}: the clock of this machine is not the store's: {reason}", hint="set the clock (NTP)"
             )
         if isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError):
             return StorageError(
-                f"{place}: the store refuses access: {why}",
+                f"{place}: the store refuses access: {reason}",
                 f"credentials with access, from {CREDENTIALS[self._scheme]}",
             )
         return StorageError(
-            f"{place} cannot be reached{tried}: {why}",
+            f"{place} cannot be reached{tried}: {reason}",
             f"the endpoint of the store, and credentials from {CREDENTIALS[self._scheme]}",
         )
 
 
-def _described(one: Any) -> StoredObject:
-    return StoredObject(one["path"], one["size"], one["last_modified"].timestamp())
+def _to_stored_object(meta: Any) -> StoredObject:
+    return StoredObject(meta["path"], meta["size"], meta["last_modified"].timestamp())
 
 
-class _ShortAnswerError(Exception):
-    """An answer that ended too early."""
+class _ShortResponseError(Exception):
+    """A response that ended too early."""
 
 
 class _CountedPieces:
@@ -280,8 +280,8 @@ class _CountedPieces:
             raise
 
 
-def is_lasting(text: str) -> bool:
-    """Whether the client's error is one that no further attempt changes, such as an option that is missing."""
+def is_permanent(text: str) -> bool:
+    """Whether a retry cannot help, as for a missing option."""
     return re.search(r"BadScheme|Missing[A-Z]\w+|InvalidUrl|status code: 4(?!08|29)\d\d", text) is not None
 
 

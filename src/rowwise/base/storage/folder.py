@@ -14,7 +14,7 @@ from typing import BinaryIO, Protocol, Self, final
 
 from rowwise.base.errors import StorageError
 from rowwise.base.inside import fault_of_name, has_control, open_inside
-from rowwise.base.storage.cloud import CONCURRENCY, SCHEMES, CloudStorage, Patience, RANGE_bytes
+from rowwise.base.storage.cloud import CONCURRENCY, SCHEMES, CloudStorage, RANGE_bytes, RetryPolicy
 from rowwise.base.storage.interface import MissingObjectError, Piece, SameObject, Storage, StoredObject
 from rowwise.base.storage.local import LocalStorage
 from rowwise.base.textfile import read_bytes
@@ -50,28 +50,28 @@ class StorageFolder:
         return f"{self.storage.url}/{self.path}" if self.path else self.storage.url
 
     def relative_names(self) -> dict[str, StoredObject]:
-        """The objects of this folder and below, by their names from here on."""
+        """The objects of this folder and below, by names relative to it."""
         prefix = f"{self.path}/" if self.path else ""
-        return {one.name.removeprefix(prefix): one for one in self.storage.list(prefix)}
+        return {entry.name.removeprefix(prefix): entry for entry in self.storage.list(prefix)}
 
 
 Folder = Path | StorageFolder
 
 
-def parse_folder(text: str, patience: Patience | None = None) -> Folder:
-    """A folder by its path or URL; `patience`: of requests to its store."""
+def parse_folder(text: str, retry: RetryPolicy | None = None) -> Folder:
+    """A folder by its path or URL; `retry`: policy of requests to its store."""
     match = URL.fullmatch(text)
     if match is None:
-        almost = ONE_SLASH.fullmatch(text)
-        if almost is not None:
+        near_url = ONE_SLASH.fullmatch(text)
+        if near_url is not None:
             raise StorageError(
-                text[:200], f"{almost[1].lower()}://{almost[2][:200]}, or ./{text[:200]} for a folder of that name"
+                text[:200], f"{near_url[1].lower()}://{near_url[2][:200]}, or ./{text[:200]} for a folder of that name"
             )
         return Path(text)
     scheme, rest = match[1].lower(), match[2]
     bucket, _, path = rest.partition("/")
     if scheme not in SCHEMES:
-        known = ", ".join(f"{one}://" for one in SCHEMES)
+        known = ", ".join(f"{name}://" for name in SCHEMES)
         raise StorageError(f"{scheme}:// is no known kind of object store", f"a path, or a URL of {known}")
     if "@" in bucket or "?" in rest or "#" in rest:  # the message does not repeat what may be a secret
         raise StorageError(
@@ -80,32 +80,32 @@ def parse_folder(text: str, patience: Patience | None = None) -> Folder:
     parts = path.strip("/").split("/") if path.strip("/") else []
     if not bucket or has_control(bucket) or any(fault_of_name(part) for part in parts):
         raise StorageError(text[:200], f"a URL such as {scheme}://bucket/folder")
-    return StorageFolder(_open_bucket(f"{scheme}://{bucket}", patience), "/".join(parts))
+    return StorageFolder(_open_bucket(f"{scheme}://{bucket}", retry), "/".join(parts))
 
 
-def refuse_url(path: Path, way_out: str) -> None:
-    """Raise for a path that was made from a URL, which lost a slash, where only a folder of this machine will do."""
+def refuse_url(path: Path, hint: str) -> None:
+    """Raise for a path made from a URL (which loses a slash), where a local folder is needed."""
     if ONE_SLASH.fullmatch(str(path)):
-        raise StorageError(str(path).replace(":/", "://", 1), "a folder of this machine", hint=way_out)
+        raise StorageError(str(path).replace(":/", "://", 1), "a folder of this machine", hint=hint)
 
 
 def as_storage(folder: Folder) -> StorageFolder:
-    """The same folder, as one of a Storage."""
+    """The folder as a `StorageFolder`."""
     return StorageFolder(LocalStorage(folder)) if isinstance(folder, Path) else folder
 
 
 @lru_cache(maxsize=16)
-def _open_bucket(url: str, patience: Patience | None) -> CloudStorage:
-    return CloudStorage(url, patience)
+def _open_bucket(url: str, retry: RetryPolicy | None) -> CloudStorage:
+    return CloudStorage(url, retry)
 
 
 @final
 class RangeReader:
-    """Reads a range of an object in order: large targets by several requests at once, small ones with parts ahead."""
+    """Reads a range of an object in order: large targets by concurrent requests, small ones with prefetch."""
 
     def __init__(self, folder: StorageFolder, name: str, begin: int, end: int) -> None:
         self._read, self._name = partial(folder.storage.read, same=SameObject()), folder.inside(name)
-        self._at, self._end = begin, end  # of what was not requested yet
+        self._at, self._end = begin, end  # the range that is not requested yet
         self._pool = ThreadPoolExecutor(CONCURRENCY)
         self._ahead: list[Future[memoryview]] = []
         self._current = memoryview(b"")
@@ -156,13 +156,13 @@ class OpenRange(Protocol):
     """An open range of a file."""
 
     def readinto(self, target: memoryview) -> int:
-        """Read the next bytes; returns how many, 0 at the end."""
+        """Read the next bytes into `target`; returns their number, 0 at the end."""
         ...
 
 
 @final
 class _FileRange:
-    """A part of an open file, from its present position on."""
+    """An open file from its current position on."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._handle = file.fileno()
@@ -200,7 +200,7 @@ def read_range(folder: Folder, name: str, begin: int, end: int) -> bytes:
 
 
 def read_pieces(folder: Folder, name: str, size_bytes: int, begin: int = 0) -> Iterator[Piece]:
-    """So many bytes of a file, in order; fewer if it ends before."""
+    """The `size_bytes` bytes from `begin` on, in order; fewer if the file ends before."""
     left = size_bytes
     with open_range(folder, name, begin, begin + size_bytes) as file:
         while left > 0:

@@ -1,10 +1,10 @@
-"""Bounds the answers of an object store: a proxy on the loopback address between obstore and an endpoint.
+"""Bounds the responses of an object store: a proxy on the loopback address between obstore and an endpoint.
 
 obstore follows redirects to any host, with a session token, and has whole lists and errors in memory, however long; it
 can be told to use a proxy. It sends its requests here, in plain text within the machine, with a secret. Each goes to
-the store, by TLS if the endpoint is https; its answer is read whole, with a bound by what was asked for, and then
-answered. A redirect is refused. Requests to other hosts, such as services of credentials, are the client's own: no
-answer makes it send one.
+the store, by TLS if the endpoint is https; its response is read completely, up to a bound that depends on the request,
+and then passed on. A redirect is refused. Requests to other hosts, such as services of credentials, are the client's
+own: no response makes it send one.
 """
 
 import http.client
@@ -23,12 +23,12 @@ from typing import Any, NamedTuple, final
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from rowwise.base.arriving import Arriving, is_idle
+from rowwise.base.arriving import SocketReader, is_idle
 from rowwise.base.errors import StorageError
 from rowwise.base.storage.limits import Limits
 
 LIST_bytes = 8 << 20  # of a page of a list: 1,000 names of at most 1,024 bytes
-ERROR_bytes = 1 << 16  # of an error, which is cut
+ERROR_bytes = 1 << 16  # of an error, which is truncated
 OTHER_bytes = 1 << 20
 PIECE_bytes = 1 << 20
 HOP = {"connection", "keep-alive", "proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding"}
@@ -38,7 +38,7 @@ class _Endpoint(NamedTuple):
     scheme: str
     host: str
     port: int
-    netloc: str  # in requests of the client, which are http
+    netloc: str  # of the client's requests, which are http
 
     @classmethod
     def parse(cls, url: str) -> "_Endpoint":
@@ -48,17 +48,17 @@ class _Endpoint(NamedTuple):
         except ValueError:
             raise StorageError("the endpoint of the store is no URL", "AWS_ENDPOINT_URL=https://HOST:PORT") from None
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
-        usual = port in (80, 443 if parts.scheme == "https" else 80)
-        return cls(parts.scheme, parts.hostname or "", port, host if usual else f"{host}:{port}")
+        is_default = port in (80, 443 if parts.scheme == "https" else 80)
+        return cls(parts.scheme, parts.hostname or "", port, host if is_default else f"{host}:{port}")
 
 
 @final
 class Gate:
-    """A proxy in front of one endpoint, until this object is gone.
+    """A proxy in front of one endpoint, which ends with this object.
 
     Args:
         endpoint: of a store, such as https://host:port.
-        limits: how slow it may be.
+        limits: of the endpoint's responses.
     """
 
     def __init__(self, endpoint: str, limits: Limits) -> None:
@@ -74,14 +74,14 @@ class Gate:
         weakref.finalize(self, _stop, listener)
 
     def take_refusal(self) -> str | None:
-        """Why an answer was refused since the last call; None: none was."""
-        found = self._refused[:]
+        """The reason of the first refused response since the last call; None without one."""
+        refusals = self._refused[:]
         del self._refused[:]
-        return found[0] if found else None
+        return refusals[0] if refusals else None
 
 
 def may_have_gate(endpoint: str) -> bool:
-    """Whether requests go to an endpoint at once, and not by a proxy of the user's."""
+    """Whether requests reach an endpoint directly, and not by a proxy of the user's."""
     scheme, host, *_ = _Endpoint.parse(endpoint)
     return scheme in ("http", "https") and (getproxies().get(scheme) is None or bool(proxy_bypass(host)))
 
@@ -93,7 +93,7 @@ def _stop(listener: socket.socket) -> None:
 
 
 class _Exchange(NamedTuple):
-    """What all connections of a gate have."""
+    """State that all connections of a gate share."""
 
     endpoint: _Endpoint
     limits: Limits
@@ -116,8 +116,8 @@ def _serve(connection: socket.socket, exchange: _Exchange) -> None:
         _Handler(connection, exchange)
 
 
-class _RefusedAnswerError(Exception):
-    """An answer that is not passed on, whatever is tried again."""
+class _RefusedResponseError(Exception):
+    """A response that is not passed on, and that no retry would change."""
 
 
 class _Bounded:
@@ -132,10 +132,10 @@ class _Bounded:
         self.connection.sendall(content)
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(Arriving(self.connection, lambda: self.left_s()), 1 << 16)
+        return io.BufferedReader(SocketReader(self.connection, lambda: self.left_s()), 1 << 16)
 
     def close(self) -> None:
-        """Called where an answer says that no other follows; its content is still to be read."""
+        """Called when a response is the last of its connection; its content is still to be read."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -150,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             super().__init__(connection, ("", 0), exchange)  # pyrefly: ignore[bad-argument-type]
         finally:
-            self._forget()
+            self._disconnect()
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -158,21 +158,21 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.headers.get("Proxy-Authorization") != self._exchange.password:
             self.close_connection = True
-            self._answer(407, [], b"")
+            self._respond(407, [], b"")
             return
         try:
-            status, headers, content = self._ask()
-        except _RefusedAnswerError as error:
-            self._forget()
+            status, headers, content = self._forward()
+        except _RefusedResponseError as error:
+            self._disconnect()
             self._exchange.refused.append(str(error))
             self.close_connection = True
-            self._answer(421, [], b"")
+            self._respond(421, [], b"")
         except (OSError, HTTPException, ValueError) as error:
-            self._forget()
+            self._disconnect()
             self.close_connection = True
-            self._answer(502, [], str(error)[:200].encode())
+            self._respond(502, [], str(error)[:200].encode())
         else:
-            self._answer(status, headers, content)
+            self._respond(status, headers, content)
 
     do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
 
@@ -180,22 +180,22 @@ class _Handler(BaseHTTPRequestHandler):
         """A tunnel to a service of credentials."""
         self.close_connection = True
         if self.headers.get("Proxy-Authorization") != self._exchange.password:
-            self._answer(407, [], b"")
+            self._respond(407, [], b"")
             return
         host, _, port = self.path.rpartition(":")
-        with socket.create_connection((host.strip("[]"), int(port)), self._exchange.limits.stall_s) as far:
-            self._answer(200, [], None)
-            back = threading.Thread(target=_splice, args=(far, self.connection), daemon=True)
-            back.start()
-            _splice(self.connection, far)
-            back.join()
+        with socket.create_connection((host.strip("[]"), int(port)), self._exchange.limits.stall_s) as remote:
+            self._respond(200, [], None)
+            reverse = threading.Thread(target=_splice, args=(remote, self.connection), daemon=True)
+            reverse.start()
+            _splice(self.connection, remote)
+            reverse.join()
 
-    def _ask(self) -> tuple[int, list[tuple[str, str]], bytes]:
-        """The answer of a store to the present request, which is bounded."""
+    def _forward(self) -> tuple[int, list[tuple[str, str]], bytes]:
+        """Forward the current request; returns the store's response, whose size and time are bounded."""
         target, length = urlsplit(self.path), int(self.headers.get("Content-Length", 0))
-        most = _max_bytes(self.command, target.query, self.headers.get("Range", ""))
+        max_bytes = _max_bytes(self.command, target.query, self.headers.get("Range", ""))
         limits, begin_s = self._exchange.limits, time.monotonic()
-        end_s = begin_s + limits.stall_s + (length + most) / limits.bytes_s
+        end_s = begin_s + limits.stall_s + (length + max_bytes) / limits.bytes_s
 
         def left_s() -> float:
             left = end_s - time.monotonic()
@@ -217,31 +217,33 @@ class _Handler(BaseHTTPRequestHandler):
                 raise ConnectionAbortedError("the client has gone")
             length -= len(piece)
             connection.send(piece)
-        answer = connection.getresponse()
-        headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in {*HOP, "content-length"}]
-        if 300 <= answer.status < 400 and answer.status != 304:
-            place = answer.getheader("Location", "")[:200]
-            raise _RefusedAnswerError(
+        response = connection.getresponse()
+        headers = [
+            (name, value) for name, value in response.getheaders() if name.lower() not in {*HOP, "content-length"}
+        ]
+        if 300 <= response.status < 400 and response.status != 304:
+            place = response.getheader("Location", "")[:200]
+            raise _RefusedResponseError(
                 f"the store redirects to {place.partition('?')[0]!r}: expected the endpoint itself"
             )
-        content = _content_of(answer, most)
+        content = _content_of(response, max_bytes)
         if self.command == "HEAD":
-            headers.append(("Content-Length", answer.getheader("Content-Length", "0")))
-        if answer.will_close or not answer.isclosed():
-            self._forget()
-        return answer.status, headers, content
+            headers.append(("Content-Length", response.getheader("Content-Length", "0")))
+        if response.will_close or not response.isclosed():
+            self._disconnect()
+        return response.status, headers, content
 
     def _connect(self, netloc: str, left_s: Callable[[], float]) -> tuple[HTTPConnection, _Bounded]:
         if self._to_store is not None and is_idle(self._to_store[1].connection):
             return self._to_store
-        self._forget()
+        self._disconnect()
         endpoint = self._exchange.endpoint
         if netloc.lower() == endpoint.netloc.lower():
             scheme, host, port = endpoint[:3]
         else:
             parts = urlsplit(f"//{netloc}")
             scheme, host, port = "http", parts.hostname or "", parts.port or 80
-        # Not imported above: a Python without ssl has none.
+        # Not imported above: a Python without ssl does not have it.
         kind = http.client.HTTPSConnection if scheme == "https" else HTTPConnection
         connection = kind(host, port, timeout=left_s())
         connection.connect()
@@ -250,12 +252,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._to_store = connection, bounded
         return self._to_store
 
-    def _forget(self) -> None:
+    def _disconnect(self) -> None:
         if self._to_store is not None:
             self._to_store[1].connection.close()
             self._to_store = None
 
-    def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes | None) -> None:
+    def _respond(self, status: int, headers: list[tuple[str, str]], content: bytes | None) -> None:
         self.send_response_only(status)
         has_length = False
         for name, value in headers:
@@ -270,7 +272,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _max_bytes(method: str, query: str, span: str) -> int:
-    """How many bytes a good answer has at most."""
+    """Upper bound on the bytes of a valid response."""
     if method == "GET" and span.startswith("bytes="):
         first, _, last = span.removeprefix("bytes=").partition("-")
         if first and last:
@@ -278,16 +280,16 @@ def _max_bytes(method: str, query: str, span: str) -> int:
     return LIST_bytes if method == "GET" and "list-type=" in query else OTHER_bytes
 
 
-def _content_of(answer: HTTPResponse, most: int) -> bytes:
-    if answer.status >= 400:
-        return answer.read(ERROR_bytes)
-    if (answer.length or 0) > most:
-        raise _RefusedAnswerError(f"the store answers with {answer.length:,} bytes: expected at most {most:,}")
-    content = answer.read(most + 1)
-    if len(content) > most:
-        raise _RefusedAnswerError(f"the store answers with too many bytes: expected at most {most:,}")
-    if answer.length:
-        raise ConnectionResetError(f"the answer ended {answer.length:,} bytes too early")
+def _content_of(response: HTTPResponse, max_bytes: int) -> bytes:
+    if response.status >= 400:
+        return response.read(ERROR_bytes)
+    if (response.length or 0) > max_bytes:
+        raise _RefusedResponseError(f"the store answers with {response.length:,} bytes: expected at most {max_bytes:,}")
+    content = response.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise _RefusedResponseError(f"the store answers with too many bytes: expected at most {max_bytes:,}")
+    if response.length:
+        raise ConnectionResetError(f"the response ended {response.length:,} bytes too early")
     return content
 
 

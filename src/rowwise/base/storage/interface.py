@@ -1,11 +1,11 @@
-"""The Storage protocol: named objects that appear whole or not at all.
+"""The Storage protocol: named objects that are written atomically.
 
 [Note: Objects]
 An object is a name, with slashes, and bytes. It appears when all of its bytes are stored; a reader never sees a part of
 it. `write` replaces an object, `create` never does: of several callers that create an object with different bytes, one
 succeeds. Objects of several files, such as a checkpoint, are complete when their manifest is, which is therefore
-created last. Every method repeats a request that failed for a passing reason, until a deadline; so a method may have
-had its effect more than once, which changes nothing.
+created last. Every method retries transient failures until a deadline; so a request may have taken effect
+more than once, which is harmless, as all methods are idempotent.
 """
 
 import threading
@@ -35,7 +35,7 @@ class StoredObject(NamedTuple):
 
 
 class SameObject:
-    """An object that several requests read: raises where a later answer has another tag than the first."""
+    """Raises when several reads of one object get different versions, by the tags of their responses."""
 
     def __init__(self) -> None:
         self._lock, self._tag = threading.Lock(), ""
@@ -56,7 +56,7 @@ class Storage(Protocol):
     def read(self, name: str, begin: int = 0, end: int | None = None, same: SameObject | None = None) -> memoryview:
         """The bytes of an object from `begin` to `end`, or to its last; fewer if the object ends before.
 
-        `same`: of all reads that are to be of one object; where a store replaces it between them, they raise.
+        `same`: shared by reads that have to see one version; they raise if the object is replaced between them.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""What a store may take: names of a list, and time. ROWWISE_STORE_LIMITS in the environment sets it."""
+"""Limits on the responses of a store: names of a list, and time. ROWWISE_STORE_LIMITS sets them."""
 
 import os
 import re
@@ -12,12 +12,12 @@ VARIABLE = "ROWWISE_STORE_LIMITS"
 
 
 class Limits(NamedTuple):
-    """What a store may take."""
+    """Limits on the responses of a store."""
 
-    names: float = 400_000  # of a list, of 128 bytes on average
-    list_s: float = 600.0  # of a whole list
+    names: float = 400_000  # in a list, of 128 bytes on average
+    list_s: float = 600.0  # for a whole list
     stall_s: float = 30.0  # without a byte
-    bytes_s: float = 64 << 10  # the least of a request, beside `stall_s`
+    bytes_s: float = 64 << 10  # minimum rate of a request, beside `stall_s`
 
     @classmethod
     def of_environment(cls) -> "Limits":
@@ -26,17 +26,17 @@ class Limits(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "Limits":
         """The defaults, but for those of a text such as names=5000000,list_s=60."""
-        found = cls()._asdict()
-        for one in filter(None, text.split(",")):
-            key, _, value = one.partition("=")
-            if key not in found or not NUMBER.fullmatch(value):
-                expected = ",".join(f"{name}={usual:.0f}" for name, usual in cls()._asdict().items())
+        limits = cls()._asdict()
+        for setting in filter(None, text.split(",")):
+            key, _, value = setting.partition("=")
+            if key not in limits or not NUMBER.fullmatch(value):
+                expected = ",".join(f"{name}={default:.0f}" for name, default in cls()._asdict().items())
                 raise StorageError(f"{VARIABLE}={text[:200]!r}", f"some of {expected}")
-            found[key] = float(value)
-        return cls(**found)
+            limits[key] = float(value)
+        return cls(**limits)
 
 
 def endpoint_of_environment() -> str:
-    """The endpoint that obstore finds there for S3; empty: that of AWS."""
-    found = (os.environ.get(name, "") for name in ENDPOINTS)  # noqa: TID251 - obstore reads it there
-    return next(filter(None, found), "")
+    """The endpoint that obstore uses for S3; empty for that of AWS."""
+    endpoints = (os.environ.get(name, "") for name in ENDPOINTS)  # noqa: TID251 - obstore reads it there
+    return next(filter(None, endpoints), "")

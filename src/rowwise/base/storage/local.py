@@ -1,4 +1,4 @@
-"""A folder of this machine as Storage: an object is a file, which is synced to the disk and then gets its name."""
+"""A local folder as Storage: an object is a file, which is synced to the disk before it gets its name."""
 
 import os
 import secrets
@@ -12,7 +12,7 @@ from rowwise.base.inside import fault_of_name
 from rowwise.base.storage.interface import MissingObjectError, ObjectExistsError, Pieces, SameObject, StoredObject
 from rowwise.base.textfile import open_regular, sync, write_new
 
-PART = ".part"  # files that are not complete end so
+PART = ".part"  # suffix of incomplete files
 
 
 @final
@@ -63,17 +63,17 @@ class LocalStorage:
 
     def list(self, prefix: str) -> list[StoredObject]:
         top = self._path(prefix.rstrip("/")) if prefix else self.folder
-        found: list[StoredObject] = []
+        objects: list[StoredObject] = []
         for folder, _, files in os.walk(top):
             for name in files:
                 path = Path(folder) / name
                 if name.endswith(PART) or path.is_symlink():
                     continue
-                with suppress(FileNotFoundError):  # removed meanwhile
+                with suppress(FileNotFoundError):  # removed in the meantime
                     status = path.stat()
-                    name_here = path.relative_to(self.folder).as_posix()
-                    found.append(StoredObject(name_here, status.st_size, status.st_mtime))
-        return sorted(found)
+                    relative_name = path.relative_to(self.folder).as_posix()
+                    objects.append(StoredObject(relative_name, status.st_size, status.st_mtime))
+        return sorted(objects)
 
     def delete(self, name: str) -> None:
         path = self._path(name)
@@ -103,7 +103,7 @@ def check_size(place: object, count: int, size_bytes: int) -> None:
 
 @contextmanager
 def _unfinished(path: Path) -> Iterator[Path]:
-    """A free path beside another, without a file at the end."""
+    """A free path beside `path`; its file is removed at the end, unless it was renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART}")
     try:
@@ -119,6 +119,6 @@ def _errors_of(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise MissingObjectError(f"{path}: no such file", "another name") from None
     except OSError as error:
-        if error.strerror is None:  # one of rowwise's own, with a message
+        if error.strerror is None:  # a RowwiseError, which has a message
             raise
         raise StorageError(f"{path}: {error.strerror}", "a folder that can be read and written") from error

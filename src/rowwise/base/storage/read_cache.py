@@ -1,8 +1,9 @@
-"""Keeps ranges of objects that were read in a folder of this machine, for later reads of any process.
+"""Caches ranges of objects in a local folder, for later reads of any process.
 
 A range is a file whose name follows from the object, its size, its time and the range, so another object is never taken
-for it. It ends with a checksum: a damaged file is a range that is read from the store again. Files appear whole. Beyond
-the folder's bound the least recently used are removed. A folder that cannot be written costs reads, and no run.
+for it. It ends with a checksum: a damaged file is a range that is read from the store again. Files are written
+atomically. Beyond the folder's bound the least recently used are removed. A folder that cannot be written only disables
+the cache.
 """
 
 import hashlib
@@ -21,15 +22,15 @@ from rowwise.base.textfile import open_regular
 
 
 class CacheFolder(NamedTuple):
-    """Where ranges of objects, or copies of files, are kept, and how many bytes of them."""
+    """A folder for cached ranges of objects or copies of files, and a bound on its bytes."""
 
     folder: Path
     max_bytes: int
 
 
 CHECK_bytes = 4
-KEPT = 0.9  # of the bound, where it was met
-LARGEST, BETWEEN = 0.25, 0.05  # of the bound: a range that is not kept, and what a process writes before it looks again
+KEPT = 0.9  # fraction of the bound that an eviction leaves
+LARGEST, BETWEEN = 0.25, 0.05  # fractions of the bound: largest range kept, bytes written between two evictions
 
 
 @final
@@ -43,30 +44,30 @@ class ReadCache:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder, self.max_bytes = folder, max_bytes
-        self._written = max_bytes  # by this process since it looked; at first it looks
+        self._written = max_bytes  # by this process since it last checked the bound; the first write checks
         self._lock, self._is_broken = threading.Lock(), False
 
-    def read(self, url: str, one: StoredObject, begin: int, end: int, fetch: Callable[[], memoryview]) -> memoryview:
-        """The bytes of an object from `begin` to `end`, which `fetch` reads where they are not kept."""
-        text = f"{url}\n{one.name}\n{one.size_bytes}\n{one.modified_s}\n{begin}\n{end}"
+    def read(self, url: str, stored: StoredObject, begin: int, end: int, fetch: Callable[[], memoryview]) -> memoryview:
+        """The bytes of an object from `begin` to `end`, which `fetch` reads on a miss."""
+        text = f"{url}\n{stored.name}\n{stored.size_bytes}\n{stored.modified_s}\n{begin}\n{end}"
         name = hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
         path = self.folder / name[:2] / name[2:]
-        found = _read_checked(path, end - begin)
-        if found is not None:
-            return found
+        cached = _read_checked(path, end - begin)
+        if cached is not None:
+            return cached
         content = fetch()
         if len(content) == end - begin <= LARGEST * self.max_bytes and not self._is_broken:
-            self._keep(path, content)
+            self._store(path, content)
         return content
 
-    def _keep(self, path: Path, content: memoryview) -> None:
+    def _store(self, path: Path, content: memoryview) -> None:
         part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with part.open("xb") as file:
                 file.write(content)
                 file.write(zlib.crc32(content).to_bytes(CHECK_bytes, "little"))
-            with suppress(FileNotFoundError):  # another reader has made room by removing it
+            with suppress(FileNotFoundError):  # evicted by another reader
                 part.replace(path)
         except OSError as error:
             self._is_broken = True
@@ -85,16 +86,16 @@ class ReadCache:
 
 
 def make_room(place: CacheFolder, pattern: str, kept: float = 1.0, newest: Path | None = None) -> None:
-    """Remove the least recently used files beyond the bound, but not the newest; `kept`: of the bound, afterwards."""
-    found: list[tuple[int, int, Path]] = []
+    """Remove the least recently used files beyond the bound, but not `newest`; `kept`: fraction of the bound left."""
+    files: list[tuple[int, int, Path]] = []
     for path in place.folder.glob(pattern):
         with suppress(OSError):  # another process has removed it
             status = path.stat()
-            found.append((status.st_mtime_ns, status.st_size, path))
-    total = sum(size for _, size, _ in found)
+            files.append((status.st_mtime_ns, status.st_size, path))
+    total = sum(size for _, size, _ in files)
     if total <= place.max_bytes:
         return
-    for _, size, path in sorted(found):
+    for _, size, path in sorted(files):
         if path == newest:
             continue
         with suppress(OSError):
@@ -111,7 +112,7 @@ def read_cache(folder: Path, max_bytes: int) -> ReadCache:
 
 
 def _read_checked(path: Path, length: int) -> memoryview | None:
-    """The range in a file; None: there is none, or it is damaged. A file that is read is the most recently used."""
+    """The range in a file; None if it is missing or damaged. A read makes the file the most recently used."""
     try:
         with open_regular(path, links=False) as file:
             content = memoryview(file.read(length + CHECK_bytes + 1))
