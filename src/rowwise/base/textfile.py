@@ -1,6 +1,6 @@
 """Opens untrusted files only if they are regular, reads them up to a size, and decodes them strictly.
 
-A recipe, a plan or a run folder may come from anybody. An invalid file is an OSError with its name, handled like a
+A recipe, a plan or a run folder may come from anyone. An invalid file is an OSError with its name, handled like a
 missing file. Invalid content is a ValueError of one line.
 """
 
@@ -29,7 +29,7 @@ def open_regular(path: str | Path, mode: Literal["rb", "r+b", "a+b"] = "rb", *, 
     """
     flags = FLAGS[mode] | (0 if links else os.O_NOFOLLOW) | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        fd = os.open(path, flags, 0o666)  # fails for a socket, and O_NONBLOCK does not wait for the writer of a FIFO
+        fd = os.open(path, flags, 0o666)  # fails for a socket; O_NONBLOCK: do not wait for the writer of a FIFO
     except OSError as error:
         if error.errno == errno.ELOOP and not links:
             raise OSError(errno.ELOOP, "this is a link: expected the file itself in its place", str(path)) from None
@@ -82,8 +82,8 @@ def refuse_links(folder: Path) -> list[Path]:
     """The files of an untrusted folder, sorted; raises if it has anything but regular files and folders."""
     files: list[Path] = []
     folders: list[str | Path] = [folder]
-    for one in folders:
-        with os.scandir(one) as entries:
+    for current in folders:
+        with os.scandir(current) as entries:
             for entry in entries:
                 if entry.is_symlink():
                     raise OSError(errno.ELOOP, "this is a link: expected its target in its place", entry.path)
@@ -96,20 +96,20 @@ def refuse_links(folder: Path) -> list[Path]:
     return sorted(files)
 
 
-def read_bytes(path: str | Path, most: int = MAX_BYTES, *, links: bool = True) -> bytes:
-    """The content of a file of at most `most` bytes."""
+def read_bytes(path: str | Path, max_bytes: int = MAX_BYTES, *, links: bool = True) -> bytes:
+    """The content of a file of at most `max_bytes` bytes."""
     with open_regular(path, links=links) as file:
         size = os.fstat(file.fileno()).st_size
         # Files of /proc report size 0, so the bytes read are counted too.
-        data = b"" if size > most else file.read(most + 1)
-    if max(size, len(data)) > most:
-        raise OSError(errno.EFBIG, f"more than {most >> 20} MB: expected a smaller file", str(path))
+        data = b"" if size > max_bytes else file.read(max_bytes + 1)
+    if max(size, len(data)) > max_bytes:
+        raise OSError(errno.EFBIG, f"more than {max_bytes >> 20} MB: expected a smaller file", str(path))
     return data
 
 
-def read_text(path: str | Path, most: int = MAX_BYTES) -> str:
+def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
     """The content of a file in UTF-8, with or without a byte order mark."""
-    data = read_bytes(path, most)
+    data = read_bytes(path, max_bytes)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -141,11 +141,11 @@ def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_whole(text: str, *, signed: bool = False) -> int | None:
-    """The whole number that a text from outside is, in digits of ASCII; int() takes those of all scripts, and `1_0`."""
+    """Parse untrusted ASCII digits, else None; int() would accept digits of all scripts, and `1_0`."""
     digits = text.removeprefix("-") if signed else text
     return int(text) if digits.isascii() and digits.isdecimal() and len(digits) <= MAX_DIGITS else None
 
 
 def file_time(seconds: float) -> datetime:
-    """The time of a file in UTC; file systems have years that dates do not have, for which the nearest one stands."""
+    """The time of a file in UTC, clamped to the years of `datetime`, as file systems have others."""
     return datetime.fromtimestamp(min(max(seconds, 0.0), LATEST_s), UTC)

@@ -21,16 +21,16 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def parse_json(text: str | bytes, kind: type[T], what: str) -> T:
-    """Decode a value; `what` says in an error what the text is not."""
+    """Decode a value; `what` names the expected content in the error."""
     try:
         return decode_json(text, kind)
     except msgspec.DecodeError as error:
         raise SpecError(f"not {what}: {error}") from None
 
 
-def check_max(where: str, value: msgspec.Struct, **most: int) -> None:
+def check_max(where: str, value: msgspec.Struct, **limits: int) -> None:
     """Raise if a field exceeds its limit; `where` begins the message."""
-    for name, limit in most.items():
+    for name, limit in limits.items():
         number = getattr(value, name)
         if isinstance(number, int | float) and number > limit:
             raise SpecError(f"{where}{name}={number}", f"at most {limit:,}")

@@ -20,7 +20,7 @@ NO_WAY = tl.constexpr(1 << 62)
 
 @triton.jit
 def up_to(sums, count):
-    """Of inclusive sums, the sum of the first `count` numbers."""
+    """The sum of the first `count` numbers, from their inclusive prefix sums."""
     return tl.load(sums + count - 1, mask=count > 0, other=0).to(tl.int64)
 
 
@@ -53,7 +53,7 @@ def number_rows(values, bounds, cached, tables, keys, slots, max_key, IDS: tl.co
 
 @triton.jit(do_not_specialize=["max_key", "n"])
 def find_firsts(keys, is_first, max_key, n, TILE: tl.constexpr):
-    """Where each distinct row begins in the sorted keys."""
+    """Mark the first of equal sorted keys."""
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     key = tl.load(keys + at, mask=at < n, other=0)
     before = tl.load(keys + at - 1, mask=(at < n) & (at > 0), other=-1)
@@ -99,7 +99,7 @@ def find_rows(
 
 @triton.jit(do_not_specialize=["now", "num_tables", "n"])
 def choose_ways(keys, missed, tables, slot_rows, stamps, at_of, ways_of, now, num_tables, n):
-    """The way that each missed row takes: the k-th of its set the k-th in the order of stamps; -1: none is left."""
+    """The way of each missed row: the k-th row of a set takes its k-th oldest free way; -1 if none is left."""
     ways = tl.arange(0, WAYS)
     count = tl.load(missed + n - 1)
     m = tl.program_id(0).to(tl.int64)
@@ -115,7 +115,7 @@ def choose_ways(keys, missed, tables, slot_rows, stamps, at_of, ways_of, now, nu
         age = tl.where(tl.load(slot_rows + base + ways) == -1, -1, stamp)
         free = age != now
         order = tl.where(free, (age.to(tl.int64) + 1) * WAYS + ways, NO_WAY)
-        # Each way's place in the order: how many come before it.
+        # The rank of each way by age: the number of ways before it.
         before = tl.sum((order[None, :] < order[:, None]).to(tl.int32), 1)
         way = tl.max(tl.where(free & (before == k), ways, -1), 0)
         tl.store(at_of + m, at)
@@ -130,7 +130,7 @@ def enter(
     missed,
     at_of,
     ways_of,
-    spilled,  # inclusive sums of the missed rows without a way
+    spilled,  # inclusive prefix sums of the missed rows without a way
     tables,
     slot_rows,
     stamps,
@@ -147,7 +147,7 @@ def enter(
     n,
     TILE: tl.constexpr,
 ):
-    """Let missed rows enter their slots; what is moved, and which rows have left."""
+    """Insert missed rows into their slots; writes the moves, and which slots held evicted rows."""
     m = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = m < tl.load(missed + n - 1)
     at = tl.load(at_of + m, mask=inside, other=0)
@@ -160,7 +160,7 @@ def enter(
     row = (key - first_key - set_number * rows_of_set) * sets + set_number
     way = tl.load(ways_of + m, mask=inside, other=0)
     in_set = inside & (way >= 0)
-    # Behind the sets: how many rows of the table came before without a way.
+    # Place in the overflow: the number of earlier rows of the table without a way.
     of_table = up_to(missed, count_below(keys, first_key, n))
     place = tl.load(spilled + m, mask=inside, other=0) - 1 - up_to(spilled, of_table)
     behind = tl.where(place < tl.load(table + 5, mask=inside, other=0), sets * WAYS + place, -1)
@@ -203,7 +203,7 @@ def count(
     keys, missed, spilled, evicted, move_victims, tables, counts, overflow_used, max_key, num_tables, n,
     COUNTS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Add to the counts of a table, and say how many slots of its overflow are used."""
+    """Add to the counts of a table, and store the number of its overflow slots in use."""
     number = tl.program_id(0)
     table, to = tables + number * FIELDS, counts + number * 4
     next_key = tl.load(table + FIELDS, mask=number + 1 < num_tables, other=max_key)
@@ -227,7 +227,7 @@ def count(
 
 @triton.jit
 def copy(source, target, size, has, UNIT: tl.constexpr, BLOCK: tl.constexpr):
-    """Copy bytes from an address to another; UNIT divides size and addresses."""
+    """Copy `size` bytes between addresses; UNIT divides size and addresses."""
     i = size * 0
     while i < size // UNIT:
         k = i + tl.arange(0, BLOCK)
@@ -257,7 +257,7 @@ def copy_row(table, slot, row, has, OUT: tl.constexpr, UNIT: tl.constexpr, BLOCK
 
 @triton.jit
 def move(move_tables, move_slots, move_rows, count, tables, OUT: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr):
-    """Copy rows between slots and host memory; nothing where slot or row is -1."""
+    """Copy rows between slots and host memory; skips moves whose slot or row is -1."""
     last = tl.load(count)
     m = tl.program_id(0).to(tl.int64)
     while m < last:

@@ -1,6 +1,6 @@
 """Kernels of `route`: from ids to sorted contributions, rows and units of rows. A program has a tile of bags or ids.
 
-Axes are those of `route`. The surplus of contributions has the key `rows`.
+Axes are those of `route`. Unused contributions have the key `rows`.
 """
 
 import triton
@@ -13,13 +13,13 @@ FIELDS = tl.constexpr(len(FeatureDescriptor._fields))
 TABLE_FIELDS = tl.constexpr(len(TableDescriptor._fields))
 MEAN, WEIGHTED = tl.constexpr(int(Mode.MEAN)), tl.constexpr(int(Mode.WEIGHTED))
 BLOCK_SHIFT = tl.constexpr(8)  # [Note: Merge order]
-LONG_ROW = tl.constexpr(128)  # contributions from which on a row is cut into units
+LONG_ROW = tl.constexpr(128)  # least number of contributions of a row that is cut into units
 UNIT = tl.constexpr(64)  # contributions of a unit on average
 
 
 @triton.jit
 def count_below(numbers, limit, n, STRIDE: tl.constexpr = 1):
-    """How many of `n` ascending numbers, each STRIDE after the last, are less than each limit; a binary search."""
+    """The number of `n` ascending numbers, STRIDE elements apart, below each limit; a binary search."""
     low, high = limit * 0, limit * 0 + n
     width = n
     while width > 0:
@@ -79,7 +79,7 @@ def expand(
         at = to[:, None] + k
         tl.store(keys + at, key.to(keys.dtype.element_ty), mask=has)
         tl.store(bags + at, bag[:, None] + k * 0, mask=has)
-        tl.store(fault + at * 0, 1, mask=has & ~good)  # every program that finds a bad id stores the same
+        tl.store(fault + at * 0, 1, mask=has & ~good)  # every program that finds a bad id stores 1
         i += IDS
 
 
@@ -107,7 +107,7 @@ def locate(
     HAS_WEIGHTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Where the gradient of each contribution is, its factor, and where it meets those before it."""
+    """The place of each contribution's gradient, its factor, and the level at which it joins those before it."""
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = at < n
     key = tl.load(keys + at, mask=inside, other=rows)
@@ -143,7 +143,7 @@ def locate(
 
 @triton.jit(do_not_specialize=["n"])
 def find_rows(row_numbers, firsts, n, TILE: tl.constexpr):
-    """Where each row begins; `row_numbers`: of each contribution, from 1."""
+    """The first contribution of each row; `row_numbers`: the row of each contribution, from 1."""
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = at < n
     row = tl.load(row_numbers + at, mask=inside, other=0)
@@ -154,7 +154,7 @@ def find_rows(row_numbers, firsts, n, TILE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "blocks", "levels", "n"])
 def cut(keys, row_numbers, firsts, joins, begins_unit, rows, blocks, levels, n, TILE: tl.constexpr):
-    """Which contributions begin a unit: of a hot row, at the lowest level whose nodes would hold UNIT contributions."""
+    """Mark first contributions of units: nodes of a hot row at the lowest level with about UNIT contributions each."""
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = at < n
     used = inside & (tl.load(keys + at, mask=inside, other=rows) < rows)
@@ -209,7 +209,7 @@ def write_records(
     count = tl.where(begins_unit, 0, last - first)
     terms = (first.to(tl.int64) << 32) | count
     place = tl.load(places + at, mask=begins_row, other=0)
-    fields = tl.reshape(tl.join(tl.join(terms, place), tl.join(named, place)), (TILE, 4))  # the last has no meaning
+    fields = tl.reshape(tl.join(tl.join(terms, place), tl.join(named, place)), (TILE, 4))  # the last field is unused
     to = (row.to(tl.int64) * 4)[:, None] + tl.arange(0, 4)[None, :]
     tl.store(records + tl.multiple_of(to, (1, 4)), fields, mask=begins_row[:, None])
     unit = units - 1

@@ -2,7 +2,7 @@
 
 See [Note: Id maps] and [Note: Sets of ids] in `tables/ids/idmap.py`.
 
-Words may hold anything: what is read is masked by where the parts of a section end.
+Words are untrusted: reads are masked by the ends of a section's arrays.
 """
 
 import triton
@@ -25,7 +25,7 @@ def mix(x):
 
 @triton.jit
 def ones(x):
-    """How many bits of each word are set."""
+    """The number of set bits of each word (popcount)."""
     x = x - ((x >> 1) & 0x5555555555555555)
     x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)
     x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0F
@@ -34,7 +34,7 @@ def ones(x):
 
 @triton.jit
 def select(word, k):
-    """The place of the bit of each word that has k bits below it."""
+    """The position of the set bit of each word with k set bits below it: a binary search by popcount of halves."""
     place = k * 0
     for half in tl.static_range(6):
         count = ones((word >> place.to(tl.uint64)) & ((1 << (32 >> half)) - 1))
@@ -45,7 +45,7 @@ def select(word, k):
 
 @triton.jit
 def unpack(words, at, count, bits, has):
-    """Some of `count` numbers of so many bits that lie one after another; 0 where there is none."""
+    """Elements of a packed array of `count` integers of `bits` bits; 0 for those out of range."""
     has = has & (at >= 0) & (at < count) & (bits > 0)
     first, shift = at * bits >> 6, at * bits & 63
     crosses = has & (shift + bits > 64)
@@ -57,8 +57,9 @@ def unpack(words, at, count, bits, has):
 
 @triton.jit
 def bit_of(words, layout, bucket, has):
-    """The bit at which each bucket begins among the marks: behind as many zeros as there are buckets before it."""
+    """The bit of `marks` at which each bucket begins: behind the zero that ends the bucket before it (select)."""
     zeros, marks, mark_bits, lows = tl.load(layout), tl.load(layout + 1), tl.load(layout + 2), tl.load(layout + 3)
+    # `zeros` names the group of words with the wanted zero; the loop counts zeros word by word until it is reached.
     group = tl.maximum(count_below(words + zeros, bucket, marks - zeros) - 1, 0)
     wanted = tl.maximum(bucket - tl.load(words + zeros + group, mask=has, other=0), 1)
     w = marks + group * GROUP
@@ -80,13 +81,14 @@ def bit_of(words, layout, bucket, has):
 
 @triton.jit
 def place_in_set(words, section, layout, row, has):
-    """How many ids of a set are below each id, and whether it is one of them."""
+    """The number of ids of a set below each id, and whether the set has it."""
     count, low_bits = tl.load(section + 7), tl.load(section + 8)
     lows = words + tl.load(layout + 3)
     bucket = row >> low_bits
     begin, end = bit_of(words, layout, bucket, has), bit_of(words, layout, bucket + 1, has)
     first = tl.minimum(tl.maximum(begin - bucket, 0), count)
     last = tl.minimum(tl.maximum(end - 1 - bucket, first), count)
+    # The ids of the bucket are `first` to `last` of the set: a binary search among their low bits.
     low = row & ((row * 0 + 1 << low_bits) - 1)
     place, high = first, last
     width = tl.max(last - first, 0)
@@ -101,7 +103,7 @@ def place_in_set(words, section, layout, row, has):
 
 @triton.jit
 def permute(row, seed, known, half, has):
-    """The places of ids in a permutation of all; see [Note: Scrambled ids]."""
+    """The images of ids under a permutation of all ids; see [Note: Scrambled ids]."""
     mask = (row.to(tl.uint64) * 0 + 1 << half.to(tl.uint64)) - 1
     place, walking = row.to(tl.uint64), has
     left = tl.max(walking.to(tl.int32), 0)
@@ -120,16 +122,16 @@ def permute(row, seed, known, half, has):
 @triton.jit(do_not_specialize=["columns", "n"])
 def map_section(
     ids,
-    section,  # a row of `sections`, where its set is, and of the map the number of ids and the bits of half an id
+    section,  # a row of `sections`, its `SetPlaces`, the map's number of ids, and the bits of half an id
     words,
-    rows,  # -1: none so far
-    before,  # of each id and column, how many ids of the sets so far are below it
+    rows,  # of the sections so far; -1: none
+    before,  # by id and column, the number of ids below it in the sets so far
     columns,
     n,
     KIND: tl.constexpr,
     IDS: tl.constexpr,
 ):
-    """Rows of the ids that none of the sections before has given one."""
+    """Rows for the ids without one from an earlier section of the column."""
     limit, base, column = tl.load(section + 1), tl.load(section + 2), tl.load(section + 3)
     seed, divisor = tl.load(section + 4).to(tl.uint64, bitcast=True), tl.load(section + 5).to(tl.uint64)
     layout = section + LAYOUT

@@ -24,7 +24,7 @@ def interact(
     vectors,
     dim: tl.constexpr,
     VECTORS: tl.constexpr,
-    PART: tl.constexpr,  # columns that are multiplied together
+    PART: tl.constexpr,  # columns of one matrix product
     PRECISION: tl.constexpr,
 ):
     sample = tl.program_id(0).to(tl.int64)

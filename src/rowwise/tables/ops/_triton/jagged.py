@@ -1,7 +1,7 @@
 """Launches of the operators on jagged batches and ids: `reference/jagged.py`, `exchange.py` and `idmap.py` on a GPU.
 
-What has a size, an answer or an error for the host waits for the device once, in `to_host`. `bucketize` and
-`find_newer` wait for nothing; ids outside their table become -1 there, which all that follows refuses.
+Operators with a size, an answer or an error for the host wait for the device once, in `to_host`. `bucketize` and
+`find_newer` do not wait: ids outside their table become -1, which later operators refuse.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,13 +22,13 @@ from rowwise.tables.ops.reference.idmap import SectionKind, SectionRow, SetPlace
 from rowwise.tables.ops.reference.jagged import Distinct, Expanded, Routed, Taken
 from rowwise.tables.ops.shapes import widest
 
-IDS = 256  # of a program that goes through the ids of a feature
-MOST = 2**31 - 1  # ids or bags of a batch
+IDS = 256  # ids that a program handles at a time
+MAX_INDEX = 2**31 - 1  # most ids or bags of a batch
 WARPS = {"num_warps": specialise.TILE_WARPS}
 
 
 class Bags(NamedTuple):
-    """A batch on the device; offsets of what may not be its lengths."""
+    """A batch on the device; its lengths, and so its offsets, may be wrong until `check`."""
 
     values: Tensor
     lengths: Tensor
@@ -42,7 +42,7 @@ class Bags(NamedTuple):
         return cls(values, lengths, weights, reference.offsets(lengths))
 
     def facts(self) -> Tensor:
-        """How many ids all bags have, and how many bags have less than none or more than there are."""
+        """The sum of all lengths, and the number of lengths that are negative or above the number of ids."""
         counts = self.lengths.long()
         return torch.stack([self.offsets[-1], ((counts < 0) | (counts > len(self.values))).sum()])
 
@@ -55,7 +55,7 @@ class Bags(NamedTuple):
 
 
 def to_host(parts: Sequence[Tensor]) -> list[list[int]]:
-    """The numbers of tensors; the one call that waits for the device."""
+    """The numbers of tensors, in the only call that waits for the device."""
     numbers = iter(torch.cat([part.long() for part in parts]).tolist())
     return [[next(numbers) for _ in range(len(part))] for part in parts]
 
@@ -70,31 +70,31 @@ def take(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[
             bags = len(batches[source].lengths)
             raise RuntimeError(f"rowwise: segment {number} reaches past the {bags} bags of its batch")
     own = [[(at, *row[1:]) for at, row in enumerate(rows) if row[0] == source] for source in range(len(batches))]
-    firsts = [_table([x for _, first, count in one for x in (first, first + count)], device) for one in own]
+    firsts = [_table([x for _, first, count in chosen for x in (first, first + count)], device) for chosen in own]
     bounds = [batch.offsets[at] for batch, at in zip(batches, firsts, strict=True)]
     numbers = to_host([*bounds, *(batch.facts() for batch in batches)])
     begins, sizes = [0] * len(rows), [0] * len(rows)
-    for batch, one, ids, facts in zip(batches, own, numbers, numbers[len(batches) :], strict=False):
+    for batch, chosen, ids, facts in zip(batches, own, numbers, numbers[len(batches) :], strict=False):
         batch.check(facts)
-        for (at, *_), first, last in zip(one, ids[::2], ids[1::2], strict=True):
+        for (at, *_), first, last in zip(chosen, ids[::2], ids[1::2], strict=True):
             begins[at], sizes[at] = first, last - first
     starts, bag_starts = list(accumulate(sizes, initial=0)), list(accumulate((row[2] for row in rows), initial=0))
     taken = torch.empty(starts[-1], dtype=widest(values), device=device)
     bags = torch.empty(bag_starts[-1], dtype=widest(lengths), device=device)
     moved = torch.empty(starts[-1] if weights else 0, device=device)
-    for batch, one in zip(batches, own, strict=True):
+    for batch, chosen in zip(batches, own, strict=True):
         both = None if batch.weights is None else (batch.weights, moved)
-        _copy([(begins[at], starts[at], sizes[at]) for at, *_ in one], batch.values, taken, both)
-        _copy([(first, bag_starts[at], count) for at, first, count in one], batch.lengths, bags)
+        _copy([(begins[at], starts[at], sizes[at]) for at, *_ in chosen], batch.values, taken, both)
+        _copy([(first, bag_starts[at], count) for at, first, count in chosen], batch.lengths, bags)
     return taken, bags, moved, torch.tensor(starts)
 
 
 def expand(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[Tensor], *args: Any) -> Expanded:
     samples, places, narrow = args
     batches, device, samples_B = _batches(values, lengths, weights), values[0].device, len(samples[0])
-    for other in samples:
-        if len(other) != samples_B:
-            raise RuntimeError(f"rowwise: {len(other)} samples; want {samples_B}")
+    for batch_samples in samples:
+        if len(batch_samples) != samples_B:
+            raise RuntimeError(f"rowwise: {len(batch_samples)} samples; want {samples_B}")
     rows = places.tolist()
     for source, first in rows:
         if not (0 <= source < len(batches) and batches[source].has_bags(first, 0)):
@@ -107,7 +107,7 @@ def expand(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequenc
         for source in range(len(batches))
     ]
     launched = [(batch, at, len(table) // 2, table) for batch, at, table in zip(batches, samples, own, strict=True)]
-    launched = [one for one in launched if one[2] and samples_B]
+    launched = [launch for launch in launched if launch[2] and samples_B]
     for batch, at, features, table in launched:
         kernels.find_bags[*over(samples_B), features](
             at,
@@ -146,7 +146,7 @@ def bucketize(values: Tensor, lengths: Tensor, weights: Tensor | None, bounds: T
         raise RuntimeError("rowwise: bounds must be [features, buckets + 1] and ascend from 0")
     if num_bags % features or (n and not num_bags):
         raise RuntimeError(f"rowwise: {num_bags} bags do not divide among {features} features")
-    if max(n, num_bags * buckets) > MOST:
+    if max(n, num_bags * buckets) > MAX_INDEX:
         raise RuntimeError("rowwise: too many ids or bags for one batch; make it smaller")
     bucket_N = torch.empty(n, dtype=torch.uint8 if buckets <= 256 else torch.int32, device=device)  # passes of a sort
     bag_N, local_N, out = empty_numbers(device, n), torch.empty_like(values), torch.empty_like(values)
@@ -171,23 +171,23 @@ def deduplicate(values: Tensor, bounds: Tensor) -> Distinct:
     device, n, at = values.device, len(values), bounds.tolist()
     if not at or at[0] or at[-1] != n or at != sorted(at):
         raise RuntimeError(f"rowwise: bounds of segments do not ascend from 0 to {n}")
-    found, order_N = torch.sort(values, stable=True)
+    ids_N, order_N = torch.sort(values, stable=True)
     segment_N = torch.zeros(n, dtype=torch.uint8 if len(at) <= 257 else torch.int32, device=device)
     if len(at) > 2:
         sizes = copy_to(bounds.diff(), device)
         segment_N = torch.arange(len(at) - 1, device=device).repeat_interleave(sizes, output_size=n).to(segment_N.dtype)
         # The ids of a segment stay in their order.
         segment_N, by_segment_N = torch.sort(segment_N[order_N], stable=True)
-        found, order_N = found[by_segment_N], order_N[by_segment_N]
+        ids_N, order_N = ids_N[by_segment_N], order_N[by_segment_N]
     is_first_N = empty_numbers(device, n)
     if n:
-        kernels.find_distinct[over(n)](found, segment_N, is_first_N, n, **TILED)
+        kernels.find_distinct[over(n)](ids_N, segment_N, is_first_N, n, **TILED)
     numbers_N1 = reference.offsets(is_first_N)
     (starts,) = to_host([numbers_N1[copy_to(bounds, device)]])
     distinct = torch.empty(starts[-1], dtype=values.dtype, device=device)
     first_U1, inverse = _zeros(starts[-1] + 1, device), torch.empty(n, dtype=torch.int64, device=device)
     if n:
-        kernels.write_distinct[over(n)](found, order_N, numbers_N1[1:], distinct, first_U1, inverse, n, **TILED)
+        kernels.write_distinct[over(n)](ids_N, order_N, numbers_N1[1:], distinct, first_U1, inverse, n, **TILED)
     return distinct, torch.tensor(starts), inverse, first_U1.diff()
 
 
@@ -208,31 +208,30 @@ def pack_ids(
     _check_messages(bags, slices, messages, batch)
     firsts = slices[:, 0]
     ends = _table([*firsts.tolist(), *(firsts + batch).tolist()], device)
-    found = to_host([_find_outside(bags, slices, batch), bags.offsets[ends], bags.facts()])
-    (is_outside,), bounds, facts = found
+    (is_outside,), bounds, facts = to_host([_find_outside(bags, slices, batch), bags.offsets[ends], bags.facts()])
     bags.check(facts)
     if is_outside:
         raise IdError("rowwise: an id is outside its table")
     begins, counts = bounds[: len(firsts)], [b - a for a, b in zip(bounds, bounds[len(firsts) :], strict=False)]
-    of_bags: list[tuple[int, int, int]] = []
-    of_ids: list[tuple[int, int, int, int, int]] = []
+    bag_segments: list[tuple[int, int, int]] = []
+    id_segments: list[tuple[int, int, int, int, int]] = []
     starts, before, k = [0], 0, 0
     for number, wide, weighted in messages.tolist():
         words = 2 if wide else 1
         ids_at = starts[-1] + number * batch
-        more_at = ids_at + words * sum(counts[k : k + number])
+        weights_at = ids_at + words * sum(counts[k : k + number])
         for slice_ in range(k, k + number):
-            of_bags.append((int(firsts[slice_]), starts[-1] + (slice_ - k) * batch, batch))
+            bag_segments.append((int(firsts[slice_]), starts[-1] + (slice_ - k) * batch, batch))
             if counts[slice_]:
-                of_ids.append((before, begins[slice_], ids_at, more_at if weighted else -1, words - 1))
+                id_segments.append((before, begins[slice_], ids_at, weights_at if weighted else -1, words - 1))
             before, ids_at = before + counts[slice_], ids_at + words * counts[slice_]
-            more_at += counts[slice_] if weighted else 0
-        starts.append(more_at)
+            weights_at += counts[slice_] if weighted else 0
+        starts.append(weights_at)
         k += number
     out = torch.empty(starts[-1], dtype=torch.int32, device=device)
-    _copy(of_bags, lengths, out)
+    _copy(bag_segments, lengths, out)
     if before:
-        table = copy_to(torch.tensor(of_ids), device)
+        table = copy_to(torch.tensor(id_segments), device)
         kernels.write_ids[over(before)](
             table, values, out if weights is None else weights, out, len(table), before,
             HAS_WEIGHTS=weights is not None, **TILED,
@@ -241,11 +240,11 @@ def pack_ids(
 
 
 def find_newer(values: Tensor, offsets: Tensor, features: Tensor, ids: Tensor, places: Tensor, batch: int) -> Tensor:
-    device, n, most = values.device, len(values), len(ids)
+    device, n, count = values.device, len(values), len(ids)
     for source, _, first, last in features.tolist():
         if source < 0 or (source + 1) * batch >= len(offsets):
             raise RuntimeError(f"rowwise: no feature {source}")
-        if not 0 <= first <= last <= most or len(places) != most:
+        if not 0 <= first <= last <= count or len(places) != count:
             raise RuntimeError(f"rowwise: no ids of feature {source}")
     fault, out = begin(device), values.to(torch.int64, copy=True)
     if n and len(features):
@@ -276,30 +275,30 @@ def map_ids(ids: Tensor, sections: Tensor, words: Tensor, known: int, columns: i
 
 
 def _checked_layout(number: int, section: SectionRow, known: int, columns: int, words: int) -> SetPlaces:
-    """Where a section's set is; raises for a section that reaches past the words or the columns."""
-    what = f"rowwise: section {number} of an id map"
+    """The places of a section's set; raises for a section that reaches past the words or the columns."""
+    lead = f"rowwise: section {number} of an id map"
     if not (0 <= section.kind < len(SectionKind) and 0 <= section.column < columns):
-        raise RuntimeError(f"{what} is of kind {section.kind} in column {section.column} of {columns}")
-    least, most = int(section.kind == SectionKind.HASH), 1 << 48
-    if not (least <= section.rows <= most and 0 <= section.base <= most and section.divisor > 0):
-        raise RuntimeError(f"{what} has {section.rows} rows from {section.base} on, divisor {section.divisor}")
+        raise RuntimeError(f"{lead} is of kind {section.kind} in column {section.column} of {columns}")
+    min_rows, max_rows = int(section.kind == SectionKind.HASH), 1 << 48
+    if not (min_rows <= section.rows <= max_rows and 0 <= section.base <= max_rows and section.divisor > 0):
+        raise RuntimeError(f"{lead} has {section.rows} rows from {section.base} on, divisor {section.divisor}")
     bits = section.low_bits, section.entry_bits
     if not (0 <= section.count <= known and all(0 <= x <= 48 for x in bits)):
-        raise RuntimeError(f"{what} has {section.count} of {known} ids, with {bits[0]} and {bits[1]} bits each")
+        raise RuntimeError(f"{lead} has {section.count} of {known} ids, with {bits[0]} and {bits[1]} bits each")
     layout, end = SetPlaces.of(section, known), section.at
     if section.kind == SectionKind.EVERY:
         end -= -known * section.entry_bits // 64
     elif section.kind in (SectionKind.RANKED, SectionKind.LISTED) and section.count:
         end = layout.end
     if not 0 <= section.at <= end <= words:
-        raise RuntimeError(f"{what} reaches past its {words} words")
+        raise RuntimeError(f"{lead} reaches past its {words} words")
     return layout
 
 
 def _batches(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Bags]:
     if not values or len(lengths) != len(values) or (weights and len(weights) != len(values)):
         raise RuntimeError(f"rowwise: {len(values)} batches of ids, {len(lengths)} of bags, {len(weights)} of weights")
-    return [Bags.of(*one) for one in zip(values, lengths, weights or [None] * len(values), strict=True)]
+    return [Bags.of(*tensors) for tensors in zip(values, lengths, weights or [None] * len(values), strict=True)]
 
 
 def _check_messages(bags: Bags, slices: Tensor, messages: Tensor, batch: int) -> None:
@@ -327,12 +326,12 @@ def _find_outside(bags: Bags, slices: Tensor, batch: int) -> Tensor:
 def _copy(
     segments: Sequence[tuple[int, int, int]], source: Tensor, out: Tensor, weights: tuple[Tensor, Tensor] | None = None
 ) -> None:
-    """Copy segments (first in the source, first in `out`, how many), and of weights the same."""
-    some = [one for one in segments if one[2]]
-    before = list(accumulate((count for *_, count in some), initial=0))
-    if not some:
+    """Copy segments (first in the source, first in `out`, count), and the same of weights (source, target)."""
+    nonempty = [segment for segment in segments if segment[2]]
+    before = list(accumulate((count for *_, count in nonempty), initial=0))
+    if not nonempty:
         return
-    rows = [(at, *one[:2]) for at, one in zip(before, some, strict=False)]
+    rows = [(at, *segment[:2]) for at, segment in zip(before, nonempty, strict=False)]
     kernels.copy_segments[over(before[-1])](
         copy_to(torch.tensor(rows), out.device), source, out, *(weights or (out, out)), len(rows), before[-1],
         HAS_WEIGHTS=weights is not None, **TILED,

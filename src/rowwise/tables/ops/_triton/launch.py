@@ -1,4 +1,4 @@
-"""What launches share: descriptors on the device, memory that grows, the number of programs, and the fault word."""
+"""Shared parts of launches: descriptors on the device, scratch memory, numbers of programs, and the fault word."""
 
 import functools
 from typing import NamedTuple
@@ -14,26 +14,26 @@ from rowwise.tables.ops.pinned import copy_to
 
 PROGRAMS_OF_MULTIPROCESSOR = 32
 TILED = {"TILE": specialise.TILE, "num_warps": specialise.TILE_WARPS}
-INTERPRETED_PROGRAMS = 5  # few enough that the interpreter ends, more than one so that spans are shared
+INTERPRETED_PROGRAMS = 5  # few, as the interpreter is slow, but more than one, so that spans are shared
 
 
 def begin(device: torch.device) -> Tensor:
-    """The fault word of the device for the launches of an operator; raises what earlier launches found."""
+    """The fault word of the device for the launches of an operator; raises if earlier launches have found a fault."""
     return FaultWord.of(device).begin()
 
 
 def end(device: torch.device) -> None:
-    """Ask for the fault word's value, which a later `begin` looks at."""
+    """Start to copy the fault word to the host, where a later `begin` checks it."""
     FaultWord.of(device).end()
 
 
 def on_device(descriptors: Tensor, device: torch.device) -> Tensor:
-    """A small CPU tensor that stays the same for many steps, copied once for each of its values."""
-    return _kept(descriptors.numpy().tobytes(), descriptors.dtype, tuple(descriptors.shape), device)
+    """A copy of a small CPU tensor that rarely changes, cached by its content."""
+    return _cached_copy(descriptors.numpy().tobytes(), descriptors.dtype, tuple(descriptors.shape), device)
 
 
 @functools.lru_cache(maxsize=512)
-def _kept(data: bytes, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> Tensor:
+def _cached_copy(data: bytes, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> Tensor:
     return copy_to(_tensor(data, dtype).view(shape), device)
 
 
@@ -46,7 +46,7 @@ class FeaturesOfBucket(NamedTuple):
 
     bucket: Bucket
     chosen: Tensor  # their indices, on the device
-    columns: int  # what divides the first column of each, a power of two
+    columns: int  # largest power of two that divides the first column of each
     weighted: bool
 
 
@@ -65,7 +65,7 @@ def _features(data: bytes, device: torch.device) -> tuple[FeaturesOfBucket, ...]
 
 
 def read_features(features_FC: Tensor) -> tuple[FeatureDescriptor, ...]:
-    """The rows of a tensor of features on the CPU, read once for each of its values."""
+    """The rows of a tensor of features on the CPU, cached by its content."""
     return _read_features(features_FC.numpy().tobytes())
 
 
@@ -83,7 +83,7 @@ class TableOrder(NamedTuple):
 
     first_T: Tensor  # number of the first row of each table
     starts_K1: Tensor  # number of the first row of each bucket, and the number of rows
-    rows: int  # known on the host
+    rows: int  # number of all rows
 
 
 @functools.lru_cache(maxsize=256)
@@ -116,16 +116,16 @@ _memory: dict[tuple[str, torch.device], Tensor] = {}
 
 
 def grown(name: str, floats: int, device: torch.device) -> Tensor:
-    """Memory of at least so many floats that kernels of one stream use one after the other; it only grows."""
-    found = _memory.get((name, device))
-    if found is None or found.numel() < floats:
-        found = _memory[name, device] = torch.full((floats,), float("nan"), device=device)
-    return found
+    """Scratch memory of at least `floats` floats for the kernels of one stream, one at a time; it only grows."""
+    memory = _memory.get((name, device))
+    if memory is None or memory.numel() < floats:
+        memory = _memory[name, device] = torch.full((floats,), float("nan"), device=device)
+    return memory
 
 
 @functools.cache
 def capability_of(device: torch.device) -> int:
-    """90 of sm_90; 0 of what is not NVIDIA's."""
+    """90 for sm_90; 0 for a device that is not NVIDIA's."""
     if device.type != "cuda" or torch.version.hip:
         return 0
     major, minor = torch.cuda.get_device_capability(device)
@@ -134,12 +134,12 @@ def capability_of(device: torch.device) -> int:
 
 @functools.cache
 def programs_of(device: torch.device) -> int:
-    """Programs that are on the device at once."""
+    """Number of programs that are resident on the device at once."""
     if device.type == "cpu":
         return INTERPRETED_PROGRAMS
     return torch.cuda.get_device_properties(device).multi_processor_count * PROGRAMS_OF_MULTIPROCESSOR
 
 
 def shared_programs(count: int, tile: int, device: torch.device, groups: int = 1) -> int:
-    """Programs of each group, which share tiles of so many things."""
+    """Number of programs of each group, which share the tiles of `count` items."""
     return max(1, min(-(-count // tile), programs_of(device) // groups))

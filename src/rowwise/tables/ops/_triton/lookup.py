@@ -31,7 +31,7 @@ def pool(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     ALIGN: tl.constexpr,  # bytes that divide every address of a row
-    DIVISOR: tl.constexpr,  # columns that divide every dim: without it a mask ends a vector load
+    DIVISOR: tl.constexpr,  # divides every dim, so that masks do not split vector loads
     OUT_ALIGN: tl.constexpr,  # floats that divide every place in the output
     BAGS: tl.constexpr,
     IDS: tl.constexpr,  # of a bag, whose rows are loaded together
@@ -69,7 +69,7 @@ def pool(
                     x = x * tl.where(mode == WEIGHTED, weight, 1.0)[:, None]
                 total = tl.where(use, total + x, total)
             i += IDS
-        tl.store(fault + b * 0, 1, mask=bad)  # every program that finds a bad id stores the same
+        tl.store(fault + b * 0, 1, mask=bad)  # every program that finds a bad id stores 1
         total = tl.where((count > 0)[:, None], total, 0.0)
         if mode == MEAN:
             total = total * tl.div_rn(1.0, tl.maximum(count, 1).to(tl.float32))[:, None]

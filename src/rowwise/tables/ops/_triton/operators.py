@@ -1,4 +1,4 @@
-"""The operators under their flat signatures, as `native` registers them for a GPU: which kernels are launched."""
+"""The operators' launches on a GPU, under the flat signatures that `native` registers."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -89,9 +89,9 @@ def gather(arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, bat
     fault, device_features = begin(device), on_device(features, device)
     floats_F, starts_F = route.float_starts(device_features, offsets, batch)
     dims = {d.dim for d in descriptors}
-    whole = sorted(d.source for d in descriptors) == list(range((offsets.shape[0] - 1) // max(1, batch)))
-    # The size follows from the number of ids where one dim looks up all of them; else the host has to wait for it.
-    size = values.shape[0] * dims.pop() if whole and len(dims) == 1 else int(floats_F.sum())
+    is_complete = sorted(d.source for d in descriptors) == list(range((offsets.shape[0] - 1) // max(1, batch)))
+    # With one dim and every id looked up, the size follows from the number of ids; else the host has to wait for it.
+    size = values.shape[0] * dims.pop() if is_complete and len(dims) == 1 else int(floats_F.sum())
     out = torch.empty(size, device=device)
     align = specialise.align_of(d.dim for d in descriptors)
     for launch in features_by_bucket(features, device):
@@ -135,15 +135,15 @@ def interact_grad(dense: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, 
     shape = specialise.interact_shape(vectors, nvidia=capability_of(dense.device) > 0)
     if shape is None:
         return reference.interact_grad(dense, pooled, grad)
-    found = torch.empty_like(dense), torch.empty_like(pooled)
+    grads = torch.empty_like(dense), torch.empty_like(pooled)
     if samples:
-        interact_kernels.interact_grad[samples,](dense, pooled, grad, *found, vectors, dim, **shape)
-    return found
+        interact_kernels.interact_grad[samples,](dense, pooled, grad, *grads, vectors, dim, **shape)
+    return grads
 
 
 def pack(rows: Tensor, group: int) -> Tensor:
-    room = rows.shape[1] + 3  # for the bytes behind the last column
-    return _convert(quantise_kernels.pack, rows, shapes.pack(rows, group), rows.shape[1], room, GROUP=group)
+    width = rows.shape[1] + 3  # with the padding behind the last column
+    return _convert(quantise_kernels.pack, rows, shapes.pack(rows, group), rows.shape[1], width, GROUP=group)
 
 
 def unpack(packed: Tensor, dim: int, group: int) -> Tensor:
@@ -151,24 +151,24 @@ def unpack(packed: Tensor, dim: int, group: int) -> Tensor:
 
 
 def pack4(rows: Tensor) -> Tensor:
-    room = max(8, rows.shape[1])  # for the codes behind the last column
-    return _convert(quantise_kernels.pack4, rows, shapes.pack4(rows), rows.shape[1], room)
+    width = max(8, rows.shape[1])  # with the padding behind the last column
+    return _convert(quantise_kernels.pack4, rows, shapes.pack4(rows), rows.shape[1], width)
 
 
 def unpack4(packed: Tensor, dim: int) -> Tensor:
     return _convert(quantise_kernels.unpack4, packed, shapes.unpack(packed, dim), dim, dim)
 
 
-def _convert(kernel: Any, rows: Tensor, out: Tensor, dim: int, room: int, **constants: int) -> Tensor:
-    """Rows in another format, by a program of one warp for each."""
+def _convert(kernel: Any, rows: Tensor, out: Tensor, dim: int, width: int, **constants: int) -> Tensor:
+    """Rows in another format: one program of one warp for each row."""
     if len(rows):
-        block = specialise.power_of_two(room)
+        block = specialise.power_of_two(width)
         kernel[len(rows),](rows.contiguous(), out, dim, BLOCK=block, **constants, **ONE_WARP)
     return out
 
 
 class UpdateTensors(NamedTuple):
-    """What each launch of an update reads and writes."""
+    """The tensors that each launch of an update reads and writes."""
 
     arena: Tensor
     state: Tensor
@@ -190,10 +190,10 @@ def update(
     buckets, order = tables_by_bucket(tables, device)
     device_tables, stride = on_device(tables, device), 0 if per_id else grad.stride(0)
     descriptors = read_features(features)
-    routed = route.DeviceBatch(
+    device_batch = route.DeviceBatch(
         descriptors, on_device(features, device), values, offsets, weights, batch, stride, per_id
     )
-    found = route.route(routed, device_tables, order, fault)
+    routed = route.route(device_batch, device_tables, order, fault)
     memory = UpdateTensors(
         arena=arena,
         state=state,
@@ -206,40 +206,40 @@ def update(
     places = [d.dim for d in descriptors] if per_id else [stride, *(d.column for d in descriptors)]
     grad_align = specialise.align_of(places)
     if grad.numel() // grad_align >= 1 << 31:
-        most = (1 << 31) * grad_align
-        raise BatchError(f"a gradient of {grad.numel():,} numbers", f"fewer than {most:,}", hint="use a smaller batch")
+        limit = (1 << 31) * grad_align
+        raise BatchError(f"a gradient of {grad.numel():,} numbers", f"fewer than {limit:,}", hint="use a smaller batch")
     for number, bucket in enumerate(buckets):
-        _update_bucket(memory, found, (number, bucket), grad_align, fault)
+        _update_bucket(memory, routed, (number, bucket), grad_align, fault)
     end(device)
 
 
 def _update_bucket(
-    memory: UpdateTensors, found: route.Route, numbered: tuple[int, Bucket], grad_align: int, fault: Tensor
+    memory: UpdateTensors, routed: route.Route, numbered: tuple[int, Bucket], grad_align: int, fault: Tensor
 ) -> None:
     (number, bucket), device = numbered, memory.arena.device
     programs, shared = programs_of(device), constants_of(bucket)
-    partial = grown("partial", found.unit_last_U.shape[0] * bucket.block, device)
-    waiting = grown("waiting", programs * found.levels * bucket.block, device)
-    scaled = found.scales_N is not None
-    scales = found.scales_N if scaled else memory.grad
-    # `shared` without the row format, which has no part in a sum of gradients.
-    of_units = {name: shared[name] for name in ("BLOCK", "DIVISOR", "num_warps", "enable_fp_fusion")}
+    partial = grown("partial", routed.unit_last_U.shape[0] * bucket.block, device)
+    waiting = grown("waiting", programs * routed.levels * bucket.block, device)
+    scaled = routed.scales_N is not None
+    scales = routed.scales_N if scaled else memory.grad
+    # `shared` without the row format, which sums of gradients do not depend on.
+    unit_constants = {name: shared[name] for name in ("BLOCK", "DIVISOR", "num_warps", "enable_fp_fusion")}
     update_kernels.sum_units[programs,](
-        memory.grad, found.places_N, scales, found.joins_N, found.unit_first_U1, found.unit_last_U, found.unit_dims_U,
-        found.unit_bounds_K1[number:], waiting, partial, found.levels,
-        TERMS=specialise.TERMS_OF_UNIT, GRAD_ALIGN=grad_align, SCALED=scaled, **of_units,
+        memory.grad, routed.places_N, scales, routed.joins_N, routed.unit_first_U1, routed.unit_last_U,
+        routed.unit_dims_U, routed.unit_bounds_K1[number:], waiting, partial, routed.levels,
+        TERMS=specialise.TERMS_OF_UNIT, GRAD_ALIGN=grad_align, SCALED=scaled, **unit_constants,
     )  # fmt: skip
     has_slots = memory.slot_rows is not memory.arena
     capability = capability_of(device)
     ahead, registers = specialise.loads_ahead(bucket, capability), specialise.max_registers(bucket, capability)
-    limit: dict[str, int] = {} if registers is None else {"maxnreg": registers}  # an option of NVIDIA's compiler alone
+    limit: dict[str, int] = {} if registers is None else {"maxnreg": registers}  # an option of NVIDIA's compiler only
     for units in (False, True):
-        terms, joins = (partial, found.unit_joins_U) if units else (memory.grad, found.joins_N)
-        records = found.unit_records_U4 if units else found.records_R4
-        bounds_K1 = found.unit_bounds_K1 if units else found.row_bounds_K1
+        terms, joins = (partial, routed.unit_joins_U) if units else (memory.grad, routed.joins_N)
+        records = routed.unit_records_U4 if units else routed.records_R4
+        bounds_K1 = routed.unit_bounds_K1 if units else routed.row_bounds_K1
         update_kernels.apply[programs,](
-            *memory[:-1], terms, found.places_N, scales, joins, records, bounds_K1[number:], waiting, fault,
-            found.levels, RULE=bucket.rule, STATE_ALIGN=specialise.state_align(bucket), UNITS=units,
+            *memory[:-1], terms, routed.places_N, scales, joins, records, bounds_K1[number:], waiting, fault,
+            routed.levels, RULE=bucket.rule, STATE_ALIGN=specialise.state_align(bucket), UNITS=units,
             SCALED=scaled and not units, HAS_SLOTS=has_slots, AHEAD=ahead and not units, TERMS=specialise.TERMS,
             GRAD_ALIGN=grad_align, **limit, **shared,
         )  # fmt: skip

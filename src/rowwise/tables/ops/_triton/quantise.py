@@ -12,7 +12,7 @@ MOVES, IDLE = tl.constexpr(reference.MOVES), tl.constexpr(reference.IDLE)
 
 @triton.jit
 def pack(rows, packed, dim, GROUP: tl.constexpr, BLOCK: tl.constexpr):
-    """A row that is not finite gets scales that are not a number."""
+    """A row that is not finite gets NaN scales."""
     n = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     mask = d < dim
@@ -20,7 +20,7 @@ def pack(rows, packed, dim, GROUP: tl.constexpr, BLOCK: tl.constexpr):
     finite = tl.sum(tl.where(w * 0.0 == 0.0, 0, 1), 0) == 0
     row = packed + n * row_bytes(dim, INT8, GROUP)
     header = header_bytes(dim, INT8, GROUP)
-    # Half of a code's last bit, so that cutting the fraction rounds to nearest.
+    # Noise of half a code, so that truncating the fraction rounds to nearest.
     w = tl.where(finite, w, 0.0)
     write_codes(row, d, w, mask, d * 0 + (1 << 21), dim, GROUP, finite)
     tl.store(row + header + d, tl.zeros((BLOCK,), tl.uint8), mask=(d >= dim) & (d < (dim + 3) // 4 * 4))
@@ -37,7 +37,7 @@ def unpack(packed, rows, dim, GROUP: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def step_of(low, high):
     step = (high - low) * 0.06666667014360428
-    return tl.where(step >= 1.1754943508222875e-38, step, 0.0)  # else all weights are (nearly) one
+    return tl.where(step >= 1.1754943508222875e-38, step, 0.0)  # else all weights are (nearly) equal
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def error_of(w, low, high, mask, BLOCK: tl.constexpr):
 
 @triton.jit
 def pack4(rows, packed, dim, BLOCK: tl.constexpr):
-    """The best range is searched for by [Note: Four bits]; a row that is not finite gets a step that is no number."""
+    """Codes in the best range found by [Note: Four bits]; a row that is not finite gets a NaN step."""
     largest: tl.constexpr = 1e38
     n = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
@@ -65,7 +65,7 @@ def pack4(rows, packed, dim, BLOCK: tl.constexpr):
     w = tl.load(rows + n * dim + d, mask=mask, other=0.0)
     finite = tl.sum(tl.where(w * 0.0 == 0.0, 0, 1), 0) == 0
     w = tl.where(finite, w, 0.0)
-    # Plus zero: of -0 and +0 either could be the least, and they are different bits.
+    # Plus zero: either of -0 and +0 could be the minimum, and their bits differ.
     low = tl.maximum(tl.minimum(tl.min(tl.where(mask, w, float("inf")), 0), largest), -largest) + 0.0
     high = tl.maximum(tl.minimum(tl.max(tl.where(mask, w, float("-inf")), 0), largest), -largest) + 0.0
     best_low, best_high, best = low, high, error_of(w, low, high, mask, BLOCK)

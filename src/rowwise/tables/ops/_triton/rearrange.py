@@ -1,6 +1,6 @@
 """Kernels that rearrange batches: copies of segments, bags of samples, ids by bucket, packed and distinct ids.
 
-A program has a tile of what it writes, or of bags. `outside`: a word that a program sets which finds what is outside.
+A program has a tile of its output, or of bags. `outside`: a word that programs set which find an id out of range.
 Sums and sorts between them are torch's; `jagged` launches.
 """
 
@@ -40,13 +40,13 @@ def find_bags(
     lengths,
     offsets,
     lengths_out,
-    begins,  # where the ids of each bag of the output are
+    begins,  # first id of each bag of the output
     outside,
     batch,
     num_bags,
     TILE: tl.constexpr,
 ):
-    """The bags of samples; the axes of the grid are tiles of samples and features. One that is not there is empty."""
+    """The bags of samples, empty if out of range; the axes of the grid are tiles of samples, and features."""
     place = places + tl.program_id(1) * 2
     first, first_out = tl.load(place), tl.load(place + 1)
     b = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
@@ -73,7 +73,7 @@ def copy_bags(
     BAGS: tl.constexpr,
     IDS: tl.constexpr,  # of a bag, at a time
 ):
-    """The ids of the bags that `find_bags` found."""
+    """Copy the ids of the bags that `find_bags` has located."""
     b = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
     inside = b < batch
     bag = tl.load(places + tl.program_id(1) * 2 + 1) + b
@@ -106,7 +106,7 @@ def find_buckets(
     n,
     TILE: tl.constexpr,
 ):
-    """The bucket and the bag of each id, and the id less its bucket's first row; -1 if it is outside its table."""
+    """The bucket and the bag of each id, and the id minus its bucket's first row; -1 if it is outside its table."""
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = at < n
     bag = tl.minimum(count_below(offsets + 1, at + 1, num_bags), num_bags - 1)
@@ -144,7 +144,7 @@ def place_ids(
     HAS_WEIGHTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Ids in the order of their buckets, and where those of each bag begin and end."""
+    """Ids in the order of their buckets, and the range of each (bucket, bag)."""
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = at < n
     source = tl.load(order + at, mask=inside, other=0)
@@ -201,7 +201,7 @@ def write_ids(
 
 @triton.jit(do_not_specialize=["n"])
 def find_distinct(values, segments, is_first, n, TILE: tl.constexpr):
-    """Where each distinct id of a segment begins, of ids sorted by (segment, id)."""
+    """Mark the first of equal ids, sorted by (segment, id)."""
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside, has = at < n, (at < n) & (at > 0)
     value, before = tl.load(values + at, mask=inside, other=0), tl.load(values + at - 1, mask=has, other=0)
@@ -212,7 +212,7 @@ def find_distinct(values, segments, is_first, n, TILE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n"])
 def write_distinct(values, order, numbers, distinct, firsts, inverse, n, TILE: tl.constexpr):
-    """Distinct ids and where each begins among the sorted ones; of each id the index of its own. `numbers`: from 1."""
+    """Distinct ids, the first place of each among the sorted ids, and each id's index among them. `numbers`: from 1."""
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = at < n
     number = tl.load(numbers + at, mask=inside, other=1)

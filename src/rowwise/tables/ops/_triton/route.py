@@ -1,10 +1,10 @@
-"""What an update needs of a batch's ids: contributions sorted by row, a record for each row, parts of hot rows.
+"""Routes the ids of a batch to rows, for an update: sorted contributions, a record for each row, units of hot rows.
 
 The kernels of `contributions` around torch's sort and sums. Sizes follow from other sizes, so nothing waits for the
 device. A gradient is not needed: a route can be made while the dense layers compute.
 
-Axes: B samples, F features, L bags (sample after sample), T tables, K buckets, N contributions (as many as there can
-be; the surplus has the key `rows` and comes last), R rows, U units, which are parts of hot rows.
+Axes: B samples, F features, L bags (sample after sample), T tables, K buckets, N contributions (an upper
+bound; unused ones have the key `rows` and come last), R rows, U units, which are parts of hot rows.
 """
 
 from collections import Counter
@@ -27,8 +27,8 @@ class Route(NamedTuple):
     """Places in memory and spans on the device, for the kernels of `update`."""
 
     places_N: Tensor  # first float of each contribution's gradient
-    scales_N: Tensor | None  # None: all are 1
-    joins_N: Tensor  # the level at which a contribution meets those before it
+    scales_N: Tensor | None  # factors; None: all are 1
+    joins_N: Tensor  # tree level at which a contribution joins those before it
     records_R4: Tensor
     unit_records_U4: Tensor  # of hot rows, each at its first unit
     unit_first_U1: Tensor
@@ -62,8 +62,8 @@ def float_starts(features_FC: Tensor, offsets: Tensor, batch: int) -> tuple[Tens
 def route(batch: DeviceBatch, tables: Tensor, order: TableOrder, fault: Tensor) -> Route:
     """`tables`: `tables_TC` on the device; `fault`: a word that is set if an id is outside its table.
 
-    Where k features look up the ids of one source, room is made for k contributions of every id of the batch: which
-    ids are of that source the host does not know.
+    Where k features look up the ids of one source, memory is reserved for k contributions of every id of the batch, as
+    the host does not know which ids are of that source.
     """
     features, num_features = batch.features_FC, len(batch.descriptors)
     sources, modes = Counter(d.source for d in batch.descriptors), {d.mode for d in batch.descriptors}
@@ -90,7 +90,7 @@ def route(batch: DeviceBatch, tables: Tensor, order: TableOrder, fault: Tensor) 
     keys_N, order_N = torch.sort(keys_N, stable=True)
     places_N, joins_N, is_first_N = numbers(n, torch.int64), numbers(n, torch.int8), numbers(n)
     scales_N = numbers(n, torch.float32) if scaled else None
-    # Kernels take some tensor in the place of one that they do not read.
+    # Kernels take any tensor as an argument that they do not read.
     starts_F = float_starts(features, batch.offsets, batch.batch)[1] if batch.per_id else ends_L
     kernels.locate[over(n)](
         keys_N, order_N, bags_N, ends_L, features, starts_F, batch.offsets, batch.weights if has_weights else places_N,
@@ -104,7 +104,7 @@ def route(batch: DeviceBatch, tables: Tensor, order: TableOrder, fault: Tensor) 
     kernels.cut[over(n)](keys_N, row_numbers_N, firsts_R1, joins_N, is_first_N, order.rows, blocks, levels, n, **TILED)
     unit_numbers_N = is_first_N.cumsum(0, dtype=torch.int32)
     max_units, bounds = n // kernels.UNIT.value + n // kernels.LONG_ROW.value + 2, len(order.starts_K1)
-    found = Route(
+    result = Route(
         places_N=places_N,
         scales_N=scales_N,
         joins_N=joins_N,
@@ -120,11 +120,11 @@ def route(batch: DeviceBatch, tables: Tensor, order: TableOrder, fault: Tensor) 
     )
     kernels.write_records[over(n)](
         keys_N, order_N, bags_N, features, tables, order.first_T, row_numbers_N, firsts_R1, unit_numbers_N, places_N,
-        joins_N, found.records_R4, found.unit_records_U4, found.unit_first_U1, found.unit_last_U, found.unit_joins_U,
-        found.unit_dims_U, num_features, order.rows, n, **TILED,
+        joins_N, result.records_R4, result.unit_records_U4, result.unit_first_U1, result.unit_last_U,
+        result.unit_joins_U, result.unit_dims_U, num_features, order.rows, n, **TILED,
     )  # fmt: skip
     kernels.find_bounds[over(bounds, specialise.BOUNDS)](
-        keys_N, order.starts_K1, row_numbers_N, unit_numbers_N, found.row_bounds_K1, found.unit_bounds_K1, bounds, n,
+        keys_N, order.starts_K1, row_numbers_N, unit_numbers_N, result.row_bounds_K1, result.unit_bounds_K1, bounds, n,
         BOUNDS=specialise.BOUNDS, num_warps=1,
     )  # fmt: skip
-    return found
+    return result

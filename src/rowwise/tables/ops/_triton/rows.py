@@ -85,7 +85,7 @@ def row_bits(key, row, columns):
 
 @triton.jit
 def write_codes(row, d, w, mask, noise, dim, GROUP: tl.constexpr, usable):
-    """A row of int8: scale and offset of each group, then codes; not `usable`: the scales are not numbers."""
+    """A row of int8: scale and offset of each group, then codes; NaN scales unless `usable`."""
     largest: tl.constexpr = 1e38
     scales = row.to(tl.pointer_type(tl.float32))
     first = dim * 0
@@ -94,7 +94,7 @@ def write_codes(row, d, w, mask, noise, dim, GROUP: tl.constexpr, usable):
             here = mask & (d // GROUP == first // GROUP)
         else:
             here = mask
-        # Plus zero: of -0 and +0 either could be the least, and they are different bits.
+        # Plus zero: either of -0 and +0 could be the minimum, and their bits differ.
         low = tl.maximum(tl.minimum(tl.min(tl.where(here, w, float("inf")), 0), largest), -largest) + 0.0
         high = tl.maximum(tl.minimum(tl.max(tl.where(here, w, float("-inf")), 0), largest), -largest) + 0.0
         scale = (high - low) * 0.003921568859368563

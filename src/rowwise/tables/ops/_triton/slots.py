@@ -24,9 +24,9 @@ from rowwise.tables.ops._triton.launch import (
 from rowwise.tables.ops.faults import SLOTS
 from rowwise.tables.ops.reference.cache import CachedTable, CacheMemory, CacheMoves, HostTable
 
-IDS = 256  # of a program that numbers rows
-ROWS = 16  # whose sets a program searches
-OVERFLOW_PROGRAMS = 128  # of a table
+IDS = 256  # ids that a program numbers at a time
+ROWS = 16  # rows of a program that searches sets
+OVERFLOW_PROGRAMS = 128  # programs of a table's overflow
 COUNTED = 1024  # moves that a program counts at a time
 ROW_BYTES = CachedTable._fields.index("row_bytes")
 
@@ -42,9 +42,9 @@ def place_rows(
     numbers = partial(empty_numbers, device)
     slots_N = values_N.clone()
     if not n:
-        nothing = numbers(0, torch.int64)
+        empty = numbers(0, torch.int64)
         memory.overflow_C.zero_()
-        return slots_N, CacheMoves(nothing, nothing, nothing, nothing, torch.zeros(1, dtype=torch.int32, device=device))
+        return slots_N, CacheMoves(empty, empty, empty, empty, torch.zeros(1, dtype=torch.int32, device=device))
     # Half of the passes of a radix sort where keys have 32 bits.
     key_type = torch.int32 if max_key < 2**31 - 1 else torch.int64
     keys_N = torch.full((n,), max_key, dtype=key_type, device=device)
@@ -56,9 +56,9 @@ def place_rows(
     keys_N, order_N = torch.sort(keys_N, stable=True)
     is_first_N, is_missed_N = numbers(n), numbers(n)
     kernels.find_firsts[over(n)](keys_N, is_first_N, max_key, n, **TILED)
-    numbers_N, found_U = is_first_N.cumsum(0, dtype=torch.int32), numbers(n, torch.int64)
+    numbers_N, slot_U = is_first_N.cumsum(0, dtype=torch.int32), numbers(n, torch.int64)
     kernels.find_rows[over(n, ROWS)](
-        keys_N, is_first_N, numbers_N, tables, memory.slot_rows, memory.stamps, found_U, is_missed_N, now, num_tables,
+        keys_N, is_first_N, numbers_N, tables, memory.slot_rows, memory.stamps, slot_U, is_missed_N, now, num_tables,
         n, ROWS=ROWS, num_warps=specialise.TILE_WARPS,
     )  # fmt: skip
     missed_N, at_M = is_missed_N.cumsum(0, dtype=torch.int32), numbers(n)
@@ -71,10 +71,10 @@ def place_rows(
     evicted_M = numbers(n)
     kernels.enter[over(n)](
         keys_N, numbers_N, missed_N, at_M, way_M, spilled_M, tables, memory.slot_rows, memory.stamps, memory.changed,
-        found_U, move_tables, move_slots, move_rows, victims, evicted_M, fault[SLOTS:], now, num_tables, n, **TILED,
+        slot_U, move_tables, move_slots, move_rows, victims, evicted_M, fault[SLOTS:], now, num_tables, n, **TILED,
     )  # fmt: skip
     kernels.write_slots[over(n)](
-        keys_N, order_N, is_first_N, numbers_N, found_U, tables, slots_N, memory.changed, max_key, num_tables, n,
+        keys_N, order_N, is_first_N, numbers_N, slot_U, tables, slots_N, memory.changed, max_key, num_tables, n,
         CHANGES=flags & 1, **TILED,
     )  # fmt: skip
     kernels.count[num_tables,](
@@ -86,10 +86,10 @@ def place_rows(
 
 
 def move_rows(moves: CacheMoves, tables: Sequence[HostTable], tables_CK: Tensor, *, out: bool) -> None:
-    device, most = moves.slots_M.device, len(moves.slots_M)
-    if not most:
+    device, max_moves = moves.slots_M.device, len(moves.slots_M)
+    if not max_moves:
         return
-    kernels.move[min(most, programs_of(device)),](
+    kernels.move[min(max_moves, programs_of(device)),](
         moves.tables_M, moves.slots_M, moves.victims_M if out else moves.rows_M, moves.count,
         on_device(tables_CK, device), OUT=out, **_shape(tables_CK),
     )  # fmt: skip

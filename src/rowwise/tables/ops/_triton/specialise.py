@@ -1,7 +1,7 @@
 """The constants of each launch, as pure functions of row formats and sizes: one table for all devices.
 
 Tables of one `Bucket` share a launch. Programs have one warp where a row fits into it, so that no sum crosses a
-barrier, and about 2 KB of rows under way, within the 64 registers with which a multiprocessor holds 32 programs.
+barrier, and about 2 KB of rows in flight, within the 64 registers with which a multiprocessor holds 32 programs.
 """
 
 import math
@@ -43,9 +43,9 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def align_of(places: Iterable[int], most: int = VECTOR // 4) -> int:
-    """The largest power of two up to `most` that divides all places."""
-    return math.gcd(most, *places)
+def align_of(places: Iterable[int], limit: int = VECTOR // 4) -> int:
+    """The largest power of two up to `limit` that divides all places."""
+    return math.gcd(limit, *places)
 
 
 def warps(bucket: Bucket) -> int:
@@ -65,8 +65,8 @@ def lookup_shape(bucket: Bucket, pooling: float) -> LookupShape:
     ids = 4 if pooling > 2 else 2 if pooling > 1 else 1
     row = bucket.block * (4 if TYPES[bucket.type] is RowType.FP32 else 2)
     bags = max(1, 512 // row) * (4 // ids)
-    most = 512 if ids == 1 else 1024  # floats of rows under way: 16 or 32 registers
-    while bags > 1 and (bags * bucket.block * ids > most or (ids == 1 and bags > 4)):
+    max_floats = 512 if ids == 1 else 1024  # floats of rows in flight: 16 or 32 registers
+    while bags > 1 and (bags * bucket.block * ids > max_floats or (ids == 1 and bags > 4)):
         bags //= 2
     # With little to do for each bag, the feature's descriptor is read for several tiles.
     tiles = 1 if ids > 1 else 4 if bucket.block <= 64 else 2
@@ -80,7 +80,7 @@ def expand_shape(pooling: float) -> tuple[int, int]:
 
 
 def interact_shape(vectors: int, *, nvidia: bool) -> dict[str, int | str] | None:
-    """The constants of an interaction; None: its vectors do not fit into the registers of eight warps.
+    """The constants of an interaction; None if its vectors do not fit into the registers of eight warps.
 
     Tensor cores of NVIDIA multiply 10 bits of a fraction, so each float is split into three such parts.
     """
@@ -98,17 +98,17 @@ def interact_shape(vectors: int, *, nvidia: bool) -> dict[str, int | str] | None
 def loads_ahead(bucket: Bucket, capability: int) -> bool:
     """Whether an update loads a row while it works on the one before: where 64 registers hold both.
 
-    `capability`: 90 of sm_90; 0 of what is not NVIDIA's.
+    `capability`: see `launch.capability_of`.
     """
     narrow = bucket.block <= FULL_WARP // 2
     if bucket.block >= WIDEST_ROW or (narrow and TYPES[bucket.type] is RowType.INT8):
         return False
-    of_numbers = bucket.rule in (RULES[Sgd], RULES[RowWiseAdagrad])  # no vector of state
-    return bucket.block <= FULL_WARP or of_numbers or capability < 100
+    has_scalar_state = bucket.rule in (RULES[Sgd], RULES[RowWiseAdagrad])  # no vector of state
+    return bucket.block <= FULL_WARP or has_scalar_state or capability < 100
 
 
 def max_registers(bucket: Bucket, capability: int) -> int | None:
-    """The limit of an update's registers on a GPU of NVIDIA; None: the compiler's choice, which has never been over 80.
+    """The limit of an update's registers on an NVIDIA GPU; None: the compiler's choice, at most 80 so far.
 
     The compiler takes more than 64 for rows that are loaded ahead, though it does not need them.
     """
@@ -124,7 +124,7 @@ def state_align(bucket: Bucket) -> int:
 
 def group_by_bucket(descriptors: Sequence[FeatureDescriptor | TableDescriptor]) -> dict[Bucket, list[int]]:
     """The indices of each bucket's descriptors."""
-    found: dict[Bucket, list[int]] = {}
+    indices: dict[Bucket, list[int]] = {}
     for index, descriptor in enumerate(descriptors):
-        found.setdefault(bucket_of(descriptor), []).append(index)
-    return dict(sorted(found.items()))
+        indices.setdefault(bucket_of(descriptor), []).append(index)
+    return dict(sorted(indices.items()))

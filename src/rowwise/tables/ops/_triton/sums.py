@@ -36,13 +36,13 @@ def bits(x):
 
 @triton.jit
 def lowest_bit(x):
-    """The place of the lowest bit that is set."""
+    """The position of the lowest set bit."""
     return bits(x & -x) - 1
 
 
 @triton.jit
 def load_places(places, k, last, TERMS: tl.constexpr, ALIGN: tl.constexpr):
-    """Places of terms, in units of ALIGN floats, so that 32 bits hold them and their alignment is seen in a loop."""
+    """Places of terms in units of ALIGN floats: they fit 32 bits, and the compiler sees their alignment in a loop."""
     found = ()
     for u in tl.static_range(TERMS):
         place = tl.load(places + k + u, mask=k + u < last, other=0)
@@ -56,10 +56,10 @@ def tree_sum(
     following,  # `load_places` of the first terms, unless DENSE
     places,  # first float of each term; of terms one after the other if DENSE
     scales,
-    joins,  # the level at which a term meets the terms before it; 0: in the same block
+    joins,  # tree level at which a term joins those before it; 0: in the same block
     first,
     last,
-    waiting,  # memory of this program: a vector for each level, without the last one put away
+    waiting,  # scratch of this program: a vector for each level; the lowest pending one is `last_held`
     dim,
     BLOCK: tl.constexpr,
     TERMS: tl.constexpr,  # loaded together
@@ -70,7 +70,7 @@ def tree_sum(
     """The sum of the terms [first, last) in the order of [Note: Merge order]."""
     d = tl.arange(0, BLOCK)
     total = neutral((BLOCK,))
-    last_held = total  # that of the lowest level; the others are in memory
+    last_held = total  # the pending sum of the lowest level; the others are in `waiting`
     held = 0  # bit l: a sum of level l waits for its right neighbour
     k = first
     while k < last:
@@ -97,6 +97,7 @@ def tree_sum(
             if highest != 0:
                 join = joins_of_round[v]
                 if join > 0:
+                    # A carry, as in a binary counter: add the pending sums of the levels below `join`.
                     below = held & ((1 << (join - 1)) - 1)
                     while below != 0:
                         total = last_held + total

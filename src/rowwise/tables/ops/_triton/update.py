@@ -37,7 +37,7 @@ def sum_units(
     GRAD_ALIGN: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    """The parts of rows that very many samples look up; a part is whole nodes of the tree, so any cut has the bits."""
+    """Sum the units of hot rows; a unit is whole nodes of the tree, so the bits do not depend on the cut."""
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     d = tl.arange(0, BLOCK)
     unit, end = tl.load(span) + program, tl.load(span + 1)
@@ -56,7 +56,7 @@ def sum_units(
 
 @triton.jit
 def read_record(records, which, end):
-    """The record of that number; there is one after the last."""
+    """The record `which`, or at the end the unused one after the last."""
     record = records + tl.multiple_of(tl.minimum(which, end).to(tl.int64) * 4, 4)
     return tl.load(record), tl.load(record + 1), tl.load(record + 2)
 
@@ -72,7 +72,7 @@ def load_row(
     packed,  # fields of the record
     named,
     place,
-    inside,  # whether there is such a record
+    inside,  # whether the record exists
     d,
     TYPE: tl.constexpr,
     GROUP: tl.constexpr,
@@ -88,7 +88,7 @@ def load_row(
 ):
     """Addresses and numbers of a row and its state, its first term if AHEAD, and places of the first few.
 
-    Of a record without terms nothing is read.
+    A record without terms reads nothing.
     """
     first, count = (packed >> 32).to(tl.int32), packed.to(tl.int32)
     has = inside & (count > 0)
@@ -140,11 +140,11 @@ def apply(
     UNITS: tl.constexpr,
     SCALED: tl.constexpr,
     HAS_SLOTS: tl.constexpr,
-    AHEAD: tl.constexpr,  # whether a row is loaded while the one before it is worked on
+    AHEAD: tl.constexpr,  # whether a row is prefetched while the one before it is updated
 ):
-    """Merge what reached each row, and change the row once."""
+    """Merge the contributions to each row, and update the row once."""
     d = tl.arange(0, BLOCK)
-    # Numbers of records have 32 bits, as registers are what an update is short of.
+    # Indices of records have 32 bits, as registers limit the occupancy of an update.
     which, end = tl.load(span) + tl.program_id(0), tl.load(span + 1)
     packed, named, place = read_record(records, which, end)
     if AHEAD:
@@ -161,7 +161,7 @@ def apply(
                 arena, state, tables, terms, places, scales, packed, named, place, True, d,
                 TYPE, GROUP, RULE, TERMS, ALIGN, DIVISOR, STATE_ALIGN, GRAD_ALIGN, UNITS, SCALED, AHEAD,
             )  # fmt: skip
-        # What comes next is loaded while this row is worked on: a record, and the row of the record before it.
+        # Prefetch while this row is updated: the next row, and the record of the one after it.
         which += tl.num_programs(0)
         if AHEAD:
             packed, named, place = next_packed, next_named, next_place
@@ -172,7 +172,7 @@ def apply(
             next_packed, next_named, next_place = read_record(records, which + tl.num_programs(0), end)
         else:
             packed, named, place = read_record(records, which, end)
-        if last > first:  # not: the terms of the row are units, or the unit begins no row
+        if last > first:  # else the terms of the row are units, or the unit begins no row
             table, mask = tables + index * FIELDS, d < dim
             mine = waiting + tl.program_id(0).to(tl.int64) * levels * BLOCK
             if UNITS:

@@ -28,20 +28,20 @@ class UpdateMemory(NamedTuple):
 
 
 def update(memory: UpdateMemory, bags: FeatureBags, grad: Tensor, per_id: bool) -> None:
-    """Update each touched row once; a row whose merged gradient is not finite keeps its values, and then it raises."""
+    """Update each touched row once; a row with a merged gradient that is not finite is kept, and raises at the end."""
     features = bags.rows()
     # One gradient per id, feature after feature; the kernels never hold these in memory.
     grads = list(_gradients_of_ids(bags, grad) if per_id else _gradients_of_bags(bags, grad))
     bad: list[tuple[int, int]] = []
     for index, table in enumerate(TableDescriptor.read(memory.tables)):
-        of_table = slice(table.first_feature, table.first_feature + table.num_features)
-        ids_N = torch.cat([bags.ids(f) for f in features[of_table]])
-        samples_N = torch.cat([bags.samples(f) for f in features[of_table]])
+        span = slice(table.first_feature, table.first_feature + table.num_features)
+        ids_N = torch.cat([bags.ids(f) for f in features[span]])
+        samples_N = torch.cat([bags.samples(f) for f in features[span]])
         if not len(ids_N):
             continue
         # Features follow each other in these lists, so a stable sort gives (sample, feature, position).
         order = torch.argsort(samples_N, stable=True)
-        rows_M, merged_MD = merge(ids_N[order], samples_N[order], torch.cat(grads[of_table])[order])
+        rows_M, merged_MD = merge(ids_N[order], samples_N[order], torch.cat(grads[span])[order])
         # x * 0 is 0 unless x is infinite or NaN. Checked after merging, as sums of finite numbers may overflow.
         finite_M = (merged_MD * 0 == 0).all(1)
         bad += [(index, int(row)) for row in _rows_of_slots(memory, table, rows_M)[~finite_M][:1]]
@@ -104,7 +104,7 @@ Change = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnRule:
-    """An optimizer that updates each column by itself."""
+    """An optimizer that updates each column independently."""
 
     change: Callable[[Tensor, Tensor, Tensor, Tensor], Change]  # (weights, state, gradients, hyper)
     decays_gradient: bool = False  # weight decay is added to the gradient
@@ -213,7 +213,7 @@ def _lamb(s_MW: Tensor, step_MD: Tensor, sums_Mn: Tensor, dim: int, hyper: Tenso
 def _ftrl(w_MD: Tensor, s_MW: Tensor, g_MD: Tensor, hyper: Tensor) -> Change:
     lr, _, _, _, l1, l2, beta, _ = hyper
     z_MD, n_MD = s_MW.chunk(2, 1)
-    sum_MD = (n_MD + g_MD * g_MD).clamp(max=torch.finfo(torch.float32).max)  # of an infinite one there is no rate
+    sum_MD = (n_MD + g_MD * g_MD).clamp(max=torch.finfo(torch.float32).max)  # an infinite sum would have no rate
     after_MD = root(sum_MD)
     z_MD = z_MD + g_MD - (after_MD - root(n_MD)) / lr * w_MD
     shrunk_MD = torch.where(z_MD > l1, z_MD - l1, torch.where(z_MD < -l1, z_MD + l1, 0.0))

@@ -1,4 +1,4 @@
-"""The cache of rows on a device: which rows of a batch enter it, in which slots, and which rows leave.
+"""The cache of rows on a device: which rows of a batch it inserts, into which slots, and which it evicts.
 
 [Note: Device cache] Rows of a table are cached in *sets* of 32 *ways*: row r is in a way of set r % sets. A batch is
 one access of each of its distinct rows, in this order:
@@ -7,7 +7,7 @@ one access of each of its distinct rows, in this order:
 - The missed rows of a set enter it by ascending row. Each takes the way of the row that was accessed longest ago,
   empty ways first; of equals the first way. Rows of this batch are not replaced.
 - Rows for which their set has no way left go to the *overflow*, slots behind those of the sets, by (set, row).
-  They leave it when the batch ends.
+  They are evicted when the batch ends.
 - Rows for which the overflow has no slot get slot -1, which kernels neither read nor write.
 """
 
@@ -32,7 +32,7 @@ class HostTable:
     state: Tensor  # float32 [rows, state_width]
     row_memory: Tensor  # of the slots: uint8 [slots, row_bytes], on the device
     state_memory: Tensor
-    overflow: int  # of the slots, those for rows whose set is full of rows of the same batch
+    overflow: int  # number of slots for rows whose set is full of rows of the same batch
 
     def read_slots(self, slots_M: Tensor, rows_M: Tensor) -> None:
         """Copy rows from host memory into slots."""
@@ -70,7 +70,7 @@ class CachedTable(NamedTuple):
 
 
 class CacheMemory(NamedTuple):
-    """What a cache knows of its slots; the kernels change it."""
+    """The state of the slots of a cache, which the kernels change."""
 
     slot_rows: Tensor  # int64: the row in each slot, -1: none
     stamps: Tensor  # int32: the batch that last accessed it
@@ -83,13 +83,13 @@ HITS, MISSES, EVICTIONS, WRITES = range(4)
 
 
 class CacheMoves(NamedTuple):
-    """Rows that enter slots, in order, and the changed rows that have to be written before."""
+    """Rows to read into slots, in order, and the evicted rows that have to be written back first."""
 
     tables_M: Tensor
     slots_M: Tensor  # of the table; -1: no slot
     rows_M: Tensor
-    victims_M: Tensor  # -1: nothing to write
-    count: Tensor  # of the moves: those behind it have no meaning
+    victims_M: Tensor  # row to write back; -1: none
+    count: Tensor  # number of moves; entries behind these are undefined
 
 
 def place_rows(
@@ -97,8 +97,8 @@ def place_rows(
 ) -> tuple[Tensor, CacheMoves]:
     """The slots of a batch's ids, and the rows to move; see [Note: Device cache].
 
-    `bounds_F1`: where the ids of each feature begin; `cached_F`: its table, -1: its ids stay as they are. `flags`: 1
-    if the rows will change, plus 2 if the access counts. Ids outside their table get slot -1.
+    `bounds_F1`: first id of each feature; `cached_F`: its table, or -1 without a cache, which leaves its ids unchanged.
+    `flags`: 1 if the rows will change, plus 2 if the access counts. Ids outside their table get slot -1.
     """
     changes, counts = flags & 1, flags & 2
     slots_N, moves, bounds = values_N.clone(), list[tuple[int, int, int, int]](), bounds_F1.tolist()
@@ -110,14 +110,16 @@ def place_rows(
         slots = {row: slot for row in rows if (slot := _find_row(memory, table, row)) != NONE}
         for slot in slots.values():
             memory.stamps[table.first_slot + slot] = now
-        missed, overflow = [row for row in rows if row not in slots], 0  # slots of it that are used
+        missed, overflow = [row for row in rows if row not in slots], 0  # overflow slots in use
         for row in missed:
             slot = _choose_way(memory, table, row, now)
             if slot == NONE:
                 slot = table.slots + overflow if overflow < table.overflow else NONE
                 overflow += slot != NONE
             slots[row] = slot
-            moves.append((number, slot, row, NONE if slot == NONE else _enter(memory, number, table, (slot, row), now)))
+            moves.append(
+                (number, slot, row, NONE if slot == NONE else _insert(memory, number, table, (slot, row), now))
+            )
         memory.overflow_C[number] = overflow
         slots_N[at_N] = torch.tensor([slots.get(row, NONE) for row in ids], dtype=slots_N.dtype)
         if changes:
@@ -132,14 +134,14 @@ def place_rows(
 
 
 def _find_row(memory: CacheMemory, table: CachedTable, row: int) -> int:
-    """The slot of a row; -1: it is not cached."""
+    """The slot of a row; -1 if it is not cached."""
     first = row % table.sets * WAYS
     ways = memory.slot_rows[table.first_slot + first :][:WAYS].tolist()
     return first + ways.index(row) if row in ways else NONE
 
 
 def _choose_way(memory: CacheMemory, table: CachedTable, row: int, now: int) -> int:
-    """The slot that a missed row takes; -1: its set is full of rows of this batch."""
+    """The slot for a missed row; -1 if its set is full of rows of this batch."""
     first = row % table.sets * WAYS
     ways = slice(table.first_slot + first, table.first_slot + first + WAYS)
     rows_W, stamp_W = memory.slot_rows[ways].numpy(), memory.stamps[ways].numpy()
@@ -147,8 +149,8 @@ def _choose_way(memory: CacheMemory, table: CachedTable, row: int, now: int) -> 
     return NONE if way is None else first + way
 
 
-def _enter(memory: CacheMemory, number: int, table: CachedTable, move: tuple[int, int], now: int) -> int:
-    """Let a row enter a slot; returns the row that has to be written, -1: none."""
+def _insert(memory: CacheMemory, number: int, table: CachedTable, move: tuple[int, int], now: int) -> int:
+    """Insert a row into a slot; returns the evicted row if it has to be written back, else -1."""
     slot, at = move[0], table.first_slot + move[0]
     before, is_changed = int(memory.slot_rows[at]), bool(memory.changed[at])
     memory.slot_rows[at], memory.stamps[at], memory.changed[at] = move[1], now, 0
@@ -158,7 +160,7 @@ def _enter(memory: CacheMemory, number: int, table: CachedTable, move: tuple[int
 
 
 def move_rows(moves: CacheMoves, tables: Sequence[HostTable], tables_CK: Tensor, *, out: bool) -> None:
-    """Write the rows of `moves` that have to be written, or read those that enter."""
+    """Write the evicted rows of `moves` back if `out`, else read the inserted ones."""
     rows_M = moves.victims_M if out else moves.rows_M
     for number, table in enumerate(tables):
         chosen = (moves.tables_M == number) & (moves.slots_M != NONE) & (rows_M != NONE)

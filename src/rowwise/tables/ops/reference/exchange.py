@@ -24,21 +24,21 @@ def pack_ids(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Bags of slices as messages of 32-bit words; raises for an id that is not below its slice's number of rows.
 
-    A slice is (first bag, rows), a message (how many slices, whether ids take two words, whether weights follow): the
-    lengths of its bags, their ids, their weights. Also returns where messages begin, and how many ids slices have.
+    A slice is (first bag, rows), a message (number of slices, whether ids take two words, whether weights follow): the
+    lengths of its bags, their ids, their weights. Also returns the starts of messages, and the ids of each slice.
     """
     begins = offsets(lengths)
     words: list[Tensor] = []
     starts: list[int] = [0]
     counts: list[int] = []
-    rest = iter(slices.tolist())
+    remaining = iter(slices.tolist())
     for number, wide, weighted in messages.tolist():
-        of_message = [next(rest) for _ in range(number)]
-        ranges = [slice(int(begins[first]), int(begins[first + batch])) for first, _ in of_message]
-        for ids, (_, rows) in zip(ranges, of_message, strict=True):
+        message_slices = [next(remaining) for _ in range(number)]
+        ranges = [slice(int(begins[first]), int(begins[first + batch])) for first, _ in message_slices]
+        for ids, (_, rows) in zip(ranges, message_slices, strict=True):
             if bool(((values[ids] < 0) | (values[ids] >= rows)).any()):
                 raise IdError("rowwise: an id is outside its table")
-        parts = [lengths[first : first + batch].to(torch.int32) for first, _ in of_message]
+        parts = [lengths[first : first + batch].to(torch.int32) for first, _ in message_slices]
         parts += [values[s].long().view(torch.int32) if wide else values[s].to(torch.int32) for s in ranges]
         parts += [weights[s].view(torch.int32) for s in ranges] if weighted and weights is not None else []
         words += parts

@@ -1,6 +1,6 @@
 """Rows of ids by an id map, in plain torch. See [Note: Id maps] in `tables/ids/idmap.py`.
 
-Sets are decoded whole and searched, for each call anew.
+Each call decodes all sets and searches them.
 """
 
 import enum
@@ -15,7 +15,7 @@ START_buckets, ZERO_words = 256, 64
 
 
 class SectionKind(enum.IntEnum):
-    """In the order of `hashing.idmap.KINDS`."""
+    """In the order of `KINDS` in `tables/ids/idmap.py`."""
 
     HASH = 0
     QUOTIENT = 1
@@ -42,7 +42,7 @@ class SectionRow(NamedTuple):
 
 
 class SetPlaces(NamedTuple):
-    """Where the parts of a set are, in words of the map. See [Note: Sets of ids]."""
+    """Offsets of the arrays of a set, in words of the map. See [Note: Sets of ids]."""
 
     zeros: int
     marks: int
@@ -70,12 +70,12 @@ def half_bits(known: int) -> int:
 
 
 def map_ids(ids: Tensor, sections: Tensor, words: Tensor, known: int, columns: int) -> Tensor:
-    """The rows [N, columns] of ids; -1: none."""
+    """The rows [N, columns] of ids; -1 for none."""
     rows_NC = ids.new_full((ids.shape[0], columns), -1, dtype=torch.int64)
     ids_N = ids.long()
     is_known_N = (ids_N >= 0) & (ids_N < known)
     ids_N = torch.where(is_known_N, ids_N, 0)
-    before_NC = torch.zeros_like(rows_NC)  # how many of the sets so far are below the id
+    before_NC = torch.zeros_like(rows_NC)  # number of ids below each id in the sets so far
     for section in (SectionRow(*row) for row in sections.tolist()):
         place_N, number_N = _numbers(section, ids_N, before_NC[:, section.column], words, known)
         before_NC[:, section.column] += place_N
@@ -90,7 +90,7 @@ def scramble(x_N: Tensor, seed: int) -> Tensor:
 
 
 def order(ids_N: Tensor, seed: int, known: int) -> Tensor:
-    """The places of ids in a permutation of all."""
+    """The images of ids under a permutation of all ids."""
     half = half_bits(known)
     key, keys = ids_N.new_tensor(seed), list[Tensor]()
     for _ in range(ROUNDS):
@@ -120,12 +120,12 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 def _numbers(section: SectionRow, ids_N: Tensor, before_N: Tensor, words: Tensor, known: int) -> tuple[Tensor, Tensor]:
-    """How many of the section's set are below each id, and the number that it gives the id: less than 0 is none."""
+    """For each id, the number of ids of the section's set below it, and its row in the section; negative for none."""
     none_N = torch.zeros_like(ids_N)
     match section.kind:
         case SectionKind.HASH:
             x_N = scramble(ids_N, section.seed)
-            # As of a word, which int64 takes for a negative number.
+            # The unsigned remainder: words from 2**63 on are negative in int64.
             return none_N, (_shift(x_N, 1) % section.rows * 2 + (x_N & 1)) % section.rows
         case SectionKind.QUOTIENT:
             return none_N, order(ids_N, section.seed, known) // section.divisor
@@ -145,7 +145,7 @@ def _numbers(section: SectionRow, ids_N: Tensor, before_N: Tensor, words: Tensor
 
 
 def _read_set(section: SectionRow, words: Tensor, known: int) -> tuple[Tensor, Tensor]:
-    """The ids of a set, and the words that its entries begin at. See [Note: Sets of ids]."""
+    """The ids of a set, and the words from its entries on. See [Note: Sets of ids]."""
     layout = SetPlaces.of(section, known)
     marked = words[layout.marks : layout.lows].unsqueeze(1) >> torch.arange(64, device=words.device) & 1
     place_C = torch.arange(section.count, device=words.device)
@@ -155,7 +155,7 @@ def _read_set(section: SectionRow, words: Tensor, known: int) -> tuple[Tensor, T
 
 
 def _unpack(words: Tensor, at_N: Tensor, bits: int) -> Tensor:
-    """Some of the numbers of so many bits that lie one after another."""
+    """Elements of a packed array of `bits`-bit integers."""
     if not bits:
         return torch.zeros_like(at_N)
     first_N, shift_N = at_N * bits >> 6, at_N * bits & 63

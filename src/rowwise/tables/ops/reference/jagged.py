@@ -33,17 +33,17 @@ def in_range(values: Tensor, lengths: Tensor, limits: Tensor, batch: int) -> boo
 
 
 def find_newer(values: Tensor, offsets: Tensor, features: Tensor, ids: Tensor, places: Tensor, batch: int) -> Tensor:
-    """The ids of a batch, and in place of those among `ids` their places; see `newer.py`.
+    """The ids of a batch, with their places instead of those among `ids`; see `newer.py`.
 
     A row of `features` is (feature of the batch, rows of its table, first and last of the table's `ids`).
     """
     out = values.long().clone()
     for source, rows, first, last in features.tolist():
-        found = out[int(offsets[source * batch]) : int(offsets[(source + 1) * batch])]
-        if bool(((found < 0) | (found >= rows)).any()):
+        feature_ids = out[int(offsets[source * batch]) : int(offsets[(source + 1) * batch])]
+        if bool(((feature_ids < 0) | (feature_ids >= rows)).any()):
             raise RuntimeError("rowwise: an id is outside its table")
         known = dict(zip(ids[first:last].tolist(), places[first:last].tolist(), strict=True))
-        found.copy_(torch.tensor([known.get(one, one) for one in found.tolist()], dtype=torch.int64))
+        feature_ids.copy_(torch.tensor([known.get(row, row) for row in feature_ids.tolist()], dtype=torch.int64))
     return out
 
 
@@ -53,7 +53,7 @@ def take(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[
     A segment is (batch, first bag, number of bags). Integers are int64 if those of any batch are.
     """
     bounds = [offsets(x) for x in lengths]
-    # Empty parts of every batch decide the types, whichever of them the segments come from.
+    # Empty parts of every batch, so that the types do not depend on the batches of the segments.
     taken, bags, moved = ([x[:0] for x in tensors] for tensors in (values, lengths, weights))
     starts = [0]
     for source, first, count in segments.tolist():
@@ -68,7 +68,7 @@ def take(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[
 
 
 def bucketize(values: Tensor, lengths: Tensor, weights: Tensor | None, bounds: Tensor) -> Routed:
-    """Ids by the bucket whose row range holds them, less its first row; the order inside a bag is kept.
+    """Ids by the bucket whose row range holds them, minus its first row; the order inside a bag is kept.
 
     Returns values, lengths and weights by (bucket, feature, sample), their positions before, and bucket offsets.
     """
@@ -78,13 +78,13 @@ def bucketize(values: Tensor, lengths: Tensor, weights: Tensor | None, bounds: T
     feature_N = bag_N // max(1, bags // features)
     bucket_N, local_N = torch.empty_like(bag_N), torch.empty_like(values)
     for feature, row_bounds in enumerate(bounds.to(values.device)):
-        of_feature = feature_N == feature
-        ids = values[of_feature].long()
+        mask_N = feature_N == feature
+        ids = values[mask_N].long()
         if bool(((ids < 0) | (ids >= row_bounds[-1])).any()):
             raise IdError(f"rowwise: an id of feature {feature} is outside its table of {int(row_bounds[-1])} rows")
         # The last bucket that begins at or before the id: empty ones that begin there too are passed over.
-        bucket_N[of_feature] = torch.searchsorted(row_bounds[1:-1].contiguous(), ids, right=True)
-        local_N[of_feature] = (ids - row_bounds[bucket_N[of_feature]]).to(values.dtype)
+        bucket_N[mask_N] = torch.searchsorted(row_bounds[1:-1].contiguous(), ids, right=True)
+        local_N[mask_N] = (ids - row_bounds[bucket_N[mask_N]]).to(values.dtype)
     # Ids come by (feature, sample, position), so a stable sort by bucket leaves that order inside each.
     positions_N = torch.argsort(bucket_N, stable=True)
     counts_WFB = torch.bincount(bucket_N * bags + bag_N, minlength=buckets * bags)
@@ -111,8 +111,8 @@ def deduplicate(values: Tensor, bounds: Tensor) -> Distinct:
 def expand(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[Tensor], *args: Any) -> Expanded:
     """Values, lengths and weights of the bags (`places[f]`, `samples[b]`); a place is a batch, and its first bag there.
 
-    Each batch has a tensor in `samples`: which of its samples each one is. Integers are of 64 bits if those of any
-    batch are, and values of 32 if they shall be `narrow`.
+    `samples` has a tensor for each batch: the sample of it for each output sample. Integers are int64 if those of any
+    batch are; with `narrow` values are int32.
     """
     samples, places, narrow = args
     bounds = [offsets(x) for x in lengths]
@@ -122,10 +122,10 @@ def expand(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequenc
         if bool(((bag_B < first) | (bag_B >= len(lengths[source]))).any()):
             raise RuntimeError("rowwise: a sample is outside the distinct ones")
         length_B = lengths[source][bag_B]
-        # The n-th id of the output is the n-th of its bag, counted from where the bag was.
-        behind_B = bounds[source][bag_B] - length_B.cumsum(0) + length_B
+        # Output id n is source id n + shift, where `shift` is how far its bag moves to the front.
+        shift_B = bounds[source][bag_B] - length_B.cumsum(0) + length_B
         count = int(length_B.sum())
-        at_N = behind_B.repeat_interleave(length_B, output_size=count) + torch.arange(count, device=bag_B.device)
+        at_N = shift_B.repeat_interleave(length_B, output_size=count) + torch.arange(count, device=bag_B.device)
         taken.append(values[source][at_N])
         bags.append(length_B)
         if weights:
@@ -136,7 +136,7 @@ def expand(values: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequenc
 
 
 def spread(out: Tensor, vectors: Tensor, samples: Tensor | None, segments: Tensor) -> None:
-    """Write segments of columns (from, to, how many) of the vectors of these samples, or of all as they are."""
+    """Write segments (source column, target column, width) of the vectors of `samples`, or of all in their order."""
     if samples is not None:
         vectors = vectors.index_select(0, samples)
     for source, target, width in segments.tolist():

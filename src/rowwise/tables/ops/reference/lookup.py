@@ -90,7 +90,7 @@ def gather(arena: Tensor, bags: FeatureBags) -> Tensor:
 
 
 def mark(touched: Tensor, starts: Tensor, bags: FeatureBags) -> None:
-    """Set the byte of each row that is looked up; ids outside their table have none."""
+    """Set the byte of each row that is looked up; ids outside their table are skipped."""
     for start, feature in zip(starts.tolist(), bags.rows(), strict=True):
         ids_N = bags.values[bags.span(feature)].long()
         touched[start + ids_N[(ids_N >= 0) & (ids_N < feature.rows)]] = 1

@@ -31,7 +31,7 @@ def unpack4(packed: Tensor, dim: int) -> Tensor:
 def keep_largest(rows: Tensor, kept: int) -> Tensor:
     """The numbers of each row that are largest in magnitude, then their columns in a byte each, in their order.
 
-    Of equal ones the first columns are kept; a NaN is larger than all.
+    Of equal numbers the first columns are kept; a NaN is larger than all numbers.
     """
     magnitude_ND = rows.view(torch.int32) & 0x7FFFFFFF
     columns_NK = magnitude_ND.sort(dim=1, descending=True, stable=True).indices[:, :kept].sort(dim=1).values
@@ -40,7 +40,7 @@ def keep_largest(rows: Tensor, kept: int) -> Tensor:
 
 def _best_range(w_ND: Tensor) -> tuple[Tensor, Tensor]:
     """Greedy search: move the end that leaves the smaller error inwards, until `IDLE` moves in a row do not help."""
-    # Plus zero: of -0 and +0 either could be the least, and they are different bits.
+    # Plus zero: either of -0 and +0 could be the minimum, and their bits differ.
     low_N, high_N = (x.clamp(-MAX_INT8, MAX_INT8) + 0.0 for x in w_ND.aminmax(dim=1))
     best = [low_N, high_N, _error(w_ND, low_N, high_N)]
     move_N = (high_N - low_N) * (torch.tensor(1.0, device=w_ND.device) / 50.0)
@@ -70,4 +70,4 @@ def _codes(w_ND: Tensor, low_N: Tensor, high_N: Tensor) -> tuple[Tensor, Tensor]
 
 def _step(low_N: Tensor, high_N: Tensor) -> Tensor:
     step_N = (high_N - low_N) * (torch.tensor(1.0, device=low_N.device) / LARGEST)
-    return torch.where(step_N >= 2.0**-126, step_N, 0.0)  # else all weights are (nearly) one
+    return torch.where(step_N >= 2.0**-126, step_N, 0.0)  # else all weights are (nearly) equal

@@ -17,7 +17,7 @@ def fill_uniform_rows(out_UD: Tensor, starts_U: Tensor, key: int, low: float, hi
 
 
 def _fill(out: Tensor, index: Tensor, key: int, low: float, high: float) -> None:
-    # The upper 24 bits are as many as a float holds exactly, so low + u * span has one rounding each.
+    # A float holds the upper 24 bits exactly, so the product and the sum of low + u * span round once each.
     bits = _shift(_mix(key + index * _signed(0x9E3779B97F4A7C15)), 40)
     low_, high_ = (torch.tensor(v, dtype=torch.float32, device=out.device) for v in (low, high))
     out.copy_(low_ + bits.float() * 2.0**-24 * (high_ - low_))

@@ -1,6 +1,6 @@
 """Reference of row formats: reading stored rows as floats, and writing them back rounded stochastically or to nearest.
 
-Stored rows are bytes [M, P] here, whatever they hold. See [Note: Row formats] in `_cpp/tables.h` and
+Stored rows are bytes [M, P] here, for all types. See [Note: Row formats] in `_cpp/tables.h` and
 [Note: Stochastic rounding] in `_cpp/rowtype.h`.
 """
 
@@ -39,7 +39,7 @@ def write_rows(w_MD: Tensor, form: RowFormat, bits_MD: Tensor) -> Tensor:
         case RowType.FP16:
             return _halves(w_MD.clamp(-MAX_HALF, MAX_HALF), bits_MD >> 19)
         case RowType.BF16:
-            # Noise below the bits that stay, which are then cut: no case is special.
+            # Add noise below the bits that are kept, then truncate: no special cases.
             pattern = w_MD.clamp(-MAX_BFLOAT, MAX_BFLOAT).view(torch.int32).long() & 0xFFFFFFFF
             return _narrow((pattern + (bits_MD >> 16)) >> 16)
         case RowType.INT8:
@@ -81,10 +81,10 @@ def _codes(w_MD: Tensor, form: RowFormat, noise_MD: Tensor) -> Tensor:
     scales = []
     for first in range(0, form.dim, form.scale_group or form.dim):
         columns = slice(first, min(first + (form.scale_group or form.dim), form.dim))
-        # Plus zero: of -0 and +0 either could be the least, and they are different bits.
+        # Plus zero: either of -0 and +0 could be the minimum, and their bits differ.
         low_M, high_M = (x.clamp(-MAX_INT8, MAX_INT8) + 0.0 for x in w_MD[:, columns].aminmax(dim=1))
         scale_M = (high_M - low_M) * (torch.tensor(1.0, device=w_MD.device) / 255.0)
-        flat_M = scale_M < 2.0**-126  # all weights are (nearly) one
+        flat_M = scale_M < 2.0**-126  # all weights are (nearly) equal
         inverse_M = torch.where(flat_M, 0.0, 1.0 / scale_M)
         scales += [torch.where(flat_M, 0.0, scale_M), low_M]
         codes = ((w_MD[:, columns] - low_M.unsqueeze(1)) * inverse_M.unsqueeze(1)).clamp(0.0, 255.0)
