@@ -68,7 +68,7 @@ class CellWork {
     used = write(cell, out);
   }
 
-  // An estimate of how much each further cluster lowers the error of a cell.
+  // Estimates the decrease of a cell's error by each further cluster.
   void drops(const Cell& cell, double* out) {
     gather(cell);
     std::fill(out, out + k_, 0.0);
@@ -144,7 +144,7 @@ class CellWork {
     kernels_.join(x_, blocks_, dims_, centroid_ + k * dims_, int32_t(k), w_, best_, label_, sums_);
   }
 
-  // Draws seeds; `drops`, unless null, gets how much each lowers the error.
+  // Draws seeds; `drops`, unless null, gets the decrease of the error by each.
   void seed(int64_t tried, double* drops) {
     std::vector<float> candidates(size_t(tried * dims_));
     double left[MOST_TRIED];

@@ -1,8 +1,7 @@
 // The map from ids to rows of a managed table, or of a piece of one: whole buckets of rows, each with its own ids.
 //
-// The arrays of a map (id, used, count; candidate, seen) belong to the caller and say everything: the index, the places
-// of free rows and the orders of eviction are made from them. See [Note: Managed tables] in
-// tables/ids/managed/piece.py.
+// The arrays of a map (id, used, count; candidate, seen) belong to the caller and are the whole state: the index, the
+// free rows and the orders of eviction are rebuilt from them. See [Note: Managed tables] in ids/managed/piece.py.
 #pragma once
 #include <cstdint>
 

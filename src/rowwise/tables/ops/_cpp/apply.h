@@ -2,7 +2,7 @@
 //
 // Included by isa.cpp only, once per instruction set. Merging and updating meet in one small buffer (the
 // merged gradient of a row, in first-level cache), so an optimizer is a function of (gradient, row, state)
-// and knows nothing of how gradients were found, nor, as it sees floats only, of how rows are stored. See [Note: Merge
+// and independent of how gradients are found and, as it sees floats only, of how rows are stored. See [Note: Merge
 // order] in tables.h.
 #pragma once
 #include <algorithm>
@@ -108,7 +108,7 @@ struct Run {  // the entries of one row
   bool whole_lines;
 };
 
-// Gradients are prefetched entry by entry: of a row with thousands, the first would be gone before the last are there.
+// Gradients are prefetched entry by entry: of thousands for a row, the first would be evicted before the last arrive.
 constexpr int64_t gradients_ahead = 16;
 
 template <class V, int N, class Lookup, class Load>
@@ -329,7 +329,7 @@ struct Ftrl {  // state is z, then n
       using V = decltype(v);
       using X = Vec<V>;
       const V g = X::load(r.g + c), n = X::load(r.state + dim + c);
-      const V sum = least(n + g * g, V{} + std::numeric_limits<float>::max());  // of an infinite one there is no rate
+      const V sum = least(n + g * g, V{} + std::numeric_limits<float>::max());  // an infinite sum would have no rate
       const V after = root(sum), rate = (after - root(n)) / r.h.lr;
       const V z = X::load(r.state + c) + g - rate * w.template at<V>(c);
       X::store(r.state + c, z);
@@ -360,14 +360,14 @@ void decay(const Row& r, const W& w) {
   });
 }
 
-// Where the segments of equal rows begin, and the end of the last; returns how many.
+// Writes the starts of the segments of equal rows, and the end of the last; returns the number of segments.
 int64_t find_rows(const Bucket& b, int64_t* starts) {
   const uint64_t* entries = b.entries;
   int64_t num_rows = 0;
   uint64_t last = ~(entries[0] >> b.payload_bits);
   for (int64_t i = 0; i < b.num_entries; ++i) {
     const uint64_t key = entries[i] >> b.payload_bits;
-    starts[num_rows] = i;  // without a branch, which would often be guessed wrong
+    starts[num_rows] = i;  // branchless, as a branch would often be mispredicted
     num_rows += key != last;
     last = key;
   }
@@ -375,8 +375,8 @@ int64_t find_rows(const Bucket& b, int64_t* starts) {
   return num_rows;
 }
 
-// Some rows of a bucket. Merging and updating take turns over so many rows that one row's long chain of sums and
-// roots overlaps with its neighbours', and so few that all of it stays in the first-level cache.
+// Some rows of a bucket, which are merged and then updated together: enough that the dependency chains of sums and
+// roots of neighbours overlap, and few enough that all of it stays in the first-level cache.
 struct Merged {
   int64_t rows[batch_rows];
   int64_t count = 0;

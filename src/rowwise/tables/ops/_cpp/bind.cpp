@@ -1,4 +1,4 @@
-// The operators as torch sees them: check what the caller hands over, share the work, name what was bad.
+// The operators as torch sees them: check what the caller hands over, share the work, report bad ids.
 //
 // Checks here protect memory (no argument can make a kernel read or write outside its tensors); messages with
 // table and feature names are made on the Python side, which knows them.
@@ -255,8 +255,7 @@ void update_rows(Tensor arena, Tensor state, const Tensor& tables, const Tensor&
                   " is not finite");
 }
 
-// A byte for each row of all tables, set for those that are looked up; ids outside their table are the update's to
-// name.
+// Sets the byte of each row that is looked up; ids outside their table are skipped, as the update reports them.
 void mark(Tensor touched, const Tensor& starts, const Tensor& arena, const Tensor& features, const Tensor& values,
           const Tensor& offsets, int64_t batch) {
   const Bags bags = bags_of(values, offsets, std::nullopt, batch);

@@ -1,4 +1,4 @@
-// What the files that bind operators share: checks of tensors, torch's threads, memory for outputs.
+// Shared parts of the files that bind operators: checks of tensors, torch's threads, memory for outputs.
 //
 // Only libtorch's stable ABI is used, so one build serves every torch from 2.11 on.
 #pragma once

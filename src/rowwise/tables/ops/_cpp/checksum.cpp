@@ -63,7 +63,7 @@ ROWWISE_CARRYLESS uint32_t divide_fast(uint32_t state, const uint8_t* data, int6
 }
 #endif
 
-// Goes on from `start`, the checksum of what came before; -1 where this processor is no faster than zlib.
+// Continues from `start`, the checksum of the bytes before; -1 where this processor is no faster than zlib.
 int64_t crc32(const Tensor& bytes, int64_t start) {
   check_tensor(bytes, ScalarType::Byte, "bytes");
 #if defined(ROWWISE_CARRYLESS)

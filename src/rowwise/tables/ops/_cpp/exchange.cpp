@@ -1,6 +1,6 @@
-// What the exchange between ranks does to memory: ids packed into messages, columns moved to where they belong.
+// The memory operations of the exchange between ranks: packs ids into messages, and moves columns.
 //
-// One pass each over what moves, into kept memory (memory.h); the messages themselves are none of its business.
+// Each is one pass over its data, into kept memory (memory.h); other code sends the messages.
 #include <cstring>
 #include <optional>
 #include <string>
@@ -86,7 +86,7 @@ void place(const std::vector<Tensor>& blocks, const Tensor& segments, Tensor out
 struct Slice {
   int64_t first, rows;
 };
-// A row of `messages`: how many of the slices are in it, whether ids take two words, whether weights go along.
+// A row of `messages`: its number of slices, whether ids take two words, whether weights follow.
 struct Message {
   int64_t slices, wide, weighted;
 };
@@ -117,8 +117,8 @@ bool convert(void* out, const From* in, int64_t n, uint64_t rows) {  // whether 
   return !bad;
 }
 
-// Ids for all ranks as one row of 32-bit words: for each rank the bags' lengths, then ids, then weights. Also where
-// the words of each rank begin, and how many ids each slice has.
+// Ids for all ranks as one row of 32-bit words: for each rank the bags' lengths, then ids, then weights. Also the
+// first word of each rank, and the number of ids of each slice.
 std::tuple<Tensor, Tensor, Tensor> pack_ids(const Tensor& values, const Tensor& lengths,
                                             const std::optional<Tensor>& weights, const Tensor& slices,
                                             const Tensor& messages, int64_t batch) {

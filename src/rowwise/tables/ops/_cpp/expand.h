@@ -1,8 +1,8 @@
-// What distinct samples have, given to every sample that has it: their bags of ids, and their vectors.
+// Expands shared bags: copies bags of ids, or vectors, of distinct samples to every sample that refers to them.
 //
-// Included by jagged.cpp only. A sample names the distinct one that it is, and neighbours mostly name the same or the
-// next: copies are short and read what is in cache. Sums of all lengths are written down, as there are as few as there
-// are distinct samples.
+// Included by jagged.cpp only. Neighbouring samples mostly refer to the same distinct sample or to the next one: copies
+// are short and read from cache. Prefix sums of all lengths are materialised, as there are only as many as bags of
+// distinct samples.
 #pragma once
 #include <optional>
 #include <tuple>
@@ -13,7 +13,7 @@
 namespace rowwise {
 
 constexpr int64_t expanded_per_task = 512;  // samples
-constexpr int64_t floats_streamed = 256;    // fewer at a time are not worth the wait for them to arrive
+constexpr int64_t floats_streamed = 256;    // fewer at a time do not pay for the store fence
 constexpr int64_t most_expanded = INT64_C(1) << 59;
 
 // A batch that bags are taken from: sample b of the output has the bags of its sample samples[b].

@@ -1,8 +1,8 @@
-// What an id map is to the kernels: its sections as numbers, and where the parts of a set lie among its words.
+// An id map for the kernels: its sections as numbers, and the offsets of a set's arrays among its words.
 //
 // See [Note: Id maps] and [Note: Sets of ids] in rowwise/tables/ids/idmap.py. Outside the kernels' namespaces, as
-// idmap.cpp checks every section against the words before any kernel runs: what the words hold may be anything, and no
-// read leaves them.
+// idmap.cpp checks every section against the words before any kernel runs: the words are untrusted, and no read
+// leaves them.
 #pragma once
 #include <cstdint>
 
@@ -27,7 +27,7 @@ struct IdMap {
 
 inline int64_t words_of(int64_t count, int64_t bits) { return (count * bits + 63) / 64; }
 
-// Where the parts of a set begin, in words from its first; `end` is how many words there are.
+// Offsets of the arrays of a set, in words from its first; `end` is the number of its words.
 struct SetLayout {
   static constexpr int64_t start_buckets = 256, zero_words = 64;
   int64_t buckets, mark_bits, zeros, marks, lows, entries, end;

@@ -1,7 +1,7 @@
 // The rows of ids, section by section over blocks of ids that stay in cache.
 //
 // Included by isa.cpp only; rowwise/tables/ops/reference/idmap.py says the same in torch. Ids of a set are found by
-// what counts bits, which base processors do in twenty instructions and wider ones in one.
+// popcounts, which take twenty instructions on base processors and one on wider ones.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -56,7 +56,7 @@ struct Found {
   bool is_in;
 };
 
-// A set of ids; see [Note: Sets of ids]. What is read from words that hold nonsense is clamped.
+// A set of ids; see [Note: Sets of ids]. Numbers from damaged words are clamped.
 struct IdSet {
   SetLayout layout;
   const uint64_t *starts, *zeros, *marks;
@@ -75,7 +75,7 @@ struct IdSet {
   int64_t start_of(int64_t block) const {
     return block < layout.zeros ? int64_t(std::min(starts[block], uint64_t(layout.mark_bits))) : layout.mark_bits;
   }
-  // The bit at which a bucket begins: past as many zeros as there are buckets before it.
+  // The bit at which a bucket begins (select): past one zero for each bucket before it.
   int64_t begin_of(int64_t bucket) const {
     if (bucket >= layout.buckets) return layout.mark_bits;
     const int64_t block = bucket / SetLayout::start_buckets, begin = start_of(block), end = start_of(block + 1);
@@ -83,13 +83,13 @@ struct IdSet {
     if (!wanted) return begin;
     if (w >= layout.lows - layout.marks) return layout.mark_bits;
     uint64_t word = ~marks[w] & (~uint64_t(0) << (begin & 63));
-    if (end - begin > 64 * SetLayout::zero_words) {  // many ids in these buckets: near the bit by counts of zeros
+    if (end - begin > 64 * SetLayout::zero_words) {  // many ids in these buckets: skip words by `zeros`
       const uint64_t* first = zeros + w / SetLayout::zero_words + 1;
       const uint64_t* past = zeros + std::min(end / 64 / SetLayout::zero_words + 1, layout.marks - layout.zeros);
       const uint64_t* at = std::lower_bound(first, past, uint64_t(bucket));
       if (at != first) {
         w = (at - 1 - zeros) * SetLayout::zero_words, word = ~marks[w];
-        // In words that hold nonsense the search may end anywhere.
+        // In damaged words the search may end anywhere.
         wanted = std::max<int64_t>(1, bucket - int64_t(std::min(at[-1], uint64_t(bucket))));
       }
     }
@@ -104,7 +104,7 @@ struct IdSet {
       word = ~marks[w];
     }
   }
-  // What is near the ids is asked for first, then their buckets, then what is in these: each id alone would wait for
+  // Prefetches for a block of ids, one function for each level (`starts`, `marks`, `lows`): a single id would wait for
   // memory three times.
   void near_start(int64_t id) const { __builtin_prefetch(starts + (id >> low_bits) / SetLayout::start_buckets); }
   void near_marks(int64_t id) const {

@@ -58,7 +58,7 @@ inline float fused(float a, float b, float c) {
 #endif
 }
 
-// How many rows of sums, each of so many vectors, stay in registers beside what is added to them.
+// The number of rows of sums, of `vectors` vectors each, that stay in registers beside their operands.
 constexpr int rows_at_once(int vectors) { return std::clamp((LANES == 16 ? 24 : 12) / vectors, 1, 8); }
 
 // f(first, count) for rows [begin, end) in blocks of nearly the same size, at most `most`.
@@ -146,7 +146,7 @@ inline void transpose_sample(const Vectors& x, float* out, int64_t stride) {
   }
 }
 
-// Prefetches what the next sample needs, a line at a time: all at once is more than a core keeps in flight.
+// Prefetches the next sample a line at a time: all at once is more than a core keeps in flight.
 struct Ahead {
   const char *next, *end;
 
@@ -214,7 +214,7 @@ struct Gradient {  // of one sample
   float* dense;
   float* pooled;
   bool stream;
-  const float* passed;  // what reaches the dense vector without a product
+  const float* passed;  // the part of the dense vector's gradient that no product contributes to
 };
 
 // Columns [c, c + N vectors) of the gradients of vectors [i, i + R): each the sum of the other vectors, times the

@@ -1,8 +1,8 @@
 // Rearranging jagged batches: taking segments of bags (reorder, split, join), routing ids by row ranges, and expanding.
 //
-// A batch gives lengths, and where a segment of bags begins is a sum of them. `Begins` keeps one sum for every 64
-// lengths, so that no offset for each bag has to be written down and read back. All of this moves memory and little
-// else: what is worth doing is to touch it once, in order, and on all threads.
+// A batch has lengths; the begin of a segment of bags is a sum of them. `Begins` keeps a prefix sum for every 64
+// lengths, so that no offset for each bag has to be written and read back. All operators here are bound by memory: they
+// touch it once, in order, and on all threads.
 #include <numeric>
 #include <optional>
 #include <tuple>
@@ -234,7 +234,7 @@ struct BucketsCall {
 };
 
 // Two passes over ranges of samples of one feature: count the ids of each bucket and bag, then place them. Ranges
-// are walked in order and ids of a range keep theirs, so the result does not depend on who does which.
+// are walked in order and ids of a range keep theirs, so the result does not depend on their distribution to threads.
 class Bucketize {
  public:
   explicit Bucketize(const BucketsCall& call)
@@ -291,8 +291,8 @@ class Bucketize {
     return good == n;
   }
 
-  // A few bags at a time are counted apart and then written to where their buckets keep them. Not counted there: the
-  // buckets of a bag are often a power of two apart, which caches map to the same lines.
+  // Counts of a few bags at a time are kept in a local buffer before they are written to their buckets, as the buckets
+  // of a bag are often a power of two apart, which caches map to the same lines.
   template <class Length>
   void count_range(int64_t task, Length* out) {
     const Range& r = ranges_[size_t(task)];
@@ -403,7 +403,7 @@ struct NewerFeature {                 // a row of the tensor `features`
   int64_t source, rows, first, last;  // of the batch; of its table; its ids among `ids`
 };
 
-// The ids of a batch, and in place of those that are among `ids` their places; see `newer.py`. The ids of each table
+// The ids of a batch, with their places instead of those among `ids`; see `newer.py`. The ids of each table
 // ascend. Features without a table keep their ids.
 Tensor find_newer(const Tensor& values, const Tensor& offsets, const Tensor& features, const Tensor& ids,
                   const Tensor& places, int64_t batch) {

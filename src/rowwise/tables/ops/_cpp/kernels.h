@@ -1,4 +1,4 @@
-// The kernels of one instruction set as a table of functions, and what the update hands to them.
+// The kernels of one instruction set as a table of functions, and the arguments of an update.
 //
 // Range versions: the caller owns the threads (bind.cpp, update.cpp).
 #pragma once
@@ -53,7 +53,7 @@ struct Marks {
   int64_t first;  // the rank of the first distinct id
 };
 
-// The row ranges of one feature, and what finds the one that an id is in.
+// The row ranges of one feature, and the precomputed data of the search for an id's range.
 struct Ranges {
   const int64_t* bounds;  // buckets + 1 of them
   int64_t buckets;

@@ -11,7 +11,7 @@
 namespace rowwise::ISA {
 namespace {
 
-// How many rows ahead to prefetch: about four kilobytes, which is what a core can keep in flight.
+// Rows to prefetch ahead: about four kilobytes, the most that a core keeps in flight.
 inline int64_t rows_ahead(int64_t bytes) { return std::clamp<int64_t>(4096 / bytes, 8, 32); }
 
 template <class Id>
@@ -108,7 +108,7 @@ inline __attribute__((always_inline)) void pool_bag(const Rows<Id>& rows, const 
     for (int k = 0; k < N; ++k) Vec<V>::store(out + k * W, sum[k]);
 }
 
-// What the inner loop needs is copied to locals: what a reference points to would be loaded anew after every possible
+// The operands of the inner loop are copied to locals: through references they would be reloaded after every possible
 // report of a bad id.
 template <class V, int N, bool weighted, RowType T, class Id>
 void pool_strip(const Rows<Id>& feature_rows, const Output& output, Fault& fault) {  // rows of one strip
@@ -250,7 +250,7 @@ void rewrite_strip(const Rows<Id>& rows, int64_t column, int64_t i0, int64_t i1)
     float* out = reinterpret_cast<float*>(const_cast<char*>(row)) + column;
     V values[N];
     for (int k = 0; k < N; ++k) values[k] = Vec<V>::load(out + k * Vec<V>::width);
-    __asm__ volatile("" ::: "memory");  // else a compiler may leave out a store of what is there
+    __asm__ volatile("" ::: "memory");  // else a compiler may elide a store of an unchanged value
     for (int k = 0; k < N; ++k) Vec<V>::store(out + k * Vec<V>::width, values[k]);
   }
 }

@@ -1,6 +1,6 @@
 // Random rows of 4 KB pages miss the translation cache at every row, so arenas ask for huge pages; a fresh
 // output of tens of megabytes costs as much in page faults as the lookup that fills it, so outputs are kept.
-// Gives up: freed outputs stay resident, within the two limits below.
+// The cost: freed outputs stay resident, within the two limits below.
 #include "memory.h"
 
 #include <sys/mman.h>
@@ -15,7 +15,7 @@ namespace rowwise {
 namespace {
 
 constexpr std::size_t huge_page = std::size_t(2) << 20;
-// A step of training frees all its outputs at once; were some let go of, the next would fault their pages in again.
+// A step of training frees all its outputs at once; if some were unmapped, the next would fault their pages in again.
 constexpr std::size_t kept_blocks = 64, kept_limit = std::size_t(1) << 30;
 constexpr std::size_t always_kept = 6;  // blocks, however large
 

@@ -7,8 +7,8 @@ namespace rowwise {
 void* map_zeroed(std::size_t bytes);  // a table arena; throws std::bad_alloc
 void unmap(void* data, std::size_t bytes);
 
-// A block at least this big, 64-byte aligned, contents undefined. A released block is handed out again, so
-// one that is still in use never is: who holds it decides when to release.
+// A block at least this big, 64-byte aligned, contents undefined. A released block may be
+// handed out again at once, so its holder has to release it after the last use.
 void* acquire(std::size_t bytes);
 void release(void* block);
 std::size_t kept_bytes();  // released and not yet handed out

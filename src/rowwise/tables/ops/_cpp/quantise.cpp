@@ -1,5 +1,5 @@
 // Rows in half a byte a column, and the largest numbers of rows, as torch sees them. Apart from bind.cpp, which binds
-// what tables are trained with.
+// the operators of training.
 #include "bind.h"
 #include "isa.h"
 #include "kernels.h"

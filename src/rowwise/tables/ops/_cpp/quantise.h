@@ -25,7 +25,7 @@ struct Codes {
 
   explicit Codes(const Range& range) : low(range.low) {
     step = (range.high - range.low) * (1.f / largest_code);
-    if (!(step >= 0x1p-126f)) step = 0.f;  // all weights are (nearly) one
+    if (!(step >= 0x1p-126f)) step = 0.f;  // all weights are (nearly) equal
     inverse = step == 0.f ? 0.f : 1.f / step;
   }
   template <class V>

@@ -1,6 +1,6 @@
 // Sorting 64-bit words by some of their bits: for the update and for distinct ids, which both sort (key, place) words.
 //
-// Least significant digit first, so every pass is stable and the time does not depend on what the keys are. Meant for
+// Least significant digit first, so every pass is stable and the time does not depend on the keys. Meant for
 // runs of words that fit in cache; the callers see to that.
 #pragma once
 #include <cstdint>

@@ -273,7 +273,7 @@ inline __attribute__((always_inline)) void round_to_half(uint16_t* p, V w, typen
   const V x = clamp(w, max_half);
   const auto bits = bits_of(x);
   // Halves are 2^-10 of their power of two apart, but below 2^-14 always 2^-24: a 13-bit fraction of that away from
-  // zero, then cut. The sum is exact, or rounds where it makes no difference to what is cut.
+  // zero, then truncated. The sum is exact, or rounds where that does not change the truncated bits.
   const auto power = bits & 0x7F800000u, least_power = Vec<V>::count() * 0 + 0x38800000u;
   const auto unit = ((power > least_power ? power : least_power) - (23u << 23)) | (bits & 0x80000000u);
   store_cut_halves<V>(p, x + to_float<V>(random >> 19) * float_of<V>(unit));
@@ -310,11 +310,11 @@ inline Range range_of(const float* w, int64_t n) {
       low4 = least(low4, Vec<Quad>::load(lows + k)), high4 = most(high4, Vec<Quad>::load(highs + k));
     for (int k = 0; k < 4; ++k) least_one = least(low4[k], least_one), most_one = most(high4[k], most_one);
   }
-  // Plus zero: of -0 and +0 either could be the least, and they are different bits.
+  // Plus zero: either of -0 and +0 could be the minimum, and their bits differ.
   return {std::max(least_one, -max_int8) + 0.f, std::min(most_one, max_int8) + 0.f};
 }
 
-// noise(V, column): what is added before a code is cut, in 2^-22 of a code and less than one.
+// noise(V, column): added before a code is truncated, in units of 2^-22 of a code, less than one code.
 constexpr int code_bits = 22;
 template <class Noise>
 inline __attribute__((always_inline)) void write_codes(const Format& format, const float* w, char* row, Noise noise) {
@@ -325,7 +325,7 @@ inline __attribute__((always_inline)) void write_codes(const Format& format, con
     const int64_t n = std::min(step, format.dim - begin);
     const Range range = range_of(w + begin, n);
     const float spacing = (range.high - range.low) * (1.f / 255.f);
-    const bool flat = !(spacing >= 0x1p-126f);  // all weights are (nearly) one
+    const bool flat = !(spacing >= 0x1p-126f);  // all weights are (nearly) equal
     const float inverse = flat ? 0.f : 1.f / spacing;
     scales[0] = flat ? 0.f : spacing;
     scales[1] = range.low;

@@ -1,7 +1,7 @@
 // Words in memory that processes share: one publishes a number, others wait until it is there.
 //
 // Its own file because nothing here computes. What was written before `publish` is seen after `wait_for` (release and
-// acquire). On Linux who waits sleeps in the kernel, which needs a syscall for each publish; elsewhere it polls.
+// acquire). On Linux a waiter sleeps in the kernel (futex), which needs a syscall for each publish; elsewhere it polls.
 #include "bind.h"
 
 #if defined(__linux__)

@@ -186,8 +186,7 @@ inline __attribute__((always_inline)) void each_vector(int64_t dim, F f) {  // f
 
 inline int64_t whole_vectors(int64_t floats) { return (floats + LANES - 1) / LANES * LANES; }
 
-// Whether rows of so many bytes that lie side by side, from the beginning of a line on, reach into as few lines as can
-// be.
+// Whether adjacent rows of `bytes` bytes, the first at the begin of a line, never touch more lines than they need.
 inline bool fill_lines(int64_t bytes) { return bytes % 64 == 0 || 64 % bytes == 0; }
 
 // The lines that `bytes` lie on. Where rows are whole lines they start on one (arenas are aligned); else they may

@@ -1,4 +1,4 @@
-// What the kernels are told about tables, features and a batch: plain structs over caller-owned memory.
+// Descriptors of tables, features and a batch for the kernels: plain structs over caller-owned memory.
 //
 // The Python side describes them as rows of int64 tensors (rowwise/tables/ops/layout.py); the structs have the
 // same fields in the same order, so a row of the tensor is one struct.

@@ -24,7 +24,7 @@ constexpr int64_t ids_per_word = 2;      // of a bitmap: with fewer, sorting is 
 constexpr int64_t huge_from = 1 << 18;   // bytes that are read all over: they are worth a huge page
 constexpr int64_t range_ids = 1 << 13;   // sorted in second-level cache
 constexpr int most_range_bits = 11;      // more ranges than this are too many places to write to
-constexpr int64_t shared_ids = 1 << 16;  // smaller segments are not worth the threads' meeting
+constexpr int64_t shared_ids = 1 << 16;  // smaller segments do not pay for a barrier of the threads
 constexpr int64_t words_per_task = 1 << 13;
 constexpr int64_t ids_at_once = 1 << 11;  // ranked, then counted, while they are in first-level cache
 
@@ -56,14 +56,14 @@ template <class Id>
 class Way {
  public:
   virtual ~Way() = default;
-  virtual int64_t find() = 0;  // how many distinct ids
+  virtual int64_t find() = 0;  // returns the number of distinct ids
   virtual void write(const Output<Id>&) const = 0;
 };
 
 template <class Id>
 class Near final : public Way<Id> {
  public:
-  // Whether a bitmap is worth it, and how many, one for each part, are still small beside the ids.
+  // Whether a bitmap pays off, and the most parts for which one each stays small beside the ids.
   static bool suits(const Segment<Id>& s) { return s.span / 64 < uint64_t(s.n) / ids_per_word; }
   static int64_t most_parts(const Segment<Id>& s) { return std::max<int64_t>(1, s.n / ids_per_word / words(s)); }
 
@@ -115,7 +115,7 @@ class Near final : public Way<Id> {
     }
   }
 
-  // One bitmap of all parts'; how many bits are set before each word of the chunk, and in all of it.
+  // Merges the bitmaps of all parts; counts the set bits before each word of the chunk, and in all of it.
   int64_t join(int64_t chunk) {
     int64_t set = 0;
     for (int64_t w = chunk * words_per_task; w < chunk_end(chunk); ++w) {
@@ -194,7 +194,7 @@ class Far final : public Way<Id> {
 
   static int bits_to_drop(int id_bits, int place_bits) {
     if (id_bits + place_bits <= 64) return 0;
-    const int apart = id_bits - place_bits - 8;  // so many ids differ in 8 bits more than they are numbered with
+    const int apart = id_bits - place_bits - 8;  // n ids mostly differ in their place_bits + 8 highest bits
     return std::clamp(apart, id_bits + place_bits - 64, 64 - place_bits);
   }
 
@@ -245,12 +245,12 @@ class Far final : public Way<Id> {
   }
 
   // Among words that agree, by the bits of the id that were dropped. Of the key, a word then says only whether it is
-  // the first with its id. Returns how many are.
+  // the first with its id. Returns the number of these.
   int64_t sort_rest(uint64_t* words, uint64_t* other, int64_t n) const {
     const uint64_t first = uint64_t(1) << place_bits_;
     int64_t distinct = 0;
     for (int64_t i = 0, end; i < n; i = end) {
-      bool same = true;  // as nearly always: ids that agree in so many bits
+      bool same = true;  // as nearly always: ids that agree in these bits are equal
       const Id id = s_.ids[words[i] & place_mask_];
       for (end = i + 1; end < n && words[end] >> place_bits_ == words[i] >> place_bits_; ++end)
         same &= s_.ids[words[end] & place_mask_] == id;

@@ -1,4 +1,4 @@
-// Group by row without a table-sized anything: the contributions to a table become (row, contribution) words,
+// Groups by row without memory of the size of a table: the contributions to a table become (row, contribution) words,
 // radix-sorted in cache; equal neighbours are one row. Rows are then visited in ascending order.
 //
 // A table is the task of one thread, from counting to applying, so its words and gradients stay in that core's
@@ -20,14 +20,14 @@ namespace rowwise {
 namespace {
 
 constexpr int64_t bucket_entries = 1 << 16;  // sort in second-level cache
-constexpr int64_t shared_entries = 1 << 16;  // smaller tables are not worth the threads' meeting
+constexpr int64_t shared_entries = 1 << 16;  // smaller tables do not pay for a barrier of the threads
 constexpr int64_t near_bytes = 3 << 18;      // gradients of a table that stay in second-level cache
 constexpr int max_bucket_bits = 10;
 constexpr int64_t samples_ahead = 8;  // gradients of a sample lie further apart than processors look ahead
 
 int bits_for(uint64_t count) { return bits_of(count - 1); }  // bits that hold 0 .. count - 1
 
-// Which of 2^bits buckets a row falls into: rows in use are often neighbours, so their low bits are spread.
+// The bucket of a row, of 2^bits: rows in use are often neighbours, so their low bits are spread.
 inline uint64_t bucket_of(uint64_t row, int bits) { return (row * 0x9E3779B97F4A7C15ull) >> 1 >> (63 - bits); }
 
 struct Work {  // one table

@@ -28,7 +28,7 @@ struct UpdateCall {
 };
 
 struct BadRow {
-  int64_t table = -1, row = -1;  // merged gradient is not finite; the row was left as it was
+  int64_t table = -1, row = -1;  // merged gradient is not finite; the row is unchanged
   int64_t position = -1;         // an id out of range
 };
 

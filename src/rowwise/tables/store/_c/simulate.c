@@ -1,4 +1,4 @@
-// Caches of rows run over a trace: see tables/store/simulate.py for what they are. Plain C, no tensors, no globals.
+// Caches of rows run over a trace: tables/store/simulate.py defines them. Plain C, no tensors, no globals.
 //
 // Rows are numbered 0, 1, ...; the native cache of training searches tags, while this knows the place of each row.
 
@@ -82,7 +82,7 @@ static void run_sets(const Trace* trace, const int64_t* set_of, int lfu, const S
   }
 }
 
-// Returns 0 where there is no memory, as the other functions do.
+// Returns 0 if out of memory, as the other functions do.
 int64_t rw_simulate_sets(const Trace* trace, const int64_t* set_of, int64_t sets, int64_t lfu, Counts* counts) {
   Sets all = {
       .row_at = filled(sets * WAYS, sizeof(int32_t), 0xff),
@@ -153,7 +153,7 @@ static Entry pop(Entry* heap, int64_t size) {
   return top;
 }
 
-// Belady's optimum for a cache that every missed row enters: the row that is accessed last of all leaves.
+// Belady's optimum for a cache that every missed row enters: evicts the row whose next access is farthest away.
 int64_t rw_simulate_belady(const Trace* trace, int64_t capacity, Counts* counts) {
   int64_t n = trace->accesses, used = 0, size = 0;
   int64_t* next_use = filled(n, sizeof(int64_t), 0xff);

@@ -1,7 +1,7 @@
 // Rows of the next batches, read before they are needed into memory beside the cache.
 //
-// A copy is used only if its record still is the latest one when the row is needed; else the row is read again. So what
-// is read ahead changes when a row is read, never its bits.
+// A copy is used only if its record still is the latest one when the row is needed; else the row is read again. So
+// prefetching changes when a row is read, never its bits.
 #pragma once
 #include <algorithm>
 #include <deque>

@@ -2,7 +2,7 @@
 //
 // A segment is one large write. It consists of blocks of one table each; a block has a header and as many records as
 // fit. A row that changes gets a new record; compaction copies the latest records out of the segment that has the
-// fewest of them. The index is in memory and the file has no name: after a crash a run starts from its checkpoint.
+// fewest of them. The index is in memory and the file is unnamed: after a crash a run resumes from its checkpoint.
 #pragma once
 #include <unistd.h>
 
@@ -174,7 +174,7 @@ class Log {
   void wait_behind(int64_t job) { wait_s_ += worker_.wait(job); }
 
   // Keeps the file below about twice the bytes of the latest records.
-  // As much is copied as keeps up with what was appended, from a segment that was read since the call before.
+  // Copies a multiple of the bytes appended since the last call, from a segment that was read in the meantime.
   void compact() {
     for (int64_t left = COPIES * std::exchange(appended_, 0);;) {
       if (busy_ == NOWHERE) {
@@ -227,7 +227,7 @@ class Log {
   struct Segment {
     int64_t live = 0;  // bytes of latest records
     bool full = false;
-    uint32_t generation = 0;  // how often it was given back
+    uint32_t generation = 0;  // number of reuses
   };
 
   static uint64_t seed(int64_t t, int64_t row) { return (uint64_t(t) << 48) ^ uint64_t(row) ^ 0x5bd1e9955bd1e995ull; }
@@ -293,7 +293,7 @@ class Log {
     if (!segments_[segment].live) free_segment(segment);
   }
 
-  // The segment with the fewest latest records becomes `busy_`, if the file is too large: by how many bytes it is.
+  // Makes the segment with the fewest latest records `busy_` if the file is too large; returns the excess in bytes.
   int64_t choose_segment() {
     int64_t used = 0, live_bytes = 0, best = NOWHERE;
     for (int64_t s = 0; s < int64_t(segments_.size()); ++s) {
@@ -306,7 +306,7 @@ class Log {
     return excess;
   }
 
-  // Appends latest records of the next blocks of the busy segment, about so many bytes of them; those that it did.
+  // Appends the latest records of about `most` bytes of the busy segment's next blocks; returns the bytes done.
   int64_t copy_out(int64_t most) {
     const char* const data = writer_->copy();
     const int64_t begin = copied_;

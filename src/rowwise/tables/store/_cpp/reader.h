@@ -19,7 +19,7 @@
 
 namespace rowwise {
 
-constexpr int DEPTH = 256;  // reads in flight: what a solid-state disk needs to reach its limit
+constexpr int DEPTH = 256;  // reads in flight: a solid-state disk needs this many to reach its limit
 constexpr int THREADS = 16;
 constexpr int64_t WAKE = 32;  // reads that end until the caller is woken: cores have other work
 
@@ -79,7 +79,7 @@ class Uring {
     sq_array_[at] = at;
     __atomic_store_n(sq_tail_, tail + 1, __ATOMIC_RELEASE);
   }
-  int submit_and_wait(unsigned submit, unsigned wait) {  // how many were taken, or -errno
+  int submit_and_wait(unsigned submit, unsigned wait) {  // the number of submissions taken, or -errno
     for (;;) {
       const long taken = syscall(__NR_io_uring_enter, fd_, submit, wait, wait ? IORING_ENTER_GETEVENTS : 0, nullptr, 0);
       if (taken >= 0) return int(taken);

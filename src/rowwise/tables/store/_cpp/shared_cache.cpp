@@ -1,8 +1,8 @@
 // Rows in memory that processes share: the functions of shared_cache.h.
 //
 // [Note: Shared sets] A set has a number that is odd while a process writes to the set. A reader that finds an odd
-// number, or another one after its copy, takes the row for missing. A writer that finds an odd number writes nothing.
-// So nobody waits, and a process that is killed while it writes leaves one set unused.
+// number, or another one after its copy, treats the row as missing. A writer that finds an odd number writes nothing.
+// So no process waits, and a process that is killed while it writes leaves one set unused.
 //
 // A key has the tag of the file that its row is in, so rows of two versions are never taken for each other.
 #include "shared_cache.h"
@@ -22,14 +22,14 @@ namespace rowwise {
 namespace {
 
 constexpr int64_t TAG_SHIFT = 43;      // lower bits are the number of a row among those of all tables
-constexpr int64_t AGING = 64;          // counts are halved once in so many accesses of a slot
+constexpr int64_t AGING = 64;          // counts are halved once in this many accesses per slot
 constexpr int64_t AHEAD_OF_SETS = 12;  // ids between the prefetch of a set and its use
 constexpr int64_t AHEAD_OF_ROWS = 4;   // ids between the prefetch of a row and its copy
 constexpr int RETRIES = 2;
 
 int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// The places that rows of a batch have been given, by their keys.
+// The places of the rows of a batch, by key.
 class BatchMap {
  public:
   void begin(int64_t most) {
@@ -223,7 +223,7 @@ class SharedCache {
     return best;
   }
 
-  // What was frequent long ago has to leave at some time. Each access halves some counts, those of all keys in turn.
+  // Ages counts, so that rows that were frequent long ago are evicted: each access halves some, of all keys in turn.
   void age(int64_t accesses) {
     owed_ += accesses * shape_.keys;
     const int64_t count = std::min(owed_ / (AGING * shape_.slots), shape_.keys);

@@ -33,18 +33,18 @@ void* shared_cache_open(char* memory, const SharedCacheShape* shape);
 void shared_cache_close(void* cache);
 
 // Replaces the rows of a batch by places in the memory of their table, and copies the rows there that the cache has.
-// Returns how many it lacks, or -1 if there is no memory for the map of the batch. `distinct`: rows of the batch.
+// Returns the number of missing rows, or -1 if there is no memory for the map of the batch. `distinct`: of all rows.
 int64_t shared_cache_take(void* cache, int64_t tag, int64_t count, const CachedFeature* features,
                           const int64_t* offsets, int64_t batch, int64_t* values, int64_t* distinct);
 const MissingRow* shared_cache_missing(void* cache);  // of the last call of `shared_cache_take`
 
-// Copies rows to where they have to go, and into the cache.
+// Copies rows to their places, and into the cache.
 void shared_cache_put(void* cache, int64_t tag, int64_t count, const MissingRow* missing, const char* rows);
-// Puts rows into the cache, with how often they were accessed; the last ones leave last.
+// Fills the cache with rows and their counts of accesses; the last ones are evicted last.
 void shared_cache_warm(void* cache, int64_t tag, int64_t count, const int64_t* keys, const char* rows,
                        const int64_t* counts);
 
-// Reads rows from places in a file; those that are not in memory are read at the same time. Returns 0 or errno.
+// Reads rows from places in a file; reads that miss the page cache run in parallel. Returns 0 or errno.
 int32_t read_rows(int32_t file, int64_t count, const int64_t* begins, int64_t row_bytes, char* rows);
 }
 #pragma GCC visibility pop

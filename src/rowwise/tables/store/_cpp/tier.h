@@ -59,8 +59,8 @@ void tier_close(void* tier);
 // policy and the counters.
 void tier_pin(void* tier, int64_t count, const TierSegment* segments, int32_t changes, int32_t counts,
               TierStatus* status);
-int64_t tier_new_rows(void* tier, int64_t table, int64_t* rows, int64_t* slots);  // of the last pin; nullptr: how many
-// Starts to read the rows of one of the next batches, in a thread; `slots` are not used.
+int64_t tier_new_rows(void* tier, int64_t table, int64_t* rows, int64_t* slots);  // of the last pin; their number
+// Prefetches the rows of one of the next batches, in a thread; `slots` are not used.
 void tier_read_ahead(void* tier, int64_t count, const TierSegment* segments, TierStatus* status);
 void tier_unpin(void* tier, TierStatus* status);
 
@@ -71,7 +71,7 @@ void tier_write(void* tier, int64_t table, const int64_t* rows, int64_t count, c
                 TierStatus* status);
 void tier_flush(void* tier, TierStatus* status);  // writes changed slots to the log
 int64_t tier_written(void* tier, int64_t table, int64_t first, int64_t last, int64_t* rows);  // rows in the log
-void tier_forget(void* tier, int64_t table);  // all rows are as if they were never written
+void tier_forget(void* tier, int64_t table);  // resets all rows to never written
 void tier_counters(void* tier, int64_t table, int64_t* values);
 void tier_io(void* tier, double* values);  // counts and seconds of all tables, by TierIo
 // The intervals, by CLOCK_MONOTONIC, in which rows were read and that end after `since_s`.
