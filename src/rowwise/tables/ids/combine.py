@@ -21,7 +21,7 @@ class PartBags:
     rows_M: Tensor
     lengths_B: Tensor
     weights_M: Tensor | None
-    ids_M: Tensor | None  # index of the id that each row belongs to; None: each id has the same number of rows
+    ids_M: Tensor | None  # index of each row's id; None if all ids have the same number of rows
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "PartBags":
         """A copy with `change` applied to each tensor."""

@@ -63,7 +63,7 @@ class IdHistory:
 
     counts_N: Ids  # occurrences of each id
     vectors_ND: Floats | None = None  # the probe's vector of each id
-    folded: FoldedVectors | None = None  # None: the map will not be trained on the samples that it was learned from
+    folded: FoldedVectors | None = None  # None if the map is not trained on the samples that it was learned from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,8 +222,8 @@ def _learned(
 
     Args:
         request: the arguments of the method.
-        max_clusters: None: the number of ids.
-        budget_bytes: None: that of the request.
+        max_clusters: limit of clusters; by default the number of ids.
+        budget_bytes: by default that of the request.
         head_tail: use the rows that the budget allows beyond `max_clusters` for the most frequent ids.
         balance: the largest number of accesses of a cluster, over the mean.
     """

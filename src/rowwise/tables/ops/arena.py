@@ -49,10 +49,10 @@ class Arena:
     state: Tensor = field(repr=False)  # float32
     steps_T: Tensor = field(repr=False)  # updates so far, on the CPU
     keys_T: Tensor = field(repr=False)  # key of each table's random numbers
-    touched: TouchedRows | None = None  # None: changes are not tracked
+    touched: TouchedRows | None = None  # marks of changed rows; None until `track`
     store: RowStore | None = None  # has the rows of tables with slots; None: no table has slots
     slot_rows: Tensor | None = None  # the row in each slot; None without a store
-    places: RowPlaces | None = None  # None: row r of a table is at place r of its memory
+    places: RowPlaces | None = None  # where rows are in a table's memory; None: row r is at place r
     row_ids: dict[int, dict[str, Tensor]] = field(default_factory=dict, repr=False)  # of managed tables, by index
     row_ids_version: int = 0  # grows when code other than a table's policy may have written into `row_ids`
     # Memo of `_cached_features`, by number and order of the features of a batch.

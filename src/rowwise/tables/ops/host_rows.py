@@ -50,9 +50,9 @@ class HostRows(RowStore):
         first_key = first_slot = 0
         for table in tables:
             (rows, row_bytes), count = table.rows.shape, len(table.row_memory)
-            sets, rest = divmod(count - table.overflow, WAYS)
+            sets, remainder = divmod(count - table.overflow, WAYS)
             assert sets > 0, table.name
-            assert not rest, table.name
+            assert not remainder, table.name
             rows_of_set = -(-rows // sets)
             memory = (table.row_memory, table.state_memory, table.rows, table.state)
             addresses = [x.data_ptr() for x in memory]

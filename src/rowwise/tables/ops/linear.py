@@ -34,7 +34,7 @@ _choice = _Choice()
 
 
 def choose_library(library: GemmLibrary | None) -> None:
-    """Use this library from now on; None: the one for this processor."""
+    """Use this library for all later products; None restores the default for this processor."""
     if library is not None and library not in get_args(GemmLibrary):
         raise SpecError(f"no library {library!r} for matrix products", f"one of {', '.join(get_args(GemmLibrary))}")
     if library == "onednn" and not has_onednn():

@@ -20,7 +20,7 @@ class Operator(NamedTuple):
     # for its answer, `lengths` for whether offsets ascend, and `gather` for its size where features have several dims.
     on_gpu: Literal["triton", "torch"]
     reference: Callable[..., Any]  # takes the arguments that are registered with torch
-    shapes: Callable[..., Any] | None = None  # for torch.compile; None: it is not compiled
+    shapes: Callable[..., Any] | None = None  # for torch.compile; None if the operator cannot be compiled
 
 
 OPERATORS: dict[str, Operator] = {

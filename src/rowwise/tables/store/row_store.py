@@ -77,7 +77,7 @@ class RowPart(NamedTuple):
 
     dtype: torch.dtype
     initial: InitialValues
-    columns: slice | None = None  # of the optimizer state; None: the stored rows
+    columns: slice | None = None  # columns of the optimizer state; None for the stored rows
 
 
 class CacheCounters(Value, frozen=True, kw_only=True):
