@@ -71,7 +71,7 @@ class PretendGpu(TorchDispatchMode):
     """While it is entered, `to("meta")` and tensors made on `meta` are on the pretended device."""
 
     def __enter__(self):
-        FaultWord._of.pop(DEVICE, None)  # that of other tests has no numbers
+        FaultWord._by_device.pop(DEVICE, None)  # that of other tests has no numbers
         self._made = MadeOnDevice()
         self._made.__enter__()
         return super().__enter__()
@@ -79,7 +79,7 @@ class PretendGpu(TorchDispatchMode):
     def __exit__(self, *error):
         super().__exit__(*error)
         self._made.__exit__(*error)
-        FaultWord._of.pop(DEVICE, None)
+        FaultWord._by_device.pop(DEVICE, None)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return run(func, args, kwargs or {})
