@@ -352,7 +352,7 @@ def test_a_batch_without_the_feature_is_refused():
             [make_table(pooling=Pooling.MEAN)],
             "table 'item' has pooling mean: expected pooling: sequence",
         ),
-        ([make_table(dim=4)], "table 'item' has dim 4, the encoder 6: expected one dim"),
+        ([make_table(dim=4)], "table 'item' has dim 4 and the encoder dim 6: expected equal dims"),
         (
             [make_table(features=("seen", "shown"))],
             "features seen, shown: expected one table with one feature, the lists",

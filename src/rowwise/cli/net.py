@@ -158,7 +158,7 @@ def _probe_job(seconds: float, attempt: int) -> "tuple[ProbeSamples, tuple[Netwo
     if ranks is None:
         return None
     with note_signals() as received, _probe_bar(quiet=ranks.rank > 0) as tell:
-        samples = probe_links(ranks, seconds, tell=partial(tell, "probing"), is_stopped=lambda: bool(received))
+        samples = probe_links(ranks, seconds, on_progress=partial(tell, "probing"), is_stopped=lambda: bool(received))
     return None if samples is None else (samples, hosts)
 
 

@@ -7,7 +7,7 @@ The model of "AutoInt: Automatic Feature Interaction Learning via Self-Attentive
     X_(n+1)  = relu(attention(X_n) + W X_n)          no scaling of the dots, no biases
     logits   = w flatten(X_N) + b, and deep(flatten X_0) where there is such an MLP (the paper's AutoInt+)
 
-Here the dots are divided by the square root of a head's numbers, as in every later attention.
+Here the dots are divided by the square root of a head's width, as in later attention.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ class AutoIntLayer(nn.Module):
 
     Args:
         dim: of a vector.
-        out: of a new vector.
-        heads: among which its numbers are divided.
+        out: dim of an output vector.
+        heads: attention heads, each with an equal part of a vector.
     """
 
     def __init__(self, dim: int, out: int, heads: int) -> None:
@@ -44,14 +44,14 @@ class AutoInt(FieldModel):
     """AutoInt (Song et al. 2019): X_(n+1) = relu(attention(X_n) + W X_n), then a linear layer, beside an MLP.
 
     Args:
-        embeddings: tables that pool, all of one dim.
-        dense_features: numbers in each sample.
-        deep: sizes of the MLP's layers; the last is the number of logits. One size: there is no MLP.
-        layers: of attention.
-        heads: among which the numbers of a vector are divided.
+        embeddings: pooled tables of one dim.
+        dense_features: dense numbers per sample.
+        deep: sizes of the MLP's layers; the last is the number of logits. A single size means no MLP.
+        layers: attention layers.
+        heads: attention heads, each with an equal part of a vector.
         width: numbers of a vector after a layer.
-        dropout: share of the hidden numbers of the MLP that are 0 in a training step.
-        norm: "batch" or "layer" normalisation of its hidden layers; None: neither.
+        dropout: rate on the MLP's hidden layers.
+        norm: "batch" or "layer" normalisation of its hidden layers; None for none.
     """
 
     def __init__(  # noqa: PLR0913 - a model's hyperparameters

@@ -1,4 +1,4 @@
-"""What the dense part of a model costs: parameters, and floating-point operations for a sample."""
+"""Cost of the dense part of a model: parameters, and floating-point operations per sample."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +12,10 @@ from rowwise.tables.spec import Value
 
 
 class ModelCost(Value, frozen=True):
-    """Of all but the tables."""
+    """Cost of the dense part of a model, without its tables."""
 
     parameters: int
-    flops: int  # of matrix products in a forward, for a sample; a step takes about three times as many
+    flops: int  # of matrix products in a forward, per sample; a step takes about three times as many
 
 
 def model_cost(model: nn.Module, batch: Batch) -> ModelCost:
@@ -30,14 +30,16 @@ def model_cost(model: nn.Module, batch: Batch) -> ModelCost:
 
 
 def activation_bytes(model: nn.Module, batch: Batch, units: Sequence[nn.Module]) -> tuple[int, int]:
-    """Bytes that a forward keeps for its backward, for a sample: usually, and if `units` run again in the backward.
+    """Bytes per sample that a forward saves for its backward: without and with recomputation of `units`.
 
-    Units that run again keep their inputs, and the largest of them all that it usually keeps, while it runs again.
+    With recomputation units save their inputs only; the peak adds the activations of the largest unit.
     """
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    alive: list[Tensor] = []  # so that no storage gets the address of one before
+    alive: list[Tensor] = []  # keeps storages alive, so that no address is used twice
     sizes: dict[int, int] = {}
-    inside: dict[nn.Module | None, set[int]] = {unit: set() for unit in (None, *units)}  # None: outside of all
+    inside: dict[nn.Module | None, set[int]] = {
+        unit: set() for unit in (None, *units)
+    }  # None for tensors outside of all units
     entered: list[nn.Module] = []
 
     def keep(tensor: Tensor, unit: nn.Module | None) -> Tensor:
@@ -66,22 +68,22 @@ def activation_bytes(model: nn.Module, batch: Batch, units: Sequence[nn.Module])
         for hook in hooks:
             hook.remove()
     outside = inside.pop(None)
-    largest = max((sum(sizes[at] for at in mine - outside) for mine in inside.values()), default=0)
+    largest = max((sum(sizes[at] for at in storages - outside) for storages in inside.values()), default=0)
     samples, always = len(batch.labels_BK), sum(sizes[at] for at in outside)
     kept = sum(sizes[at] for at in outside.union(*inside.values()))
     return kept // samples, (always + largest) // samples
 
 
 def flop_formulas() -> dict[Any, Any]:
-    """By operator that torch's counter does not know: operations for shapes of the inputs."""
-    found: dict[Any, Any] = {
+    """Formulas from input shapes to operations, for operators unknown to torch's counter."""
+    formulas: dict[Any, Any] = {
         torch.ops.rowwise.interact: _dots,
         torch.ops.rowwise.pair_sums: _pair_sums,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     }
     if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        found[torch.ops.mkldnn._linear_pointwise] = _product
-    return found
+        formulas[torch.ops.mkldnn._linear_pointwise] = _product
+    return formulas
 
 
 def _product(x: Sequence[int], weight: Sequence[int], *_: Any, **__: Any) -> int:

@@ -1,4 +1,4 @@
-"""DCN-v2: layers that multiply the input with a linear map of what came before, so each adds a degree of crosses.
+"""DCN-v2: each layer multiplies the input by a linear map of the previous layer, which adds a degree of crosses.
 
 The model of "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank Systems"
 (Wang et al. 2021, arXiv 2008.13535):
@@ -45,8 +45,8 @@ class Cross(nn.Module):
 
     Args:
         width: of x.
-        rank: of W and V as products of two thin matrices; None: they are full matrices.
-        gated: whether there is V.
+        rank: of W and V as products of two thin matrices; None for full matrices.
+        gated: whether there is a gate V.
     """
 
     def __init__(self, width: int, rank: int | None = None, *, gated: bool = False) -> None:
@@ -64,15 +64,15 @@ class DCN(nn.Module):
     """DCN-v2 (Wang et al. 2021): cross layers x_(l+1) = x_0 * (W x_l + b) + x_l, before or beside an MLP.
 
     Args:
-        embeddings: tables that pool, of any dims.
-        dense_features: numbers in each sample.
+        embeddings: pooled tables of any dims.
+        dense_features: dense numbers per sample.
         deep: sizes of the MLP's layers; the last is the number of logits.
         crosses: cross layers.
-        rank: of their matrices; None: full.
+        rank: of their matrices; None for full matrices.
         gated: whether cross layers are those of GDCN.
         structure: "stacked", the MLP over the crosses, or "parallel", both over the input and a linear layer over both.
-        dropout: share of the hidden numbers of the MLP that are 0 in a training step.
-        norm: "batch" or "layer" normalisation of its hidden layers; None: neither.
+        dropout: rate on the MLP's hidden layers.
+        norm: "batch" or "layer" normalisation of its hidden layers; None for none.
     """
 
     def __init__(  # noqa: PLR0913 - a model's hyperparameters
@@ -88,7 +88,7 @@ class DCN(nn.Module):
         dropout: float = 0.0,
         norm: Norm | None = None,
     ) -> None:
-        """The tables stay the caller's; the layers are made here."""
+        """Shares `embeddings` with the caller; creates the layers."""
         super().__init__()
         if structure not in get_args(Structure):
             raise SpecError(f"structure={structure!r}", f"one of {', '.join(map(repr, get_args(Structure)))}")

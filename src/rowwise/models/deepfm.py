@@ -6,8 +6,8 @@ arXiv 1703.04247):
     v_f    = the pooled rows of feature f; for the dense number x_i, x_i times a learned vector
     logits = first order + sum of v_i . v_j over all pairs i < j + deep([dense, v of the tables])
 
-The first order is `Wide`: a weight for each id and each dense number. A bag counts as the one vector that it is pooled
-to, so ids of the same bag are not paired. The MLP reads the dense numbers themselves: as its first layer is linear,
+The first order is `Wide`: a weight for each id and each dense number. A bag counts as its pooled
+vector, so ids of the same bag are not paired. The MLP reads the dense numbers themselves: as its first layer is linear,
 their vectors would add weights but no function.
 """
 
@@ -23,18 +23,18 @@ from rowwise.tables.batch import Batch
 from rowwise.tables.ids.make import AnyTables
 from rowwise.tables.ops.interact import pair_sums
 
-DENSE_STD = 0.01  # of the vectors of dense numbers: pairs begin near nothing, as rows do
+DENSE_STD = 0.01  # initial, of the vectors of dense numbers: dots begin near zero, as those of rows
 
 
 class DeepFM(nn.Module):
     """DeepFM (Guo et al. 2017): logits = first order + dots of all pairs of vectors + an MLP over the same vectors.
 
     Args:
-        embeddings: tables that pool, all of one dim. The first order makes tables "<name>_wide" with their optimizers.
-        dense_features: numbers in each sample.
+        embeddings: pooled tables of one dim. The first order makes tables "<name>_wide" with their optimizers.
+        dense_features: dense numbers per sample.
         deep: sizes of the layers over the vectors; the last is the number of logits. Tasks share the pairs.
-        dropout: share of the hidden numbers of the MLP that are 0 in a training step.
-        norm: "batch" or "layer" normalisation of its hidden layers; None: neither.
+        dropout: rate on the MLP's hidden layers.
+        norm: "batch" or "layer" normalisation of its hidden layers; None for none.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class DeepFM(nn.Module):
         dropout: float = 0.0,
         norm: Norm | None = None,
     ) -> None:
-        """The tables stay the caller's; the first order and the MLP are made here."""
+        """Shares `embeddings` with the caller; creates the first order and the MLP."""
         super().__init__()
         tables, dim = embeddings.tables, embeddings.tables[0].dim
         check_dims(tables, dim, f"that of table {tables[0].name!r}, as vectors of all pairs are multiplied")
@@ -59,7 +59,7 @@ class DeepFM(nn.Module):
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
         """Logits [B, deep[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
         dense_BF, ids = unpack(batch, sparse, self.dense_features)
-        vectors = self.embeddings(ids)  # both lookups are on their way before either is waited for
+        vectors = self.embeddings(ids)  # starts both lookups before it waits for either
         first_BK = self.first(dense_BF, ids)
         pooled_BS = vectors.values()
         deep_BK = self.deep(torch.cat((dense_BF, pooled_BS), 1) if self.dense_features else pooled_BS)
@@ -69,7 +69,7 @@ class DeepFM(nn.Module):
 def pair_dots(dense_BF: Tensor, vectors_FD: Tensor, pooled_BS: Tensor) -> Tensor:
     """The sum [B, 1] of the dots of all pairs among the vectors dense[i] * vectors[i] and the features of `pooled_BS`.
 
-    Half of what the square of the vectors' sum has beside their squares: linear in their number, not quadratic.
+    Half of |sum of vectors|^2 - sum of |vector|^2: linear in the number of vectors, not quadratic.
     """
     # Not in 16 bits: the two sums are close, and their difference would be mostly rounding.
     with torch.autocast(dense_BF.device.type, enabled=False):

@@ -1,4 +1,4 @@
-"""DHEN: layers that hold several kinds of interactions, so that each layer's kinds meet those of the layers before.
+"""DHEN: layers that hold several kinds of interactions, each over the outputs of all kinds in the previous layer.
 
 The model of "DHEN: A Deep and Hierarchical Ensemble Network for Large-Scale Click-Through Rate Prediction"
 (Zhang et al. 2022, arXiv 2203.11014):
@@ -47,11 +47,11 @@ class DhenLayer(nn.Module):
     """LayerNorm(ensemble of interactions + shortcut).
 
     Args:
-        vectors: M, of a sample.
-        out: L, the new ones; a concatenation gives each interaction an equal part of them.
+        vectors: M, input vectors of a sample.
+        out: L, output vectors; a concatenation gives each interaction an equal part of them.
         dim: of a vector.
         interactions: called with (vectors, out, dim) each.
-        ensemble: what becomes of the interactions' vectors.
+        ensemble: how the interactions' vectors are combined.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class DhenLayer(nn.Module):
 
     def forward(self, x_BMD: Tensor) -> Tensor:
         """[B, M, D] to [B, L, D]."""
-        found = [interaction(x_BMD) for interaction in self.interactions]
+        outputs = [interaction(x_BMD) for interaction in self.interactions]
         if self.concat:
-            y_BLD = torch.cat(found, 1)
+            y_BLD = torch.cat(outputs, 1)
         else:
-            stacked = torch.stack(found)
+            stacked = torch.stack(outputs)
             y_BLD = stacked.sum(0) if self.weights is None else torch.tensordot(self.weights, stacked, 1)
         return self.norm(y_BLD + self.shortcut(x_BMD))
 
@@ -92,16 +92,16 @@ class DHEN(FieldModel):
     """DHEN (Zhang et al. 2022): X_(n+1) = LayerNorm(ensemble_i(interaction_i(X_n)) + shortcut(X_n)), then an MLP.
 
     Args:
-        embeddings: tables that pool, all of one dim.
-        dense_features: numbers in each sample.
+        embeddings: pooled tables of one dim.
+        dense_features: dense numbers per sample.
         top: sizes of the layers over the last vectors; the last is the number of logits.
-        layers: of interactions.
+        layers: layers of interactions.
         interactions: kinds in each layer, or modules called with (vectors, out, dim).
-        vectors: of a sample after each layer; None: as many as there are features.
+        vectors: of a sample after each layer; by default the number of features.
         ensemble: "concat", "sum" or "weighted_sum" of a layer's interactions.
         options: further arguments of interactions, by kind.
-        dropout: share of the hidden numbers of the MLP that are 0 in a training step.
-        norm: "batch" or "layer" normalisation of its hidden layers; None: neither.
+        dropout: rate on the MLP's hidden layers.
+        norm: "batch" or "layer" normalisation of its hidden layers; None for none.
     """
 
     def __init__(  # noqa: PLR0913 - a model's hyperparameters
@@ -122,9 +122,9 @@ class DHEN(FieldModel):
         if layers < 1:
             raise SpecError(f"layers={layers}", "at least one")
         out = self.fields if vectors is None else vectors
-        made = [_maker(kind, options or {}) for kind in interactions]
+        makers = [_maker(kind, options or {}) for kind in interactions]
         sizes = [self.fields, *[out] * layers]
-        self.layers = stack(DhenLayer(sizes[k], out, self.dim, made, ensemble) for k in range(layers))
+        self.layers = stack(DhenLayer(sizes[k], out, self.dim, makers, ensemble) for k in range(layers))
         self.top = Mlp((out * self.dim, *top), dropout=dropout, norm=norm)
 
     def logits(self, x_BMD: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""DIN: the history of a user, weighted by how much each of its items matters for the item that is shown.
+"""DIN: the history of a user, each item weighted by its relevance to the shown item.
 
 The model of "Deep Interest Network for Click-Through Rate Prediction" (Zhou et al. 2018, arXiv 1706.06978):
 
@@ -45,7 +45,7 @@ class TargetAttention(nn.Module):
 
 
 def sum_by_sample(x_ND: Tensor, lengths_B: Tensor) -> Tensor:
-    """The sum [B, D] of each sample's vectors; 0 for a sample that has none."""
+    """The sum [B, D] of each sample's vectors; 0 for a sample without any."""
     return torch.segment_reduce(x_ND, "sum", lengths=copy_to(lengths_B, x_ND.device), unsafe=True, initial=0)
 
 
@@ -53,15 +53,15 @@ class DIN(nn.Module):
     """DIN (Zhou et al. 2018): a history's vectors, weighted by an MLP over them and the target's, then an MLP over all.
 
     Args:
-        embeddings: tables that pool, and tables of sequences for histories and their targets.
-        dense_features: numbers in each sample.
+        embeddings: pooled tables, and sequence tables for histories and their targets.
+        dense_features: dense numbers per sample.
         top: sizes of the layers over all vectors; the last is the number of logits.
         histories: the target feature of each history feature, such as {"viewed_items": "item"}. A target has one id in
             each sample, or none: a vector of zeros. Both are in one table, or in tables of one dim. A second target in
             a sample is refused on a CPU; on a GPU, where the host would wait for it, only if ids outnumber the samples.
         attention: sizes of the hidden layers of the weights' MLP.
-        dropout: share of the hidden numbers of the top that are 0 in a training step.
-        norm: "batch" or "layer" normalisation of its hidden layers; None: neither.
+        dropout: rate on the top's hidden layers.
+        norm: "batch" or "layer" normalisation of its hidden layers; None for none.
     """
 
     def __init__(  # noqa: PLR0913 - a model's hyperparameters
@@ -75,7 +75,7 @@ class DIN(nn.Module):
         dropout: float = 0.0,
         norm: Norm | None = None,
     ) -> None:
-        """The tables stay the caller's."""
+        """Shares `embeddings` with the caller."""
         super().__init__()
         self.embeddings, self.dense_features = embeddings, dense_features
         self.histories = dict(histories or {})
@@ -89,7 +89,7 @@ class DIN(nn.Module):
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
         """Logits [B, top[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
         dense_BF, ids = unpack(batch, sparse, self.dense_features)
-        vectors = self.embeddings(ids)  # first: what follows overlaps with the transfer of the vectors
+        vectors = self.embeddings(ids)  # first: their transfer overlaps with the layers below
         lengths = _lengths_of(ids, (*self.targets, *self.histories))
         targets = {name: self._target(vectors, name, lengths[name]) for name in self.targets}
         interests = [
@@ -113,9 +113,9 @@ def _sequence_dims(tables: Sequence[Table], histories: Mapping[str, str]) -> dic
     for history, target in histories.items():
         for name in (history, target):
             if name not in dims:
-                found = ", ".join(map(repr, dims)) or "none"
+                names = ", ".join(map(repr, dims)) or "none"
                 raise SpecError(
-                    f"histories: {name!r}", "a feature of a table with pooling: sequence", hint=f"there are {found}"
+                    f"histories: {name!r}", "a feature of a table with pooling: sequence", hint=f"there are {names}"
                 )
         if dims[history] != dims[target]:
             raise SpecError(

@@ -7,8 +7,8 @@ arXiv 1906.00091):
     v_f = the pooled rows of feature f            f = 1 .. F
     logits = top([v_0, v_i . v_j for j < i])      an MLP over v_0 and the F (F + 1) / 2 dots
 
-Without dense numbers v_0 is one learned vector, the same for all samples, so that a feature still counts alone: by its
-dot with v_0.
+Without dense numbers v_0 is one learned vector, the same for all samples, so that each feature keeps a
+first-order term: its dot with v_0.
 """
 
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ class DLRM(nn.Module):
     """DLRM (Naumov et al. 2019): logits = top([v_0, v_i . v_j for j < i]), v_0 = bottom(dense), v_f pooled rows.
 
     Args:
-        embeddings: tables that pool, all of the dim in which `bottom` ends.
-        dense_features: numbers in each sample.
+        embeddings: pooled tables, of the last size of `bottom`.
+        dense_features: dense numbers per sample.
         bottom: sizes of the layers over the dense numbers, the last with a ReLU as well; without dense numbers only
             the last size counts, that of a learned vector.
         top: sizes of the layers over the dots; the last is the number of logits.
-        dropout: share of the hidden numbers of both MLPs that are 0 in a training step.
-        norm: "batch" or "layer" normalisation of their hidden layers; None: neither.
+        dropout: rate on both MLPs' hidden layers.
+        norm: "batch" or "layer" normalisation of their hidden layers; None for none.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class DLRM(nn.Module):
         dropout: float = 0.0,
         norm: Norm | None = None,
     ) -> None:
-        """The tables stay the caller's; the MLPs are made here."""
+        """Shares `embeddings` with the caller; creates the MLPs."""
         super().__init__()
         self.embeddings = embeddings
         self.dense_features = dense_features
@@ -62,7 +62,7 @@ class DLRM(nn.Module):
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
         """Logits [B, top[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
         dense_BF, ids = unpack(batch, sparse, self.dense_features)
-        vectors = self.embeddings(ids)  # first: what follows overlaps with the transfer of the vectors
+        vectors = self.embeddings(ids)  # first: their transfer overlaps with the layers below
         bottom_BD = self.bottom(dense_BF)
         return self.top(interact(bottom_BD, vectors.values()))
 
@@ -75,7 +75,7 @@ class Vector(nn.Module):
     """
 
     def __init__(self, dim: int) -> None:
-        """Of length about 1, as those of an MLP are: rows learn through their dots with it."""
+        """Initial length about 1, as of an MLP's output: rows learn through their dots with it."""
         super().__init__()
         self.vector = nn.Parameter(torch.randn(dim) / dim**0.5)
 

@@ -13,7 +13,7 @@ level reads, is gated over all experts:
     f^l_t = sum over own and shared e of softmax(G^l_t f^(l-1)_t)_e E^l_e(f^(l-1) of the expert's task)      f^0 = x
     f^l_s = sum over all e of softmax(G^l_s f^(l-1)_s)_e E^l_e(...)
 
-"Entire Space Multi-Task Model" (ESMM, Ma et al. 2018, arXiv 1804.07931), for labels that follow each other, such as a
+"Entire Space Multi-Task Model" (ESMM, Ma et al. 2018, arXiv 1804.07931), for labels of consecutive events, such as a
 click and a sale, learns the rate of a sale from all impressions, as the product of two rates:
 
     P(sale) = P(click) P(sale | click)
@@ -32,7 +32,7 @@ from rowwise.models.mlp import Linear, Mlp
 from rowwise.tables.batch import Batch
 from rowwise.tables.ids.make import AnyTables
 
-LEAST = 1e-7  # -log of a rate: 1 has no logit
+MIN_NEGATIVE_LOG = 1e-7  # of a rate, as a rate of 1 has no logit
 
 
 class ExpertLevel(nn.Module):
@@ -41,10 +41,10 @@ class ExpertLevel(nn.Module):
     Args:
         inputs: numbers that an expert reads.
         sizes: of an expert's layers.
-        tasks: whose experts there are.
-        own: experts of each task.
-        shared: experts of all tasks.
-        last: whether no level follows, so that nothing reads a shared mixture.
+        tasks: number of tasks.
+        own: experts per task.
+        shared: experts shared by all tasks.
+        last: whether this is the last level, which has no shared mixture.
     """
 
     def __init__(self, inputs: int, sizes: Sequence[int], tasks: int, *, own: int, shared: int, last: bool) -> None:
@@ -52,22 +52,24 @@ class ExpertLevel(nn.Module):
         if own < 0 or shared < 0 or not own + shared or not sizes:
             raise SpecError(
                 f"{own} experts of each task, {shared} shared ones of sizes {tuple(sizes)}",
-                "at least one expert and one size",
+                "at least one expert and one layer size",
             )
         if not own and not last:
-            raise SpecError("several levels of shared experts only", "experts of tasks, or one level")
-        self.own = nn.ModuleList(_expert(inputs, sizes) for _ in range(tasks * own))  # those of a task side by side
+            raise SpecError("several levels of shared experts only", "task experts, or a single level")
+        self.own = nn.ModuleList(_expert(inputs, sizes) for _ in range(tasks * own))  # task by task
         self.count = own
         self.shared = nn.ModuleList(_expert(inputs, sizes) for _ in range(shared))
         self.gates = nn.ModuleList(Linear(inputs, own + shared, bias=False) for _ in range(tasks))
         self.shared_gate = None if last else Linear(inputs, own * tasks + shared, bias=False)
 
     def forward(self, tasks: Sequence[Tensor], shared_BS: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The mixture of each task, and that of all; of what each task and the shared experts read."""
+        """Mixtures of each task and of all tasks, from the inputs of each task's and of the shared experts."""
         out = [expert(tasks[k // self.count]) for k, expert in enumerate(self.own)]
-        own = [out[t * self.count : (t + 1) * self.count] for t in range(len(tasks))]
+        own_outputs = [out[t * self.count : (t + 1) * self.count] for t in range(len(tasks))]
         shared = [expert(shared_BS) for expert in self.shared]
-        mixed = [_mix(gate(x), [*mine, *shared]) for gate, x, mine in zip(self.gates, tasks, own, strict=True)]
+        mixed = [
+            _mix(gate(x), [*outputs, *shared]) for gate, x, outputs in zip(self.gates, tasks, own_outputs, strict=True)
+        ]
         if self.shared_gate is None:
             return mixed, shared_BS
         return mixed, _mix(self.shared_gate(shared_BS), [*out, *shared])
@@ -84,7 +86,7 @@ def _mix(gates_BE: Tensor, experts: Sequence[Tensor]) -> Tensor:
 def chain_rates(logits_BK: Tensor) -> Tensor:
     """Logits of products of rates: of task 0, of tasks 0 and 1, and so on."""
     wide_BK = logits_BK.to(torch.promote_types(logits_BK.dtype, torch.float32))
-    logs_BK = F.logsigmoid(wide_BK).cumsum(1).clamp(max=-LEAST)
+    logs_BK = F.logsigmoid(wide_BK).cumsum(1).clamp(max=-MIN_NEGATIVE_LOG)
     return logs_BK - (-torch.expm1(logs_BK)).log()
 
 
@@ -92,15 +94,15 @@ class PLE(nn.Module):
     """PLE (Tang et al. 2020): levels of experts of each task and of shared ones, each task with gates of its own.
 
     Args:
-        embeddings: tables that pool, of any dims.
-        dense_features: numbers in each sample.
-        tasks: logits.
+        embeddings: pooled tables of any dims.
+        dense_features: dense numbers per sample.
+        tasks: number of logits.
         expert_sizes: of an expert's layers.
-        task_experts: of each task.
-        shared_experts: of all tasks.
-        levels: of experts.
+        task_experts: experts per task.
+        shared_experts: experts shared by all tasks.
+        levels: levels of experts.
         tower: sizes of the hidden layers between a task's mixture and its logit.
-        dropout: share of the hidden numbers of a tower that are 0 in a training step.
+        dropout: rate on a tower's hidden layers.
         chain: whether each task happens only after the one before it, as in ESMM.
     """
 
@@ -118,7 +120,7 @@ class PLE(nn.Module):
         dropout: float = 0.0,
         chain: bool = False,
     ) -> None:
-        """The tables stay the caller's; the experts, gates and towers are made here."""
+        """Shares `embeddings` with the caller; creates experts, gates and towers."""
         super().__init__()
         if levels < 1 or tasks < 1 or not expert_sizes:
             raise SpecError(
@@ -147,13 +149,13 @@ class MMoE(PLE):
     """MMoE (Ma et al. 2018): experts that all tasks share, each task with a gate of its own.
 
     Args:
-        embeddings: tables that pool, of any dims.
-        dense_features: numbers in each sample.
-        tasks: logits.
-        experts: their number.
+        embeddings: pooled tables of any dims.
+        dense_features: dense numbers per sample.
+        tasks: number of logits.
+        experts: number of experts.
         expert_sizes: of an expert's layers.
         tower: sizes of the hidden layers between a task's mixture and its logit.
-        dropout: share of the hidden numbers of a tower that are 0 in a training step.
+        dropout: rate on a tower's hidden layers.
         chain: whether each task happens only after the one before it, as in ESMM.
     """
 

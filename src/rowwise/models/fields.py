@@ -1,4 +1,4 @@
-"""`FieldModel`: the base of models in which the vectors of a sample, all of one dim, meet in pairs or by attention."""
+"""`FieldModel`: the base of models over a sample's vectors of one dim, combined in pairs or by attention."""
 
 from abc import ABC, abstractmethod
 
@@ -11,19 +11,19 @@ from rowwise.tables.batch import Batch
 from rowwise.tables.embedding import Vectors
 from rowwise.tables.ids.make import AnyTables
 
-WIDER = 4  # the hidden layer over the dense numbers, in dims
+WIDER = 4  # width of the hidden layer over the dense numbers, in dims
 
 
 class FieldModel(nn.Module, ABC):
     """The vectors X [B, M, D] of a sample: one of the dense numbers, then the pooled rows of each feature.
 
     Args:
-        embeddings: tables that pool, all of one dim.
-        dense_features: numbers in each sample; an MLP of one hidden layer makes a vector of them. 0: no such vector.
+        embeddings: pooled tables of one dim.
+        dense_features: dense numbers per sample; an MLP of one hidden layer maps them to a vector. 0 for no vector.
     """
 
     def __init__(self, embeddings: AnyTables, dense_features: int) -> None:
-        """The tables stay the caller's."""
+        """Shares `embeddings` with the caller."""
         super().__init__()
         tables = embeddings.tables
         self.embeddings, self.dense_features, self.dim = embeddings, dense_features, tables[0].dim
@@ -35,7 +35,7 @@ class FieldModel(nn.Module, ABC):
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
         """Logits [B, K] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
         dense_BF, ids = unpack(batch, sparse, self.dense_features)
-        vectors = self.embeddings(ids)  # first: what follows overlaps with the transfer of the vectors
+        vectors = self.embeddings(ids)  # first: their transfer overlaps with the layers below
         return self.logits(self.vectors_of(dense_BF, vectors))
 
     def vectors_of(self, dense_BF: Tensor, pooled: Vectors) -> Tensor:

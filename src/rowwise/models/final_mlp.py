@@ -24,15 +24,15 @@ class FinalMLP(FieldModel):
     """FinalMLP (Mao et al. 2023): two MLPs over gated inputs, w_1 o_1 + w_2 o_2 + b + sum_h o_1h W_h o_2h.
 
     Args:
-        embeddings: tables that pool, all of one dim.
-        dense_features: numbers in each sample.
+        embeddings: pooled tables of one dim.
+        dense_features: dense numbers per sample.
         first: sizes of the first MLP's layers, all with a ReLU.
-        second: those of the second.
-        tasks: logits.
-        heads: parts of both outputs that are multiplied with each other.
-        gate: the hidden layer of the gates.
-        dropout: share of the hidden numbers of both MLPs that are 0 in a training step.
-        norm: "batch" or "layer" normalisation of their layers; None: neither.
+        second: sizes of the second MLP's layers.
+        tasks: number of logits.
+        heads: parts of both outputs, multiplied part by part.
+        gate: width of the gates' hidden layer.
+        dropout: rate on both MLPs' hidden layers.
+        norm: "batch" or "layer" normalisation of their layers; None for none.
     """
 
     def __init__(  # noqa: PLR0913 - a model's hyperparameters
@@ -67,7 +67,7 @@ class FinalMLP(FieldModel):
         x_BS = x_BMD.flatten(1)
         gates = (2 * gate(x_BS[:1]).sigmoid() for gate in self.gates)  # the same for each sample
         out = [stream(x_BS * gate_1S) for stream, gate_1S in zip(self.streams, gates, strict=True)]
-        one_BHI, other_BHJ = (o.unflatten(1, (self.heads, -1)) for o in out)
-        mapped_HBKJ = (one_BHI.transpose(0, 1) @ self.bilinear).unflatten(2, (-1, other_BHJ.shape[2]))
-        products_BK = torch.einsum("hbkj,bhj->bk", mapped_HBKJ, other_BHJ)
+        first_BHI, second_BHJ = (o.unflatten(1, (self.heads, -1)) for o in out)
+        mapped_HBKJ = (first_BHI.transpose(0, 1) @ self.bilinear).unflatten(2, (-1, second_BHJ.shape[2]))
+        products_BK = torch.einsum("hbkj,bhj->bk", mapped_HBKJ, second_BHJ)
         return self.linear(torch.cat(out, 1)) + products_BK

@@ -1,13 +1,13 @@
 """Frequencies of items, updated batch by batch: an item of every 20th batch has probability 1/20 of being in one.
 
-The estimator of Yi et al. 2019 (see `two_tower.py`). For each item there is the step A at which it last came and the
-smoothed number of steps B between its comings:
+The estimator of Yi et al. 2019 (see `two_tower.py`). For each item it keeps the step A of its last occurrence and the
+smoothed gap B between its occurrences, in steps:
 
     B <- (1 - alpha) B + alpha (step - A),   A <- step,   probability = 1 / B
 
-Items share the slots of hashed arrays, so memory is fixed and new items need no place made for them. Two items in one
-slot come more often than either; of several arrays the longest gap is therefore nearest to the truth. Unlike the paper,
-which smooths from a given initial B, the first gap is taken whole: there is no initial value to choose or to forget.
+Items share the slots of hashed arrays, so memory is fixed and new items need no allocation. Two items in one slot
+occur more often than either, so the longest gap over several arrays is the best estimate. Unlike the paper, which
+smooths from an initial B, B begins with the first gap: there is no initial value to choose.
 
 The probability is that of being in a batch at all: for rare items the expected number of times, but never more than 1.
 """
@@ -22,8 +22,8 @@ class ItemFrequency(nn.Module):
     """The log-probability that an item is in a batch; in training mode each call counts as one step.
 
     Args:
-        bits: each array has 2**bits slots, of 12 bytes; want several times as many as items.
-        arrays: hashed differently.
+        bits: each array has 2**bits slots, of 12 bytes; choose several times the number of items.
+        arrays: number of arrays, each with its own hash.
         alpha: weight of the newest gap; larger follows changes faster, smaller is more precise.
         seed: of the hashes.
     """
@@ -42,10 +42,10 @@ class ItemFrequency(nn.Module):
         self.bits, self.alpha = bits, alpha
         generator = torch.Generator().manual_seed(seed)
         factors_H1 = torch.randint(-(1 << 63), (1 << 63) - 1, (arrays, 1), generator=generator) | 1
-        # Buffers, so that a checkpoint holds what was counted and the hashes by which it was.
+        # Buffers, so that a checkpoint holds the counts and their hashes.
         self.register_buffer("factors_H1", factors_H1)
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("last_S", torch.zeros(arrays << bits, dtype=torch.int64))  # 0: never
+        self.register_buffer("last_S", torch.zeros(arrays << bits, dtype=torch.int64))  # 0 if never
         self.register_buffer("gap_S", torch.zeros(arrays << bits))
 
     @torch.no_grad()
@@ -53,9 +53,9 @@ class ItemFrequency(nn.Module):
         """The log-probability [B] of each item; in training mode after counting them."""
         slots_HB = self._slots(items_B)
         if self.training:
-            self._count(slots_HB.unique())  # an item is in a batch or not, however often
+            self._count(slots_HB.unique())  # an item counts once per batch
         gap_B = self.gap_S[slots_HB].amax(0)
-        # What never came has been waited for since the beginning.
+        # The gap of an unseen item is the number of steps so far.
         return gap_B.where(gap_B > 0, self.step.clamp(min=1)).reciprocal().log()
 
     def _count(self, slots_N: Tensor) -> None:

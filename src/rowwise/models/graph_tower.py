@@ -34,7 +34,7 @@ from rowwise.tables.spec import Pooling
 
 
 class Pairs(NamedTuple):
-    """Users and items that met; repeated pairs count once."""
+    """Observed pairs of users and items; repeated pairs count once."""
 
     users_E: Tensor
     items_E: Tensor
@@ -45,11 +45,11 @@ class Pairs(NamedTuple):
 
     @classmethod
     def of_batches(cls, batches: Iterable[Batch], user: str, item: str) -> "Pairs":
-        """Those of the samples whose label is 1."""
+        """The pairs of samples with label 1."""
         parts = [cls.none()]
         for batch in batches:
-            met_B = batch.labels_BK[:, 0] == 1
-            ids = (single_ids(Jagged.from_keyed(batch.sparse), feature)[met_B].long() for feature in (user, item))
+            positive_B = batch.labels_BK[:, 0] == 1
+            ids = (single_ids(Jagged.from_keyed(batch.sparse), feature)[positive_B].long() for feature in (user, item))
             parts.append(cls(*ids))
         return cls(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
@@ -64,7 +64,7 @@ def user_item_graph(
         items_E: of each pair, from 0.
         users: number of users; those without a pair have no edge.
         items: number of items.
-        weights: 1 / sqrt(d_u d_v), as LightGCN has them, or 1 / d_v, which makes means, as GraphSAGE has them.
+        weights: 1 / sqrt(d_u d_v), as in LightGCN, or 1 / d_v for means, as in GraphSAGE.
     """
     if weights not in ("symmetric", "mean"):
         raise SpecError(f"weights={weights!r}", "'symmetric' or 'mean'")
@@ -73,16 +73,16 @@ def user_item_graph(
     users_E, items_E = distinct_E // items, distinct_E % items + users
     nodes, ends = users + items, (torch.cat((users_E, items_E)), torch.cat((items_E, users_E)))
     degrees_N = torch.bincount(ends[0], minlength=nodes).float()
-    of_target_E, of_source_E = degrees_N[ends[0]], degrees_N[ends[1]]
-    weights_E = 1 / of_target_E if weights == "mean" else (of_target_E * of_source_E).rsqrt()
+    target_degrees_E, source_degrees_E = degrees_N[ends[0]], degrees_N[ends[1]]
+    weights_E = 1 / target_degrees_E if weights == "mean" else (target_degrees_E * source_degrees_E).rsqrt()
     return Graph.of_edges(*ends, (nodes, nodes), weights_E)
 
 
 class LightGCN(nn.Module):
-    """The mean of a node's vector and of those after each layer of sums over neighbours; has no weights.
+    """The mean of a node's vector and of its sums over neighbours after each layer; has no weights.
 
     Args:
-        layers: of sums.
+        layers: number of sums over neighbours.
     """
 
     def __init__(self, layers: int = 3) -> None:
@@ -104,8 +104,8 @@ class GraphSage(nn.Module):
     """Layers over a node's vector and the mean of its neighbours'; outputs have length 1.
 
     Args:
-        dim: of the vectors that come in.
-        sizes: of the layers.
+        dim: of the input vectors.
+        sizes: output dims of the layers.
     """
 
     def __init__(self, dim: int, sizes: Sequence[int] = (64, 64)) -> None:
@@ -134,7 +134,7 @@ class GraphTower(VectorModel):
         graph: of users and items, as `user_item_graph` makes it.
         encoder: maps vectors [N, D] and a graph to vectors of the nodes, as `LightGCN` and `GraphSage` do. It mixes
             nodes by `aggregate` only.
-        sampled: the graph of evaluation; None: `graph`.
+        sampled: the graph of evaluation, by default `graph`.
         temperature: divides dots.
     """
 
@@ -150,16 +150,16 @@ class GraphTower(VectorModel):
         super().__init__()
         tables = embeddings.tables
         if len(tables) != 2 or any(len(t.feature_names) != 1 or t.pooling is Pooling.SEQUENCE for t in tables):
-            got = ", ".join(f"{t.name} of {', '.join(t.feature_names)}" for t in tables)
+            listing = ", ".join(f"{t.name} of {', '.join(t.feature_names)}" for t in tables)
             raise SpecError(
-                f"graph tower: tables {got}", "a pooled table of users and one of items, each with one feature"
+                f"graph tower: tables {listing}", "a pooled table of users and one of items, each with one feature"
             )
         check_dims(tables, tables[0].dim, "as that of the users")
         nodes = sum(table.rows for table in tables)
-        for name, one in (("graph", graph), ("sampled", sampled or graph)):
-            if (one.targets, one.sources) != (nodes, nodes):
+        for name, nodes_graph in (("graph", graph), ("sampled", sampled or graph)):
+            if (nodes_graph.targets, nodes_graph.sources) != (nodes, nodes):
                 raise SpecError(
-                    f"graph tower: {name} of {one.targets} x {one.sources} nodes",
+                    f"graph tower: {name} of {nodes_graph.targets} x {nodes_graph.sources} nodes",
                     f"{nodes}, one for each row of both tables",
                 )
         if not temperature > 0:
@@ -167,7 +167,7 @@ class GraphTower(VectorModel):
         self.embeddings, self.encoder, self.temperature = embeddings, encoder, temperature
         self.graph, self.sampled = graph, sampled or graph
         self._parts: tuple[Graph, Graph] | None = None  # of `graph` and `sampled`, on one of several ranks
-        self._nodes = 0, nodes  # whose rows are read here
+        self._nodes = 0, nodes  # range of nodes whose rows this rank reads
         self.user, self.item = (table.feature_names[0] for table in tables)
 
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
@@ -187,12 +187,12 @@ class GraphTower(VectorModel):
         return users_BD, items_BD
 
     def share(self, rank: int, ranks: int, gather_rows: Callable[[Tensor, Sequence[int]], Tensor]) -> None:
-        """Read and sum for a part of the nodes only. All ranks have to; `node_vectors` is a collective then.
+        """Compute a part of the nodes on each rank; call it on all ranks. `node_vectors` is then collective.
 
         Args:
             rank: of this process, from 0.
-            ranks: how many there are.
-            gather_rows: the rows of all ranks, from those of this one and the number of each; with a gradient.
+            ranks: number of ranks.
+            gather_rows: a differentiable all-gather of rows: (rows of this rank, row counts of all) to the rows of all.
         """
         ends = self.graph.cuts(ranks)
         counts = [end - begin for begin, end in pairwise(ends)]
@@ -210,8 +210,8 @@ class GraphTower(VectorModel):
         users_U, items_I = nodes_P[nodes_P < users], nodes_P[nodes_P >= users] - users
         counts = len(users_U), len(items_I)
         lengths_FB = (torch.arange(max(counts)) < torch.tensor(counts).unsqueeze(1)).long().flatten()
-        own = Jagged(features=(self.user, self.item), values_N=torch.cat((users_U, items_I)), lengths_FB=lengths_FB)
-        vectors = self.embeddings(own)
+        batch = Jagged(features=(self.user, self.item), values_N=torch.cat((users_U, items_I)), lengths_FB=lengths_FB)
+        vectors = self.embeddings(batch)
         rows_PD = torch.cat([vectors[name][:n] for name, n in zip((self.user, self.item), counts, strict=True)])
         graph = (self._parts or (self.graph, self.sampled))[0 if self.training else 1]
         encoded_ND = self.encoder(rows_PD, graph)

@@ -1,7 +1,7 @@
 """Histories without padding: the newest items of each list, and attention over groups of lists of similar lengths.
 
-All that is done for each item alone (linear layers, norms, feed-forward) is over [N, D], the items of all lists. Only
-attention needs a matrix for each list: `Groups.map` pads the lists of a group to the longest of the group.
+Layers over single items (linear layers, norms, feed-forward) run on [N, D], the items of all lists. Only attention
+needs a matrix per list: `Groups.map` pads the lists of a group to the longest of the group.
 
 [Note: Groups] On a CPU one product for each list is slow for short lists, and padding all lists to the longest is slow
 for uneven ones. Forward and backward of softmax attention of 64 numbers in two heads, on one core of an AMD EPYC
@@ -15,8 +15,8 @@ for uneven ones. Forward and backward of softmax attention of 64 numbers in two 
 `torch.nested` has no causal attention on a CPU (torch 2.13).
 
 [Note: Fixed lengths] The bits of attention depend on the length that a list is padded to, and so on the longest list of
-its group. Outside of training a list is padded to a length that follows from its own: 16, 24, 40, 64 and so on. With
-these, products and SiLUs of a list had the same bits beside any others; with 8 they had not (MKL, AVX-512, torch 2.13).
+its group. Outside of training a list is padded to a length that depends on its own only: 16, 24, 40, 64 and so on. With
+these, products and SiLUs of a list had the same bits beside any others; with 8 they did not (MKL, AVX-512, torch 2.13).
 """
 
 from collections.abc import Callable
@@ -29,17 +29,17 @@ from torch.nn import functional as F
 from rowwise.base.errors import BatchError, SpecError
 from rowwise.tables.batch import Jagged
 
-GROWTH = 1.5  # the longest list of a group, in the shortest, but for SLACK items
+GROWTH = 1.5  # a group's longest list has at most GROWTH * shortest + SLACK items
 SLACK = 4
-SHORTEST, MULTIPLE = 16, 8  # of lengths that follow from a list's own
+MIN_LENGTH, MULTIPLE = 16, 8  # of fixed lengths
 
 
 class Histories(NamedTuple):
     """Lists cut to their newest items: the last item of each list is the target, those before it are its history."""
 
     items_M: Tensor  # history and target of each list
-    lists_B: Tensor  # how many these are
-    places_N: Tensor  # of the items of histories in items_M; the item that follows is one place behind
+    lists_B: Tensor  # their number, by list
+    places_N: Tensor  # index in items_M of each history item; the next item is at the following index
     lengths_B: Tensor  # of the histories
 
 
@@ -61,30 +61,30 @@ def single_ids(sparse: Jagged, feature: str) -> Tensor:
 
 
 def newest(items_N: Tensor, lengths_B: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The last `count` items of each list, and how many they are [B]."""
-    behind_N = _items_behind(lengths_B)
-    return items_N[behind_N < count], lengths_B.clamp(max=count)
+    """The last `count` items of each list, and the new lengths [B]."""
+    after_N = _items_after(lengths_B)
+    return items_N[after_N < count], lengths_B.clamp(max=count)
 
 
 def histories_of(items_N: Tensor, lengths_B: Tensor, count: int) -> Histories:
     """The last item of each list, and the last `count` before it."""
     items_M, lists_B = newest(items_N, lengths_B, count + 1)
-    places_N = (_items_behind(lists_B) > 0).nonzero().squeeze(1)
+    places_N = (_items_after(lists_B) > 0).nonzero().squeeze(1)
     return Histories(items_M, lists_B, places_N, (lists_B - 1).clamp(min=0))
 
 
 def sample_of_each(lengths_B: Tensor) -> Tensor:
-    """The list of each item [N]."""
+    """The index of each item's list [N]."""
     return torch.arange(len(lengths_B), device=lengths_B.device).repeat_interleave(lengths_B)
 
 
 def positions_of(lengths_B: Tensor) -> Tensor:
     """The place of each item [N] in its list."""
-    return lengths_B.repeat_interleave(lengths_B) - 1 - _items_behind(lengths_B)
+    return lengths_B.repeat_interleave(lengths_B) - 1 - _items_after(lengths_B)
 
 
-def _items_behind(lengths_B: Tensor) -> Tensor:
-    """How many items of its list come after each item [N]."""
+def _items_after(lengths_B: Tensor) -> Tensor:
+    """The number of items of its list after each item [N]."""
     ends_N = lengths_B.cumsum(0).repeat_interleave(lengths_B)
     return ends_N - 1 - torch.arange(len(ends_N), device=lengths_B.device)
 
@@ -97,8 +97,8 @@ class Groups:
 
     Args:
         lengths_B: of the lists.
-        most: a longer list raises.
-        fixed: pad each list to a length that no other list decides; see [Note: Fixed lengths].
+        most: max. items of a list; a longer list raises.
+        fixed: pad each list to a length independent of other lists; see [Note: Fixed lengths].
     """
 
     def __init__(self, lengths_B: Tensor, most: int, *, fixed: bool = False) -> None:
@@ -133,7 +133,7 @@ class Groups:
 
 
 def _fixed_length(items: int) -> int:
-    length = SHORTEST
+    length = MIN_LENGTH
     while length < items:
         length = -(-3 * length // (2 * MULTIPLE)) * MULTIPLE
     return length
@@ -146,10 +146,10 @@ class HistoryEncoder(nn.Module):
 
     Args:
         dim: of the item vectors.
-        length: most items of a history; `NextItem` reads its newest.
-        layers: how many.
-        heads: among which the numbers of a vector are divided.
-        dropout: share of numbers that are 0 in a training step.
+        length: max. items of a history; `NextItem` reads its newest.
+        layers: number of layers.
+        heads: attention heads, each with an equal part of a vector.
+        dropout: rate in all layers.
     """
 
     layers: nn.ModuleList
@@ -175,5 +175,5 @@ class HistoryEncoder(nn.Module):
         return self.norm(x_ND)
 
     def placed(self, x_ND: Tensor, groups: Groups) -> Tensor:
-        """The vectors with what tells the places of a history apart, in front of all layers."""
+        """The vectors with position encodings, if the encoder has any; before all layers."""
         return x_ND

@@ -4,10 +4,10 @@ The encoder of "Actions Speak Louder than Words: Trillion-Parameter Sequential T
 Recommendations" (Zhai et al. 2024, arXiv 2402.17152), with the relative bias of places and without that of times:
 
     U, V, Q, K = silu(W_1 norm(X))
-    A          = silu(Q K^T + bias[i - j]) / length        causal; each weight alone, so that they need not sum to 1
+    A          = silu(Q K^T + bias[i - j]) / length        causal; weights need not sum to 1
     Y          = X + W_2 dropout(norm(A V) * U)
 
-`NextItem` has the item vectors, which are also those that are scored.
+`NextItem` holds the item vectors, for input and scores alike.
 """
 
 import torch
@@ -23,15 +23,15 @@ class HstuLayer(nn.Module):
 
     Args:
         dim: of a vector.
-        length: most items of a history.
-        heads: among which its numbers are divided.
-        dropout: share of the numbers in front of W_2 that are 0 in a training step.
+        length: max. items of a history.
+        heads: attention heads, each with an equal part of a vector.
+        dropout: rate before W_2.
     """
 
     def __init__(self, dim: int, length: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.length, self.heads, self.dropout = length, heads, dropout
-        self.bias = nn.Parameter(torch.randn(heads, length) * 0.02)  # by how many places an item lies back
+        self.bias = nn.Parameter(torch.randn(heads, length) * 0.02)  # by distance to the earlier item
         self.maps, self.project = Linear(dim, 4 * dim), Linear(dim, dim)
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2))
 
@@ -45,11 +45,11 @@ class HstuLayer(nn.Module):
         """[B, L, 3 D] to [B, L, D]."""
         v_BHLD, q_BHLD, k_BHLD = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in maps_BLC.chunk(3, 2))
         place_L = torch.arange(maps_BLC.shape[1], device=maps_BLC.device)
-        back_LL = place_L.unsqueeze(1) - place_L  # beyond `length` only where one of both is padding
+        distance_LL = place_L.unsqueeze(1) - place_L  # beyond `length` only in padding
         weights_BHLL = (
-            F.silu(q_BHLD @ k_BHLD.transpose(2, 3) + self.bias[:, back_LL.clamp(0, self.length - 1)]) / self.length
+            F.silu(q_BHLD @ k_BHLD.transpose(2, 3) + self.bias[:, distance_LL.clamp(0, self.length - 1)]) / self.length
         )
-        return (weights_BHLL.masked_fill(back_LL < 0, 0.0) @ v_BHLD).transpose(1, 2).flatten(2)
+        return (weights_BHLL.masked_fill(distance_LL < 0, 0.0) @ v_BHLD).transpose(1, 2).flatten(2)
 
 
 class HSTU(HistoryEncoder):

@@ -1,8 +1,8 @@
-"""Image towers: vectors of pictures, each computed at the size that it is worth.
+"""Image towers: vectors of pictures, each computed at a size chosen for it.
 
 After "Characterizing and Taming Resolution in Convolutional Neural Networks" (Yan, Luo and Ceze 2021, arXiv
 2110.14819). A backbone takes pictures of any size. A small scale model looks at the smallest copy and estimates, for
-each size, how probable it is that the backbone does well there. A picture is computed at
+each size, the probability that the backbone does well there. A picture is computed at
 
     the size of the largest p - price * cost
 
@@ -38,7 +38,7 @@ SMALLEST = 8  # rows and columns of a picture
 
 
 class PictureSource(Protocol):
-    """What reads pictures at several sizes."""
+    """A reader of pictures at several sizes."""
 
     @property
     def read(self) -> ReadPictures:
@@ -50,7 +50,7 @@ class PictureSource(Protocol):
 
 
 class PictureCopies(NamedTuple):
-    """A source that is a function."""
+    """A `PictureSource` over a function."""
 
     read: ReadPictures
     sizes: tuple[int, ...]  # ascending
@@ -86,22 +86,22 @@ class ImageTower(nn.Module):
         return self.last(self.layers(x).mean((2, 3)))
 
     def multiplications(self, size: int) -> int:
-        """The products that a picture of a size takes."""
-        found = self.last.weight.numel()
+        """Multiplications for a picture of a size."""
+        count = self.last.weight.numel()
         for layer in self.layers:
             if isinstance(layer, nn.Conv2d):
                 size = -(-size // layer.stride[0])
-                found += layer.weight.numel() * size**2
-        return found
+                count += layer.weight.numel() * size**2
+        return count
 
 
 def size_costs(sizes: Sequence[int], bytes_K: Sequence[float] | None = None, of_bytes: float = 0.75) -> list[float]:
-    """What each size costs, as a share of the largest one's pixels, or of its pixels and bytes.
+    """Cost of each size, relative to the largest one's pixels, or to its pixels and bytes.
 
     Args:
         sizes: ascending.
-        bytes_K: that copies of each size read; None: unknown.
-        of_bytes: weight of bytes, from 0 to 1, if they are known; the rest is that of pixels.
+        bytes_K: read per copy of each size; None if unknown.
+        of_bytes: weight of bytes, from 0 to 1, if they are known; pixels have the rest.
     """
     pixels_K = [(size / sizes[-1]) ** 2 for size in sizes]
     if bytes_K is None:
@@ -110,7 +110,7 @@ def size_costs(sizes: Sequence[int], bytes_K: Sequence[float] | None = None, of_
 
 
 def choose_sizes(logits_NK: Tensor, costs_K: Sequence[float], price: float) -> Tensor:
-    """The place [N] of the size of each picture that is worth most; of equals the first."""
+    """The index [N] of each picture's size of the largest p - price * cost; ties go to the first."""
     return (logits_NK.sigmoid() - price * torch.tensor(costs_K, device=logits_NK.device)).argmax(1)
 
 
@@ -121,9 +121,9 @@ class DynamicImageTower(nn.Module):
         backbone: maps pictures of any size to vectors.
         scale: maps pictures of the smallest size to logits [N, K], one for each size.
         sizes: ascending, the cheapest first.
-        price: how much more probable the largest size must be to do well than one that costs nothing.
-        similar: the least cosine of a vector to that of the largest size at which a size does well, for `scale_loss`.
-        costs: of the sizes, as `size_costs` makes them; None: of their pixels.
+        price: added probability of doing well that justifies the cost of the largest size.
+        similar: min. cosine to the vector of the largest size at which a size does well, for `scale_loss`.
+        costs: of the sizes, by default of their pixels; see `size_costs`.
     """
 
     def __init__(
@@ -147,14 +147,14 @@ class DynamicImageTower(nn.Module):
             raise SpecError(f"{len(self.costs)} costs", f"one for each of the sizes {self.sizes}")
 
     def choose(self, small_NCSS: Tensor) -> Tensor:
-        """The places [N] in `sizes` at which pictures are computed, by copies of the smallest size."""
+        """The index [N] in `sizes` of each picture's size, from copies of the smallest size."""
         logits_NK = self.scale(small_NCSS)
         if logits_NK.shape[1] != len(self.sizes):
             raise SpecError(f"the scale model has {logits_NK.shape[1]} logits", f"one for each of {self.sizes}")
         return choose_sizes(logits_NK, self.costs, self.price)
 
     def forward(self, rows_N: Tensor, read: ReadPictures) -> Tensor:
-        """Vectors [N, D]; what a picture's size does not need is not read."""
+        """Vectors [N, D]; reads each picture at the smallest and at its chosen size only."""
         small = read(rows_N, self.sizes[0])
         chosen_N = self.choose(small)
         parts: list[Tensor] = []
@@ -169,7 +169,7 @@ class DynamicImageTower(nn.Module):
     def scale_loss(self, rows_N: Tensor, read: ReadPictures, draws: torch.Generator | None = None) -> Tensor:
         """The log loss of the scale model at a random size and at the largest size, whose label is always 1.
 
-        The mean is over rows: a picture of several rows counts as often.
+        The mean is over rows: a picture counts once per row.
         """
         place = int(torch.randint(max(1, len(self.sizes) - 1), (), generator=draws))
         rows_U, places_N = rows_N.unique(return_inverse=True)
@@ -190,16 +190,16 @@ def labels_of_parts(
     parts: int = 4,
     seed: int = 0,
 ) -> Tensor:
-    """The labels [N, K] of a scale model: how right a backbone that has not seen a picture is about it at a size.
+    """The labels [N, K] of a scale model: correctness at each size of a backbone not trained on the picture.
 
     Args:
-        pictures: how many there are.
-        sizes: how many there are.
+        pictures: number of pictures.
+        sizes: number of sizes.
         fit: trains a backbone on these pictures.
-        is_right: of a backbone, for pictures at the size of this place: 0 or 1, or the probability of the right class,
+        is_right: (backbone, pictures, index of the size): 0 or 1 each, or the probability of the right class,
             from which scale models learn more.
-        parts: as many backbones are trained, each without one of them.
-        seed: of the parts.
+        parts: folds; one backbone per fold, trained without it.
+        seed: of the split into parts.
     """
     if not 2 <= parts <= pictures:
         raise SpecError(f"{parts} parts of {pictures} pictures", "2 or more, each with a picture")
@@ -219,14 +219,14 @@ class PictureTower(Tower):
     """A tower over the features and the picture of an item.
 
     In training all pictures of a batch have one size, drawn anew for each and the same on all ranks. In evaluation each
-    has the largest one, or that which a scale model chooses.
+    has the largest size, or the one that a scale model chooses.
 
     Args:
-        embeddings: tables that pool, of any dims, of this side only.
+        embeddings: pooled tables of this side only, of any dims.
         item: the feature with the item's id, one in each sample.
-        pictures: makes their vectors.
-        copies: of pictures, whose numbers are ids of items.
-        dense_features: numbers in each sample of this side.
+        pictures: computes the vectors of pictures.
+        copies: source of pictures, numbered by item id.
+        dense_features: dense numbers per sample of this side.
         sizes: of the layers; the last is the dim of the vectors.
     """
 
@@ -246,7 +246,7 @@ class PictureTower(Tower):
         if isinstance(pictures, DynamicImageTower) and not set(pictures.sizes) <= set(copies.sizes):
             raise SpecError(f"sizes {pictures.sizes} of the tower", f"sizes among those of the copies, {copies.sizes}")
         self.item, self.pictures, self.copies = item, pictures, copies
-        # Each draw has a generator of the next seed: ranks draw alike, and a checkpoint holds where they are.
+        # Seed of the last draw; each draw takes the next. Ranks draw alike, and checkpoints hold the seed.
         self.register_buffer("drawn", torch.randint(1 << 62, ()))
 
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
@@ -258,7 +258,7 @@ class PictureTower(Tower):
 
     @property
     def backbone(self) -> ImageTower:
-        """What maps pictures to vectors."""
+        """The network from pictures to vectors."""
         return _backbone_of(self.pictures)
 
     def extra_loss(self, batch: Batch) -> Tensor | None:
@@ -266,9 +266,9 @@ class PictureTower(Tower):
         if not isinstance(self.pictures, DynamicImageTower):
             return None
         ids_B = copy_to(single_ids(batch.sparse, self.item), batch.dense_BF.device)
-        return self.pictures.scale_loss(ids_B, self.copies.read, self._draws())
+        return self.pictures.scale_loss(ids_B, self.copies.read, self._next_draw())
 
-    def _draws(self) -> torch.Generator:
+    def _next_draw(self) -> torch.Generator:
         self.drawn += 1
         return torch.Generator().manual_seed(int(self.drawn))
 
@@ -276,7 +276,7 @@ class PictureTower(Tower):
         if isinstance(self.pictures, DynamicImageTower) and not self.training:
             return self.pictures(rows_U, self.copies.read)
         sizes = self.pictures.sizes if isinstance(self.pictures, DynamicImageTower) else self.copies.sizes
-        size = sizes[int(torch.randint(len(sizes), (), generator=self._draws()))] if self.training else sizes[-1]
+        size = sizes[int(torch.randint(len(sizes), (), generator=self._next_draw()))] if self.training else sizes[-1]
         return self.backbone(self.copies.read(rows_U, size))
 
 

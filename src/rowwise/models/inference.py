@@ -1,12 +1,12 @@
 """A model in use: evaluation mode, no gradients, packed weights, and logits that do not depend on other rows.
 
 [Note: Blocks of rows] A matrix library has kernels for different numbers of rows, which add in different orders. So a
-row's last bits may depend on how many rows are computed with it: oneDNN gives a batch of 1 other bits than large ones,
-MKL also batches of 2, 3, 5, 7, 9 and the like. Vector code may treat the last elements of a tensor in another way. A
+row's last bits may depend on how many rows are computed with it: oneDNN differs for a batch of 1, MKL also
+for batches of 2, 3, 5, 7, 9 and others. Vector code may treat the last elements of a tensor differently. A
 multiple of 16 rows never differed with oneDNN, at any place of a row and with any number of threads. So batches are
 padded to such blocks, and `Linear` layers pad their own input, which has another number of rows where a model works on
 items of histories. `choose_blocks` tests a model on given rows. A model that fails is computed in larger blocks, then
-in blocks of one fixed size; one whose rows depend on their neighbours, each row alone.
+in blocks of one fixed size, then row by row.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,19 +23,19 @@ from rowwise.tables.ops.float8 import float8_products
 from rowwise.tables.ops.linear import BLOCK_ROWS
 from rowwise.tables.spec import Value
 
-LARGER_ROWS, FIXED_ROWS = 64, 256  # of larger blocks, and of a block of fixed size
+LARGER_ROWS, FIXED_ROWS = 64, 256  # rows of a larger block, and of a block of fixed size
 TESTED_ROWS = (16, 32, 48, 64, 80, 128, 256, 512, 1024, 4096)  # of the batches in which a model is tested
 TESTED_SHIFTS = (0, 1, 5, 18)  # places by which rows are moved between these batches
-LARGE_ROWS, LARGE_SHIFTS = 1024, (0, 1)  # of larger batches: a row of the sample is at many places of one
+LARGE_ROWS, LARGE_SHIFTS = 1024, (0, 1)  # fewer shifts for large batches, which repeat a row at many places
 STRIDE = 7  # between neighbours in half of these batches
 
 
 class RowSpan(NamedTuple):
-    """Rows that are computed together."""
+    """Rows of one batch."""
 
     begin: int
     end: int
-    padding: int  # rows that are computed beside them, and dropped
+    padding: int  # rows computed and dropped
 
 
 class RowBlocks(Value, frozen=True):
@@ -49,7 +49,7 @@ class RowBlocks(Value, frozen=True):
             raise SpecError(f"blocks of {self.rows} rows", f"1 to {MAX_BATCH}")
 
     def cut(self, rows: int, most: int) -> Iterator[RowSpan]:
-        """The batches of so many rows, each of at most `most` rows, or of one block."""
+        """Cut `rows` rows into batches of at most `most` rows, or of one block."""
         step = {"padded": max(1, most), "fixed": self.rows, "alone": 1}[self.kind]
         for begin in range(0, rows, step):
             end = min(begin + step, rows)
@@ -67,7 +67,7 @@ class RowBlocks(Value, frozen=True):
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """No gradients, and the model in evaluation mode; on exit each module gets its former mode back."""
+    """No gradients, and the model in evaluation mode; restores the mode of each module on exit."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -82,7 +82,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def inference_mode(model: nn.Module, device: str = "cpu", precision: str = "fp32") -> Iterator[None]:
     """`evaluation_mode` and `autocast`, with packed `Linear` layers whose rows have the same bits in any batch.
 
-    Weights must not change meanwhile.
+    Weights must not change inside it.
     """
     layers = [module for module in model.modules() if isinstance(module, Linear)]
     with evaluation_mode(model), autocast(device, precision):
@@ -95,7 +95,7 @@ def inference_mode(model: nn.Module, device: str = "cpu", precision: str = "fp32
 
 
 def pack(model: nn.Module) -> None:
-    """Let `Linear` layers multiply by packed copies of their weights, which must not change any more."""
+    """Pack copies of the weights of `Linear` layers; the weights must not change afterwards."""
     for module in model.modules():
         if isinstance(module, Linear):
             module.pack()
@@ -129,7 +129,7 @@ def choose_blocks(logits_of: Callable[[Sequence[int]], Tensor], rows: int) -> Ro
 
 def _differ(logits_of: Callable[[Sequence[int]], Tensor], rows: int, sizes: Sequence[int]) -> bool:
     """Whether a row's bits differ between batches of these sizes, or between places in them."""
-    known: Tensor | None = None
+    first_RK: Tensor | None = None
     seen_R = torch.zeros(rows, dtype=torch.bool)
     for size in sizes:
         for shift in TESTED_SHIFTS if size < LARGE_ROWS else LARGE_SHIFTS:
@@ -137,10 +137,10 @@ def _differ(logits_of: Callable[[Sequence[int]], Tensor], rows: int, sizes: Sequ
             if shift % 2:  # other neighbours, too
                 rows_B = rows_B * STRIDE % rows
             bits_BK = logits_of(rows_B.tolist()).float().contiguous().view(torch.int32)
-            known = bits_BK.new_empty(rows, bits_BK.shape[1]) if known is None else known
-            fresh_B = ~seen_R[rows_B]
-            known[rows_B[fresh_B]] = bits_BK[fresh_B]
+            first_RK = bits_BK.new_empty(rows, bits_BK.shape[1]) if first_RK is None else first_RK
+            new_B = ~seen_R[rows_B]
+            first_RK[rows_B[new_B]] = bits_BK[new_B]
             seen_R[rows_B] = True
-            if not torch.equal(known[rows_B], bits_BK):
+            if not torch.equal(first_RK[rows_B], bits_BK):
                 return True
     return False

@@ -1,4 +1,4 @@
-"""Input of every model: splits a `Batch` into its parts, and names tables that do not fit."""
+"""Input of every model: splits a `Batch` into its parts, and checks the tables."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ def unpack(batch: Batch | Tensor, sparse: Ids | None, dense_features: int) -> tu
 
 
 def input_columns(tables: Sequence[Table], dense_features: int) -> int:
-    """Width of the dense numbers and all pooled features side by side; tables that do not pool are refused."""
+    """Width of the dense numbers and all pooled features side by side; raises for sequence tables."""
     if dense_features < 0:
         raise SpecError(f"dense_features={dense_features}", "the number of dense features, at least 0")
     for table in tables:
@@ -34,8 +34,8 @@ def input_columns(tables: Sequence[Table], dense_features: int) -> int:
     return dense_features + sum(table.dim * len(table.feature_names) for table in tables)
 
 
-def check_dims(tables: Sequence[Table], dim: int, why: str) -> None:
-    """All tables have this dim; `why` ends the sentence "expected `dim`, ..."."""
+def check_dims(tables: Sequence[Table], dim: int, reason: str) -> None:
+    """Raise unless all tables have this dim; `reason` ends the sentence "expected `dim`, ..."."""
     for table in tables:
         if table.dim != dim:
-            raise SpecError(f"table {table.name!r} has dim {table.dim}", f"{dim}, {why}")
+            raise SpecError(f"table {table.name!r} has dim {table.dim}", f"{dim}, {reason}")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class AmountLink(Value, frozen=True):
-    """How outputs z of a model of amounts are read, label by label: offset + unit * z, or unit * exp(z)."""
+    """Maps a model's outputs z to amounts, label by label: offset + unit * z, or unit * exp(z)."""
 
     kind: Literal["linear", "exp"]
     offset: tuple[float, ...]  # of each label
@@ -30,7 +30,7 @@ class AmountLink(Value, frozen=True):
             raise SpecError(f"amounts of {len(self.unit)} labels, and {labels} outputs", "one for each label")
 
     def targets(self, labels_BK: "Tensor") -> "Tensor":
-        """Labels [B, K] in units from the offset."""
+        """Training targets [B, K]: (label - offset) / unit."""
         self.check(labels_BK.shape[1])
         return (labels_BK - labels_BK.new_tensor(self.offset)) / labels_BK.new_tensor(self.unit)
 

@@ -1,4 +1,4 @@
-"""MaskNet: the input, multiplied by masks that are made of the input itself.
+"""MaskNet: the input, multiplied by masks computed from the input itself.
 
 The model of "MaskNet: Introducing Feature-Wise Multiplication to CTR Ranking Models by Instance-Guided Mask"
 (Wang et al. 2021, arXiv 2102.07619):
@@ -28,10 +28,10 @@ class MaskBlock(nn.Module):
     """relu(LayerNorm(W (mask * y))), with a mask made of x.
 
     Args:
-        inputs: numbers of x.
-        width: numbers of y.
-        out: numbers of the result.
-        reduction_ratio: the hidden layer of the mask, in numbers of y.
+        inputs: width of x.
+        width: width of y.
+        out: width of the result.
+        reduction_ratio: width of the mask's hidden layer, in widths of y.
     """
 
     def __init__(self, inputs: int, width: int, out: int, reduction_ratio: int = 2) -> None:
@@ -48,14 +48,14 @@ class MaskNet(FieldModel):
     """MaskNet (Wang et al. 2021): blocks relu(LayerNorm(W (mask(x) * y))), parallel or serial, then an MLP.
 
     Args:
-        embeddings: tables that pool, all of one dim.
-        dense_features: numbers in each sample.
+        embeddings: pooled tables of one dim.
+        dense_features: dense numbers per sample.
         top: sizes of the layers over the blocks; the last is the number of logits.
         blocks: sizes of the blocks.
         structure: "parallel" or "serial".
-        reduction_ratio: the hidden layer of a mask, in numbers that it multiplies.
-        dropout: share of the hidden numbers of the MLP that are 0 in a training step.
-        norm: "batch" or "layer" normalisation of its hidden layers; None: neither.
+        reduction_ratio: width of a mask's hidden layer, in widths of the masked input.
+        dropout: rate on the MLP's hidden layers.
+        norm: "batch" or "layer" normalisation of its hidden layers; None for none.
     """
 
     def __init__(  # noqa: PLR0913 - a model's hyperparameters

@@ -14,9 +14,9 @@ Norm = Literal["batch", "layer"]
 
 
 class Linear(nn.Linear):
-    """nn.Linear through the faster matrix library (`tables/ops/linear.py`), with a ReLU behind it if asked for.
+    """nn.Linear through the faster matrix library (`tables/ops/linear.py`), optionally followed by a ReLU.
 
-    Parameters, their initial values and the state dict are those of nn.Linear, so one can replace the other.
+    Parameters, their initial values and the state dict are those of nn.Linear, so either can replace the other.
     """
 
     def __init__(
@@ -49,22 +49,22 @@ class Linear(nn.Linear):
 
 def stack(layers: Iterable[nn.Module]) -> nn.Sequential:
     """The layers one after the other. Each is registered before the next is made, so that it can be sharded first."""
-    made = nn.Sequential()
+    sequence = nn.Sequential()
     for layer in layers:
-        made.append(layer)
-    return made
+        sequence.append(layer)
+    return sequence
 
 
 class Mlp(nn.Module):
-    """Linear layers with ReLUs between them, and normalisation and dropout of the hidden ones on request.
+    """Linear layers with ReLUs between them, and optional normalisation and dropout of the hidden layers.
 
     Names of weights do not depend on dropout, so that a warm start may change it.
 
     Args:
         sizes: of the input, of each hidden layer, and of the output.
-        relu_last: whether the output passes through a ReLU and all that hidden layers do, too.
-        dropout: share of the hidden numbers that are 0 in a training step; the others are scaled up.
-        norm: "batch" or "layer" between a hidden layer and its ReLU; None: neither.
+        relu_last: whether the output is treated as a hidden layer: norm, ReLU and dropout.
+        dropout: rate on the hidden layers.
+        norm: "batch" or "layer" between a hidden layer and its ReLU; None for none.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Mlp(nn.Module):
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """nn.BatchNorm1d that takes a batch of one sample: it has no variance, so the running statistics serve."""
+    """nn.BatchNorm1d that takes a batch of one sample: without a variance, it uses the running statistics."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[B, width] to [B, width]."""

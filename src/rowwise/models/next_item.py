@@ -2,8 +2,8 @@
 
     score(i | list) = encoder(list)[last place] . item_i
 
-The item vectors that the encoder reads are those that are scored. They are the rows of one table, so the table may be
-sharded. A lookup has the lists as samples, and the items to score as one sample more.
+The encoder reads the same item vectors that are scored: the rows of one table, which may be sharded. A lookup has the
+lists as samples, and the items to score as one more sample.
 """
 
 import math
@@ -23,11 +23,11 @@ from rowwise.tables.spec import Pooling, Table
 
 
 class Places(NamedTuple):
-    """The places of the histories of a batch, and what follows each."""
+    """The positions of a batch's histories, each with its next item."""
 
     lengths_B: Tensor  # of the histories
     vectors_ND: Tensor  # of each place, from the encoder
-    next_N: Tensor  # the row of the item that follows
+    next_N: Tensor  # the row of the next item
     next_ND: Tensor  # its vector
 
 
@@ -36,28 +36,28 @@ class NextItem(nn.Module):
 
     Args:
         embeddings: one table with one feature, the lists, and pooling: sequence. Each row is an item.
-        encoder: of the lists' vectors, of the table's dim.
+        encoder: of the lists, with the table's dim.
     """
 
     def __init__(self, embeddings: AnyTables, encoder: HistoryEncoder) -> None:
-        """The table stays the caller's."""
+        """Shares `embeddings` with the caller."""
         super().__init__()
         self.table = _only_table(embeddings.tables)
         if self.table.dim != encoder.dim:
             raise SpecError(
-                f"table {self.table.name!r} has dim {self.table.dim}, the encoder {encoder.dim}", "one dim for both"
+                f"table {self.table.name!r} has dim {self.table.dim} and the encoder dim {encoder.dim}", "equal dims"
             )
         self.embeddings, self.encoder = embeddings, encoder
         (self.feature,) = self.table.feature_names
 
     def forward(self, batch: Batch | Ids, scored_C: Tensor | None = None) -> tuple[Places, Tensor]:
-        """The places of lists without their last items, and the vectors [C, D] of items to score; None: all items.
+        """The places of lists without their last items, and the vectors [C, D] of items to score, by default all.
 
-        Of each list, its last item and the newest `encoder.length` items before it are read.
+        Reads the last item of each list and the newest `encoder.length` items before it.
         """
         items_M, lists_B, places_N, lengths_B = histories_of(*self._items(batch), self.encoder.length)
         x_MD, scored_CD = self._look_up(items_M, lists_B, scored_C)
-        # Ids may be on the host of a GPU; from here on all is where the vectors are.
+        # Ids may be on the host of a GPU; the rest runs on the vectors' device.
         items_M, places_N, lengths_B = (x.to(x_MD.device) for x in (items_M, places_N, lengths_B))
         vectors_ND, next_N = self.encoder(x_MD[places_N], lengths_B), self.rows_of(items_M[places_N + 1])
         return Places(lengths_B, vectors_ND, next_N, x_MD[places_N + 1]), scored_CD
@@ -75,15 +75,15 @@ class NextItem(nn.Module):
         return self._encode(batch, torch.empty(0))[0]
 
     def cut_vectors(self, batch: Batch | Ids) -> Tensor:
-        """The vectors [B, D] of lists of which about half are cut to lengths that depend on their own items only.
+        """The vectors [B, D] of lists, about half of them cut to lengths that depend on their own items only.
 
-        So the bits of lists of one length can be tested beside lists of other lengths.
+        For tests that a list's bits do not depend on the lengths of the other lists.
         """
         items_N, lengths_B = self._items(batch)
-        of_N, sums_B = sample_of_each(lengths_B), torch.zeros_like(lengths_B)
-        sums_B.index_add_(0, of_N, items_N.to(lengths_B))
+        list_N, sums_B = sample_of_each(lengths_B), torch.zeros_like(lengths_B)
+        sums_B.index_add_(0, list_N, items_N.to(lengths_B))
         cut_B = lengths_B.where(sums_B % 2 == 0, (sums_B // 2 % lengths_B.clamp(min=1) + 1).minimum(lengths_B))
-        kept_N = items_N[positions_of(lengths_B) < cut_B[of_N]]
+        kept_N = items_N[positions_of(lengths_B) < cut_B[list_N]]
         return self.vectors(Jagged(features=(self.feature,), values_N=kept_N, lengths_FB=cut_B))
 
     def item_vectors(self, batch: Batch | Ids) -> Tensor:
@@ -96,7 +96,7 @@ class NextItem(nn.Module):
         return last_of_each((places.vectors_ND * places.next_ND).sum(1, keepdim=True), places.lengths_B)
 
     def _encode(self, batch: Batch | Ids, scored_C: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The vectors [B, D] of whole lists, and those of items to score, as `_look_up` has them."""
+        """The vectors [B, D] of whole lists, and those of items to score; see `_look_up`."""
         items_N, lengths_B = newest(*self._items(batch), self.encoder.length)
         x_ND, scored_CD = self._look_up(items_N, lengths_B, scored_C)
         lengths_B = lengths_B.to(x_ND.device)
@@ -111,7 +111,7 @@ class NextItem(nn.Module):
         return items_N.long().where((items_N >= 0) & (items_N < rows), rows - 1)
 
     def _look_up(self, items_N: Tensor, lengths_B: Tensor, scored_C: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The vectors [N, D] of the items of lists, and those [C, D] of the items to score; None: of all items."""
+        """The vectors [N, D] of the items of lists, and those [C, D] of the items to score, by default all."""
         scored_C = torch.arange(self.table.rows, device=items_N.device) if scored_C is None else scored_C
         ids_N = torch.cat([items_N, scored_C.to(items_N)])
         bags_B = torch.cat([lengths_B, lengths_B.new_tensor([len(scored_C)])])
@@ -123,8 +123,8 @@ class NextItem(nn.Module):
 def last_of_each(x_ND: Tensor, lengths_B: Tensor) -> Tensor:
     """The vector [B, D] of the last place of each history; 0 for an empty one."""
     filled_B = lengths_B > 0
-    found_UD = x_ND[lengths_B.cumsum(0)[filled_B] - 1]
-    return x_ND.new_zeros(len(lengths_B), x_ND.shape[1]).masked_scatter(filled_B.unsqueeze(1), found_UD)
+    last_UD = x_ND[lengths_B.cumsum(0)[filled_B] - 1]
+    return x_ND.new_zeros(len(lengths_B), x_ND.shape[1]).masked_scatter(filled_B.unsqueeze(1), last_UD)
 
 
 def softmax_loss(places: Places, items_RD: Tensor) -> Tensor:
@@ -133,10 +133,10 @@ def softmax_loss(places: Places, items_RD: Tensor) -> Tensor:
 
 
 def sampled_softmax_loss(places: Places, drawn_CD: Tensor, drawn_C: Tensor, rows: int) -> Tensor:
-    """-log softmax of the item that follows each place [N], over it and drawn items that stand for all others.
+    """-log softmax of the item that follows each place [N], over it and sampled negatives.
 
-    The C items are drawn from all rows with equal probabilities, so that each counts as rows / C items: the correction
-    log Q of a sampled softmax. A drawn item that is the one that follows is left out there.
+    The C items are drawn from all rows with equal probabilities, so each counts as rows / C items: the log Q
+    correction of a sampled softmax. A draw that equals the next item is masked.
 
     Args:
         places: of the histories.
@@ -144,16 +144,16 @@ def sampled_softmax_loss(places: Places, drawn_CD: Tensor, drawn_C: Tensor, rows
         drawn_C: their rows.
         rows: items of the table.
     """
-    own_N = (places.vectors_ND * places.next_ND).sum(1).float()
-    others_NC = (places.vectors_ND @ drawn_CD.t()).float() + math.log(rows / len(drawn_C))
-    others_NC = others_NC.masked_fill(places.next_N.unsqueeze(1) == drawn_C, -torch.inf)
-    return torch.cat([own_N.unsqueeze(1), others_NC], 1).logsumexp(1) - own_N
+    positive_N = (places.vectors_ND * places.next_ND).sum(1).float()
+    negatives_NC = (places.vectors_ND @ drawn_CD.t()).float() + math.log(rows / len(drawn_C))
+    negatives_NC = negatives_NC.masked_fill(places.next_N.unsqueeze(1) == drawn_C, -torch.inf)
+    return torch.cat([positive_N.unsqueeze(1), negatives_NC], 1).logsumexp(1) - positive_N
 
 
 def mean_over_lists(loss_N: Tensor, lengths_B: Tensor, weights_B: Tensor | None = None) -> Tensor:
     """The mean over lists of the weight times the mean over a list's places; a list without places counts as 0.
 
-    Divided by the number of lists, so that a list's part does not depend on the other lists, nor on their ranks.
+    Divided by the number of lists, so that a list's share does not depend on other lists or ranks.
     """
     share_B = 1 / lengths_B.clamp(min=1) if weights_B is None else weights_B / lengths_B.clamp(min=1)
     return (loss_N * share_B[sample_of_each(lengths_B)]).sum() / len(lengths_B)
@@ -161,8 +161,8 @@ def mean_over_lists(loss_N: Tensor, lengths_B: Tensor, weights_B: Tensor | None 
 
 def _only_table(tables: Sequence[Table]) -> Table:
     if len(tables) != 1 or len(tables[0].feature_names) != 1:
-        got = ", ".join(name for table in tables for name in table.feature_names) or "none"
-        raise SpecError(f"features {got}", "one table with one feature, the lists of items")
+        listing = ", ".join(name for table in tables for name in table.feature_names) or "none"
+        raise SpecError(f"features {listing}", "one table with one feature, the lists of items")
     (table,) = tables
     if table.pooling is not Pooling.SEQUENCE:
         raise SpecError(

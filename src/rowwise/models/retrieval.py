@@ -15,11 +15,11 @@ from rowwise.tables.ops.interact import dots
 
 
 class Candidates(NamedTuple):
-    """The items that each user is compared with, where they are more than those of the users' own samples."""
+    """The items that each user is scored against, if there are more than one per sample."""
 
     items_C: Tensor  # ids
-    log_q_C: Tensor | None = None  # log of how probable each item is in a batch; None: no correction
-    first: int = 0  # the place of the first sample's item; those of the next samples follow
+    log_q_C: Tensor | None = None  # log-probability of each item in a batch; None for no correction
+    first: int = 0  # index of the first sample's item; those of the next samples follow
 
 
 def in_batch_softmax(
@@ -31,16 +31,16 @@ def in_batch_softmax(
 ) -> Tensor:
     """The mean over samples i of -weight_i * log softmax(logits_i - log q)_i (Yi et al. 2019).
 
-    The other items of the batch stand for all that a user did not choose. Popular items are among them more often than
-    others, and would be pushed away for that alone; taking log q away from an item's logits, the sample's own item
-    included, corrects it. A candidate with the id of sample i's item is no negative of i and is left out.
+    The other items of the batch serve as negatives. Popular items are sampled more often, which would penalise them;
+    subtracting log q from an item's logits, the sample's own item included, corrects it. A candidate with the id of
+    sample i's item is no negative of i and is masked.
 
     Args:
         logits_BC: of user i with each candidate.
-        items: id of each sample's item; these are the candidates, unless `Candidates` are given.
-        log_q_B: log of how probable each item is in a batch, for instance by `ItemFrequency`; None: no correction.
-        weights_B: of the samples, the paper's rewards; None: 1.
-        hardest: how many negatives of a sample count, those of the largest logits less log q; None: all.
+        items: id of each sample's item; these are the candidates, unless they are `Candidates`.
+        log_q_B: log-probability of each item in a batch, as from `ItemFrequency`; None for no correction.
+        weights_B: of the samples, the paper's rewards; by default 1.
+        hardest: negatives per sample, those of the largest logits minus log q; by default all.
     """
     candidates = _candidates(items, log_q_B)
     logits_BC = _corrected(logits_BC, candidates, weights_B, hardest)
@@ -81,7 +81,7 @@ def _candidates(items: Tensor | Candidates, log_q_B: Tensor | None) -> Candidate
 
 
 def _corrected(logits_BC: Tensor, candidates: Candidates, weights_B: Tensor | None, hardest: int | None) -> Tensor:
-    """Logits less log q, in at least 32 bits; -inf for other candidates with the id of the sample's own item."""
+    """Logits minus log q, in at least 32 bits; -inf for other candidates with the id of the sample's own item."""
     items_C, log_q_C, first = candidates
     batch, count = len(logits_BC), len(items_C)
     if logits_BC.dim() != 2 or items_C.dim() != 1 or logits_BC.shape[1] != count or not 0 <= first <= count - batch:
@@ -89,9 +89,9 @@ def _corrected(logits_BC: Tensor, candidates: Candidates, weights_B: Tensor | No
             f"got logits {tuple(logits_BC.shape)}, items {tuple(items_C.shape)} and first={first}",
             "[B, C], every user with every candidate, [C], and 0 to C - B",
         )
-    for name, given, expected in (("log_q", log_q_C, count), ("weights", weights_B, batch)):
-        if given is not None and given.shape != (expected,):
-            raise BatchError(f"{name}: got {tuple(given.shape)}", f"({expected},)")
+    for name, tensor, expected in (("log_q", log_q_C, count), ("weights", weights_B, batch)):
+        if tensor is not None and tensor.shape != (expected,):
+            raise BatchError(f"{name}: got {tuple(tensor.shape)}", f"({expected},)")
     if hardest is not None and hardest < 1:
         raise BatchError(f"hardest={hardest}", "at least one negative")
     logits_BC = logits_BC.to(torch.promote_types(logits_BC.dtype, torch.float32))
@@ -103,7 +103,7 @@ def _corrected(logits_BC: Tensor, candidates: Candidates, weights_B: Tensor | No
 
 
 def _negatives(logits_BC: Tensor, candidates: Candidates, hardest: int | None) -> Tensor:
-    """The logits of each sample's negatives; -inf where it has no more."""
+    """The logits of each sample's negatives; -inf for missing ones."""
     own_BC = torch.zeros_like(logits_BC, dtype=torch.bool)
     own_BC.diagonal(candidates.first).fill_(True)
     negatives_BC = logits_BC.masked_fill(own_BC, -torch.inf)
@@ -116,7 +116,7 @@ def _negatives(logits_BC: Tensor, candidates: Candidates, hardest: int | None) -
 def top_items(users_UD: Tensor, items_ID: Tensor, k: int, *, chunk: int = 65536) -> tuple[Tensor, Tensor]:
     """The k items of largest dot with each user, best first: dots [U, k] and places [U, k] among the items.
 
-    Exact: every item is looked at, `chunk` of them at a time, so memory does not grow with their number.
+    Exact: scores all items, `chunk` at a time, so memory does not grow with their number.
     """
     if not 1 <= k <= len(items_ID):
         raise BatchError(f"k={k} of {len(items_ID)} items", f"1 to {len(items_ID)}")
@@ -126,25 +126,25 @@ def top_items(users_UD: Tensor, items_ID: Tensor, k: int, *, chunk: int = 65536)
     places_UK = torch.empty(len(users_UD), 0, dtype=torch.int64, device=users_UD.device)
     for begin in range(0, len(items_ID), chunk):
         dots_UC = users_UD @ items_ID[begin : begin + chunk].t()
-        here_UC = torch.arange(begin, begin + dots_UC.shape[1], device=users_UD.device).expand(dots_UC.shape)
+        chunk_UC = torch.arange(begin, begin + dots_UC.shape[1], device=users_UD.device).expand(dots_UC.shape)
         candidates = torch.cat((best_UK, dots_UC), 1)
         best_UK, chosen_UK = candidates.topk(min(k, candidates.shape[1]), 1)
-        places_UK = torch.cat((places_UK, here_UC), 1).gather(1, chosen_UK)
+        places_UK = torch.cat((places_UK, chunk_UC), 1).gather(1, chosen_UK)
     return best_UK, places_UK
 
 
 @torch.no_grad()
 def nearest_items(query_D: Tensor, items_ID: Tensor, k: int, among_A: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The k items of largest dot with a vector, best first, of equal ones the first: dots [k] and places [k].
+    """The k items of largest dot with a vector, best first, ties in item order: dots [k] and places [k].
 
-    Each dot is summed in one order of its own. So its bits depend on neither the other items nor the processor, which
-    is not so for the matrix products of `top_items`.
+    Each dot is summed in one order of its own. So its bits depend on neither the other items nor the processor, unlike
+    in the matrix products of `top_items`.
 
     Args:
         query_D: a vector in 32 bits on the CPU.
         items_ID: vectors of items, as float32.
-        k: at most as many items are returned as there are.
-        among_A: places of the items that are looked at, ascending, each once; None: all.
+        k: number of items to return, at most all.
+        among_A: places of the items to search, ascending and distinct; by default all.
     """
     if query_D.dim() != 1 or items_ID.dim() != 2 or len(query_D) != items_ID.shape[1] or k < 1:
         raise BatchError(
@@ -158,9 +158,9 @@ def nearest_items(query_D: Tensor, items_ID: Tensor, k: int, among_A: Tensor | N
 
 
 def largest(dots_N: np.ndarray, k: int) -> np.ndarray:
-    """The places of the k largest numbers, of equal ones the first: ascending."""
+    """The places of the k largest numbers, ascending; ties go to the first."""
     if k >= len(dots_N):
         return np.arange(len(dots_N))
-    least = np.partition(dots_N, len(dots_N) - k)[len(dots_N) - k]
-    above, equal = np.flatnonzero(dots_N > least), np.flatnonzero(dots_N == least)
+    threshold = np.partition(dots_N, len(dots_N) - k)[len(dots_N) - k]
+    above, equal = np.flatnonzero(dots_N > threshold), np.flatnonzero(dots_N == threshold)
     return np.sort(np.concatenate((above, equal[: k - len(above)])))

@@ -7,7 +7,7 @@ The encoder of "Self-Attentive Sequential Recommendation" (Kang & McAuley 2018, 
     X_(n+1) = Z + dropout(W_2 dropout(relu(W_1 norm(Z))))
     vectors = norm(X_N)
 
-`NextItem` has the item vectors, which are also those that are scored.
+`NextItem` holds the item vectors, for input and scores alike.
 """
 
 import torch
@@ -19,12 +19,12 @@ from rowwise.models.mlp import Linear, Mlp
 
 
 class SasRecBlock(nn.Module):
-    """A layer of causal self-attention and a feed-forward layer, each behind a norm and beside a shortcut.
+    """A layer of causal self-attention and a feed-forward layer, each after a norm, with a shortcut.
 
     Args:
         dim: of a vector.
-        heads: among which its numbers are divided.
-        dropout: share of the attention weights and of each part's numbers that are 0 in a training step.
+        heads: attention heads, each with an equal part of a vector.
+        dropout: rate on attention weights and on the output of each part.
     """
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:

@@ -1,6 +1,6 @@
-"""The second copy of a model, for objectives that train two copies beside each other.
+"""The second copy of a model, for objectives that train two copies side by side.
 
-It is a module of the first copy, so that plans, checkpoints and optimizers have its tables and weights as any others.
+It is a module of the first copy, so plans, checkpoints and optimizers treat its tables and weights as any others.
 The first copy's forward does not read it: a model is evaluated, exported and served as if it were alone.
 """
 
@@ -14,7 +14,7 @@ from rowwise.models.wide import same_map
 from rowwise.tables.spec import Table
 
 NAME = "second_copy"
-ENDING = "_second"  # of the names of its tables
+ENDING = "_second"  # suffix of the names of its tables
 
 
 def second_tables(tables: Sequence[Table]) -> tuple[Table, ...]:

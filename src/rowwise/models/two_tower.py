@@ -1,11 +1,11 @@
-"""Two towers: users and items become vectors of one space, where the items nearest to a user can be searched for.
+"""Two towers: vectors of users and items in one space, for nearest-item search.
 
 The model of "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations" (Yi et al. 2019, RecSys):
 
     u = user(dense, ids) / |.|,   v = item(dense, ids) / |.|          each an MLP over the features of its side
     logit = u . v / temperature
 
-`retrieval.py` has the loss over the items of a batch and the search, `frequency.py` what corrects the loss.
+`retrieval.py` has the loss over the items of a batch and the search, `frequency.py` the correction of the loss.
 """
 
 from abc import ABC, abstractmethod
@@ -34,7 +34,7 @@ class VectorModel(nn.Module, ABC):
         """Logits [U, I] of every user with every item."""
 
     def extra_loss(self, batch: Batch) -> Tensor | None:
-        """What parts of the model learn beside the loss of the vectors; None: no such part."""
+        """An auxiliary loss of parts of the model; None without such parts."""
         return None
 
 
@@ -42,16 +42,16 @@ class Tower(nn.Module):
     """One tower: an MLP over its features, whose output has length 1; or the features themselves.
 
     Args:
-        embeddings: tables that pool, of any dims, of this side only.
-        dense_features: numbers in each sample of this side.
-        sizes: of the layers; the last is the dim of the vectors. Empty: the features are the vector, of any length.
+        embeddings: pooled tables of this side only, of any dims.
+        dense_features: dense numbers per sample of this side.
+        sizes: of the layers; the last is the dim of the vectors. If empty, the features are the vector, of any length.
         more: columns that a subclass adds to the input of the MLP.
     """
 
     def __init__(
         self, embeddings: AnyTables, dense_features: int = 0, sizes: Sequence[int] = (256, 64), *, more: int = 0
     ) -> None:
-        """The tables stay the caller's; the MLP is made here."""
+        """Shares `embeddings` with the caller; creates the MLP."""
         super().__init__()
         self.embeddings = embeddings
         self.dense_features = dense_features
@@ -70,7 +70,7 @@ class Tower(nn.Module):
         return columns_BC if self.layers is None else F.normalize(self.layers(columns_BC))
 
     def extra_loss(self, batch: Batch) -> Tensor | None:
-        """A loss of parts that do not learn by the vectors alone; here none."""
+        """An auxiliary loss of a subclass; here none."""
         return None
 
 
@@ -82,7 +82,7 @@ class TwoTower(VectorModel):
     Args:
         user: tower of the users, or queries.
         item: tower of the items, of the same dim.
-        temperature: what dots are divided by; the smaller, the sharper the softmax.
+        temperature: divides dots; a smaller one makes the softmax sharper.
     """
 
     def __init__(self, user: Tower, item: Tower, temperature: float = 0.1) -> None:

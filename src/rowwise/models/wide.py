@@ -3,7 +3,7 @@
     logits = W dense + b + the pooled weights of all ids
 
 It is the wide part of `WideDeep` and the first order of `DeepFM`. Its tables sit in a second `Embeddings`, which looks
-the same features up again; so the weights have their own optimizer, and whoever made the first tables need not know.
+the same features up again; so the weights have their own optimizer, and the first tables are unaffected.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from rowwise.tables.ids.make import make_embeddings
 from rowwise.tables.row_optimizers import RowOptimizer
 from rowwise.tables.spec import Constant, RowType, Table
 
-ENDING = "_wide"  # of the names of these tables
+ENDING = "_wide"  # suffix of the names of these tables
 
 
 def wide_tables(tables: Sequence[Table], tasks: int = 1, optimizer: RowOptimizer | None = None) -> list[Table]:
-    """For each table a "<name>_wide" of dim `tasks`, with the same rows, features and pooling, that begins at 0.
+    """For each table a "<name>_wide" of dim `tasks`, with the same rows, features and pooling, initialised to 0.
 
     Its optimizer is the table's own if none is given. Its rows are float32: narrower ones would save little, as the
     scale of an int8 row alone takes eight bytes.
@@ -46,17 +46,17 @@ def wide_tables(tables: Sequence[Table], tasks: int = 1, optimizer: RowOptimizer
 
 def same_map(table: Table) -> AnyIdMap | None:
     """The id map of a table, for a table of another name."""
-    how = table.id_map
-    return structs.replace(how, table=how.table or table.name) if isinstance(how, StoredIds) else how
+    id_map = table.id_map
+    return structs.replace(id_map, table=id_map.table or table.name) if isinstance(id_map, StoredIds) else id_map
 
 
 class Wide(nn.Module):
-    """logits = W dense + b + the pooled weights of all ids; everything begins at 0.
+    """logits = W dense + b + the pooled weights of all ids; all initialised to 0.
 
     Args:
         tables: of dim `tasks` each; `wide_tables` makes them.
-        dense_features: numbers in each sample.
-        tasks: logits for each sample.
+        dense_features: dense numbers per sample.
+        tasks: logits per sample.
         device: where the tables are, as of other `Embeddings`.
     """
 
@@ -67,7 +67,7 @@ class Wide(nn.Module):
         self.columns = input_columns(tables, 0)
         check_dims(tables, tasks, "one weight for each task")
         self.embeddings = make_embeddings(tables, device=device)
-        # Not a Linear, which draws initial weights and warns where there are none.
+        # Not a Linear, which draws initial weights and warns if it has none.
         self.weight = nn.Parameter(torch.zeros(tasks, dense_features))
         self.bias = nn.Parameter(torch.zeros(tasks))
 

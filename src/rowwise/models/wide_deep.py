@@ -1,4 +1,4 @@
-"""Wide & Deep: a linear model that remembers single ids, and an MLP that generalises over their vectors, added.
+"""Wide & Deep: the sum of a linear model that memorises single ids and an MLP that generalises over their vectors.
 
 The model of "Wide & Deep Learning for Recommender Systems" (Cheng et al. 2016, arXiv 1606.07792):
 
@@ -21,7 +21,7 @@ from rowwise.tables.ids.make import AnyTables
 from rowwise.tables.row_optimizers import Ftrl
 from rowwise.tables.spec import Table
 
-# FTRL's usual beta of 1 suits gradients of single samples. Those of a mean over a batch are smaller by its size; beside
+# FTRL's usual beta of 1 suits gradients of single samples. Those of a mean over a batch are smaller by its size; with
 # a beta of 1 they would hardly move the weights of rare ids.
 WIDE = Ftrl(lr=0.05, beta=1e-6)
 
@@ -30,13 +30,13 @@ class WideDeep(nn.Module):
     """Wide & Deep (Cheng et al. 2016): logits = a linear model over ids + an MLP over their vectors.
 
     Args:
-        embeddings: tables of the MLP: they pool, and have any dims.
-        dense_features: numbers in each sample.
+        embeddings: pooled tables of the MLP, of any dims.
+        dense_features: dense numbers per sample.
         deep: sizes of the MLP's layers; the last is the number of logits.
-        wide: tables of the linear model, of dim deep[-1]; None: `wide_tables` of the MLP's, trained by `WIDE`. With
+        wide: tables of the linear model, of dim deep[-1]; by default `wide_tables` with the optimizer `WIDE`. With
             crosses: `[*wide_tables(tables, optimizer=WIDE), Table(name="user_x_item", rows=..., dim=1, ...)]`.
-        dropout: share of the hidden numbers of the MLP that are 0 in a training step.
-        norm: "batch" or "layer" normalisation of its hidden layers; None: neither.
+        dropout: rate on the MLP's hidden layers.
+        norm: "batch" or "layer" normalisation of its hidden layers; None for none.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class WideDeep(nn.Module):
         dropout: float = 0.0,
         norm: Norm | None = None,
     ) -> None:
-        """The tables stay the caller's; the MLP and the wide tables are made here."""
+        """Shares `embeddings` with the caller; creates the MLP and the wide tables."""
         super().__init__()
         self.embeddings = embeddings
         self.dense_features = dense_features
@@ -60,6 +60,6 @@ class WideDeep(nn.Module):
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
         """Logits [B, deep[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
         dense_BF, ids = unpack(batch, sparse, self.dense_features)
-        vectors = self.embeddings(ids)  # both lookups are on their way before either is waited for
+        vectors = self.embeddings(ids)  # starts both lookups before it waits for either
         wide_BK = self.wide(dense_BF, ids)
         return wide_BK + self.deep(torch.cat((dense_BF, vectors.values()), 1))

@@ -20,15 +20,15 @@ class Wukong(DHEN):
     """Wukong (Zhang et al. 2024): X_(n+1) = LayerNorm([FMB(X_n), W X_n] + shortcut(X_n)), then an MLP.
 
     Args:
-        embeddings: tables that pool, all of one dim.
-        dense_features: numbers in each sample.
+        embeddings: pooled tables of one dim.
+        dense_features: dense numbers per sample.
         top: sizes of the layers over the last vectors; the last is the number of logits.
-        layers: of factorization machines.
-        vectors: of a sample after each layer, half of each kind; None: as many as there are features.
+        layers: layers of factorization machines.
+        vectors: of a sample after each layer, half of each kind; by default the number of features.
         rank: of the factorization machines.
-        hidden: sizes of the hidden layers over them.
-        dropout: share of the hidden numbers of the last MLP that are 0 in a training step.
-        norm: "batch" or "layer" normalisation of its hidden layers; None: neither.
+        hidden: sizes of the hidden layers over the factorization machines.
+        dropout: rate on the last MLP's hidden layers.
+        norm: "batch" or "layer" normalisation of its hidden layers; None for none.
     """
 
     def __init__(  # noqa: PLR0913 - a model's hyperparameters

@@ -8,7 +8,7 @@ The model of "xDeepFM: Combining Explicit and Implicit Feature Interactions for 
     p^k_h  = sum over d of X^k_hd
     logits = first order + w [p^1, ..., p^N] + b + deep(flatten X^0)
 
-The first order is `Wide`, as in DeepFM. All vectors of a layer are both passed on and summed up.
+The first order is `Wide`, as in DeepFM. All vectors of a layer are both passed on and summed.
 """
 
 from collections.abc import Sequence
@@ -48,12 +48,12 @@ class XDeepFM(FieldModel):
     """xDeepFM (Lian et al. 2018): first order + sums of element-wise products of rising degree + an MLP.
 
     Args:
-        embeddings: tables that pool, all of one dim. The first order makes tables "<name>_wide" with their optimizers.
-        dense_features: numbers in each sample.
+        embeddings: pooled tables of one dim. The first order makes tables "<name>_wide" with their optimizers.
+        dense_features: dense numbers per sample.
         deep: sizes of the MLP's layers; the last is the number of logits.
         products: vectors of each layer of products.
-        dropout: share of the hidden numbers of the MLP that are 0 in a training step.
-        norm: "batch" or "layer" normalisation of its hidden layers; None: neither.
+        dropout: rate on the MLP's hidden layers.
+        norm: "batch" or "layer" normalisation of its hidden layers; None for none.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class XDeepFM(FieldModel):
         dropout: float = 0.0,
         norm: Norm | None = None,
     ) -> None:
-        """The tables stay the caller's; the first order and the layers are made here."""
+        """Shares `embeddings` with the caller; creates the first order and the layers."""
         super().__init__(embeddings, dense_features)
         if not products:
             raise SpecError("products=()", "the size of at least one layer")
@@ -81,7 +81,7 @@ class XDeepFM(FieldModel):
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
         """Logits [B, deep[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
         dense_BF, ids = unpack(batch, sparse, self.dense_features)
-        vectors = self.embeddings(ids)  # both lookups are on their way before either is waited for
+        vectors = self.embeddings(ids)  # starts both lookups before it waits for either
         first_BK = self.first(dense_BF, ids)
         return first_BK + self.logits(self.vectors_of(dense_BF, vectors))
 

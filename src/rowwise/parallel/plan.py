@@ -36,8 +36,8 @@ class Tile(Value, frozen=True, order=True, omit_defaults=True):
     cache_rows: int = 0  # rows that the tier above may cache
 
     def __str__(self) -> str:
-        lives = "" if self.tier == "device" else f" ({self.tier}, {self.cache_rows} rows cached)"
-        return f"{self.table}[{_range(self.rows)}, {_range(self.cols)}] on rank {self.rank}{lives}"
+        tier = "" if self.tier == "device" else f" ({self.tier}, {self.cache_rows} rows cached)"
+        return f"{self.table}[{_range(self.rows)}, {_range(self.cols)}] on rank {self.rank}{tier}"
 
 
 class Forecast(Value, frozen=True, kw_only=True):
@@ -47,8 +47,8 @@ class Forecast(Value, frozen=True, kw_only=True):
     batch: int  # samples per step, of all ranks
     wire: Wire = Wire()  # of vectors; the dense part is not in the forecast
     step_s: float  # all tables: operators on the slowest rank plus links on the slowest rank
-    pipelined_s: float | None = None  # step_s with ids of the next step on their way; None: the model has no stages
-    measured_s: float | None = None  # time of a step of all tables, if it was measured
+    pipelined_s: float | None = None  # step_s while the next ids are prefetched; None if the model has no stages
+    measured_s: float | None = None  # measured time of a step of all tables
     bound_s: float | None = None  # lower bound of step_s for any plan, by the same model
     bound: str = ""  # how the bound was computed
     operators_s: tuple[float, ...] = ()  # by rank
@@ -75,8 +75,8 @@ class Plan(Value, frozen=True, omit_defaults=True):
 
     world: int
     tiles: tuple[Tile, ...]
-    # Tables whose optimizer sums over each column piece by itself instead of over whole rows: faster, as ranks exchange
-    # no sums, but not the results of one device.
+    # Tables whose optimizer sums over each column piece instead of full rows: faster, as ranks exchange no sums, but
+    # not equal to one device.
     approximate: tuple[str, ...] = ()
     forecast: Forecast | None = None
 
@@ -131,9 +131,9 @@ class Plan(Value, frozen=True, omit_defaults=True):
         removed = [f"- {tile}" for tile in sorted((ours - theirs).elements())]
         added = [f"+ {tile}" for tile in sorted((theirs - ours).elements())]
         world = [] if self.world == other.world else [f"- {self.world} ranks", f"+ {other.world} ranks"]
-        ours, others = set(self.approximate), set(other.approximate)
-        exact = [f"- approximate {name}" for name in sorted(ours - others)]
-        return world + removed + added + exact + [f"+ approximate {name}" for name in sorted(others - ours)]
+        before, after = set(self.approximate), set(other.approximate)
+        exact = [f"- approximate {name}" for name in sorted(before - after)]
+        return world + removed + added + exact + [f"+ approximate {name}" for name in sorted(after - before)]
 
 
 def tiles_by_table(plan: Plan) -> dict[str, list[Tile]]:
@@ -259,5 +259,5 @@ def _range(bounds: tuple[int, int]) -> str:
 def _shorten(names: Iterable[object]) -> str:
     """The first `NAMES` names, and the number of the others."""
     texts = [str(name) for name in names]
-    others = f" and {len(texts) - NAMES} more" if len(texts) > NAMES else ""
-    return ", ".join(texts[:NAMES]) + others
+    suffix = f" and {len(texts) - NAMES} more" if len(texts) > NAMES else ""
+    return ", ".join(texts[:NAMES]) + suffix

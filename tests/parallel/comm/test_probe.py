@@ -25,12 +25,12 @@ def probe_between(comm, limit_s, ends=None):
     """What a probe finds; rank `ends` ends after the first messages, as a host that is lost."""
     told = []
 
-    def tell(share):
+    def on_progress(share):
         told.append(share)
         if ends == comm.rank and share > 0:
             os._exit(1)
 
-    return probe(comm.transport.world, limit_s, tell=tell), told
+    return probe(comm.transport.world, limit_s, on_progress=on_progress), told
 
 
 @pytest.mark.dist

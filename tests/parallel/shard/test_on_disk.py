@@ -87,7 +87,7 @@ def test_any_layout_with_tables_in_memory_beside(
 def test_a_state_dict_is_refused_and_a_copy_too(tmp_path):
     tables = one_table()
     sharded = make_sharded(tables, Plan(world=1, tiles=on_disk(table_wise(tables[0], 0), 64)), solo(), disk=tmp_path)
-    with pytest.raises(StateError, match="which are no tensor"):
+    with pytest.raises(StateError, match="not in a tensor"):
         sharded.state_dict()
     with pytest.raises(StateError, match="copied or pickled"):
         copy.deepcopy(sharded.arenas[0])

@@ -50,7 +50,7 @@ def test_the_memory_of_a_cpu_is_that_of_its_host(table):
 def test_rows_that_would_live_elsewhere_are_refused(tmp_path, tier, device):
     check_tiers(lowered("device"), torch.device(device), tmp_path)
     want = (
-        rf"table 'b': tile b\[0:9, 0:4\] on rank 0 \({tier}, 2 rows cached\): rows on the {tier}: on '{device}' .* only"
+        rf"table 'b': tile b\[0:9, 0:4\] on rank 0 \({tier}, 2 rows cached\): rows on the {tier}; on '{device}' .* only"
     )
     with pytest.raises(SpecError, match=f"{want}: expected tier 'device'"):
         check_tiers(lowered(tier, 2, table="b"), torch.device(device), tmp_path)

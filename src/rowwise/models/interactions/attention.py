@@ -18,8 +18,8 @@ class Attention(nn.Module):
 
     Args:
         dim: of a vector.
-        heads: among which the numbers of a vector are divided.
-        out: numbers of a new vector; None: as many.
+        heads: attention heads, each with an equal part of a vector.
+        out: dim of an output vector, by default `dim`.
         bias: whether Q, K and V have one.
     """
 
@@ -41,11 +41,11 @@ class AttentionInteraction(nn.Module):
     """Y = W encoder(X), a transformer's encoder layer without dropout.
 
     Args:
-        vectors: M, of a sample.
-        out: L, the new ones.
+        vectors: M, input vectors of a sample.
+        out: L, output vectors.
         dim: of a vector.
-        heads: among which the numbers of a vector are divided.
-        ffn_ratio: the hidden layer of the feed-forward part, in dims.
+        heads: attention heads, each with an equal part of a vector.
+        ffn_ratio: width of the feed-forward hidden layer, in dims.
     """
 
     def __init__(self, vectors: int, out: int, dim: int, *, heads: int = 1, ffn_ratio: int = 4) -> None:

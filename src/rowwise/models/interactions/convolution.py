@@ -13,8 +13,8 @@ class ConvolutionInteraction(nn.Module):
     """Y = W conv(X), X an image of M x D.
 
     Args:
-        vectors: M, of a sample.
-        out: L, the new ones.
+        vectors: M, input vectors of a sample.
+        out: L, output vectors.
         dim: of a vector.
         kernel: height and width of the window; odd, so that the image keeps its size.
     """
@@ -22,8 +22,8 @@ class ConvolutionInteraction(nn.Module):
     def __init__(self, vectors: int, out: int, dim: int, kernel: int = 5) -> None:
         super().__init__()
         if kernel < 1 or kernel % 2 == 0:
-            raise SpecError(f"kernel={kernel}", "an odd number, so that the window has a middle")
-        self.convolution = nn.Conv2d(1, 1, kernel, padding=kernel // 2, bias=False)  # a LayerNorm would take it away
+            raise SpecError(f"kernel={kernel}", "an odd number")
+        self.convolution = nn.Conv2d(1, 1, kernel, padding=kernel // 2, bias=False)  # a LayerNorm would remove the bias
         self.mix = LinearInteraction(vectors, out, dim)
 
     def forward(self, x_BMD: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A cross layer over all numbers of a sample: y = x * (W x + b), then Y = V y if L is not M.
+"""A cross layer over all numbers of a sample: y = x * (W x + b), then Y = V y if L differs from M.
 
 DHEN's paper (Zhang et al. 2022, arXiv 2203.11014) prints W (X X^T) + b, which is not a layer of DCN and does not have
 the shape of X. This is the cross of DCN-v2 (Wang et al. 2021, arXiv 2008.13535) with x_0 = x, without its shortcut, as
@@ -12,13 +12,13 @@ from rowwise.models.interactions.linear import LinearInteraction
 
 
 class CrossInteraction(nn.Module):
-    """y = x * (W x + b), then Y = V y if there are other numbers of vectors.
+    """y = x * (W x + b), then Y = V y if L differs from M.
 
     Args:
-        vectors: M, of a sample.
-        out: L, the new ones.
+        vectors: M, input vectors of a sample.
+        out: L, output vectors.
         dim: of a vector.
-        rank: of W as the product of two thin matrices; None: W is one full matrix.
+        rank: of W as the product of two thin matrices; None for a full matrix.
     """
 
     def __init__(self, vectors: int, out: int, dim: int, rank: int | None = None) -> None:

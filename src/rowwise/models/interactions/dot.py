@@ -1,7 +1,7 @@
 """Dot products of all pairs of vectors, then an MLP, as in DLRM: Y = MLP([x_i . x_j for j < i]).
 
-The paper of DHEN (Zhang et al. 2022, arXiv 2203.11014) has this part of "AdvancedDLRM"; what else that model does in
-production was not published.
+The paper of DHEN (Zhang et al. 2022, arXiv 2203.11014) has this part of "AdvancedDLRM"; the rest of that production
+model was not published.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ class DotInteraction(nn.Module):
     """Y = MLP([x_i . x_j for j < i]).
 
     Args:
-        vectors: M, of a sample; at least 2.
-        out: L, the new ones.
+        vectors: M, input vectors of a sample; at least 2.
+        out: L, output vectors.
         dim: of a vector.
         hidden: sizes of the MLP's hidden layers.
     """
@@ -26,7 +26,7 @@ class DotInteraction(nn.Module):
     def __init__(self, vectors: int, out: int, dim: int, hidden: Sequence[int] = (128,)) -> None:
         super().__init__()
         if vectors < 2:
-            raise SpecError(f"a dot interaction of {vectors} vectors", "at least 2, so that there are pairs")
+            raise SpecError(f"a dot interaction of {vectors} vectors", "at least 2")
         self.out, self.dim = out, dim
         self.mlp = Mlp((vectors * (vectors - 1) // 2, *hidden, out * dim))
 

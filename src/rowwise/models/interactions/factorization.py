@@ -1,6 +1,6 @@
 """The factorization machine block of Wukong (Zhang et al. 2024, arXiv 2403.02545).
 
-FM(X) = X (X^T P)                     the dots of all pairs, seen through K learned directions P of M x K
+FM(X) = X (X^T P)                     the dots of all pairs, projected on K learned directions P of M x K
 Y     = MLP(LayerNorm(flatten FM(X)))
 """
 
@@ -17,8 +17,8 @@ class FactorizationInteraction(nn.Module):
     """Y = MLP(LayerNorm(X (X^T P))).
 
     Args:
-        vectors: M, of a sample.
-        out: L, the new ones.
+        vectors: M, input vectors of a sample.
+        out: L, output vectors.
         dim: of a vector.
         rank: K, the columns of P.
         hidden: sizes of the MLP's hidden layers.
@@ -35,5 +35,5 @@ class FactorizationInteraction(nn.Module):
 
     def forward(self, x_BMD: Tensor) -> Tensor:
         """[B, M, D] to [B, L, D]."""
-        seen_BMK = x_BMD @ (x_BMD.transpose(1, 2) @ self.directions)
-        return self.mlp(self.norm(seen_BMK.flatten(1))).view(len(x_BMD), self.out, self.dim)
+        projected_BMK = x_BMD @ (x_BMD.transpose(1, 2) @ self.directions)
+        return self.mlp(self.norm(projected_BMK.flatten(1))).view(len(x_BMD), self.out, self.dim)

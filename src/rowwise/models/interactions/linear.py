@@ -9,9 +9,9 @@ class LinearInteraction(nn.Module):
     """Y = W X: each new vector is a weighted sum of the vectors.
 
     Args:
-        vectors: M, of a sample.
-        out: L, the new ones.
-        dim: of a vector; it changes nothing.
+        vectors: M, input vectors of a sample.
+        out: L, output vectors.
+        dim: of a vector; unused.
     """
 
     def __init__(self, vectors: int, out: int, dim: int) -> None:

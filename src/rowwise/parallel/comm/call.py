@@ -1,7 +1,7 @@
 """`CollectiveCall`: a collective as data, and the pure functions that all transports share.
 
-Which segment of a tensor is for which rank, when two ranks' calls do not match, in which order segments are added, how
-many bytes go over which link. All four collectives are described alike, by the elements to and from each rank.
+The segment of a tensor for each rank, mismatches between two ranks' calls, the order of sums, and bytes by link. All
+four collectives are described alike, by the elements to and from each rank.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from rowwise.base.errors import PeerError, SpecError
 from rowwise.tables.ops.output_cache import empty_cached
 from rowwise.tables.spec import Link, Topology
 
-SENDS_FULL_TENSOR = ("all_gather", "all_reduce")  # the others send each rank a segment of it
+SENDS_FULL_TENSOR = ("all_gather", "all_reduce")  # other collectives send each rank a segment
 SUMS = ("reduce_scatter", "all_reduce")
 
 
@@ -38,8 +38,8 @@ def check_call(call: CollectiveCall, send_N: Tensor, ranks: Sequence[int], rank:
     w, n, shape = len(ranks), send_N.numel(), tuple(send_N.shape)
     where = f"rank {ranks[rank]}: {call}"
     if len(call.input_splits) != w or len(call.output_splits) != w:
-        given = f"{len(call.input_splits)} input splits and {len(call.output_splits)} output splits"
-        raise PeerError(f"{where} has {given}", f"one for each of the {w} ranks")
+        splits = f"{len(call.input_splits)} input splits and {len(call.output_splits)} output splits"
+        raise PeerError(f"{where} has {splits}", f"one for each of the {w} ranks")
     if send_N.dim() != 1 or min(call.input_splits + call.output_splits) < 0:
         raise PeerError(f"{where} has splits {call.input_splits} for a tensor {shape}", "a flat tensor")
     if call.collective not in SENDS_FULL_TENSOR and sum(call.input_splits) != n:
@@ -61,15 +61,15 @@ def describe_mismatch(
         calls = f"rank {ranks[i]} calls {first} where rank {ranks[j]} calls {second}"
         return f"{calls}: expected the same calls in the same order"
     for a, b, sender, receiver in ((i, j, first, second), (j, i, second, first)):
-        sent, wanted = sender.input_splits[b], receiver.output_splits[a]
-        if sent != wanted or sender.dtype != receiver.dtype:
+        sent, expected = sender.input_splits[b], receiver.output_splits[a]
+        if sent != expected or sender.dtype != receiver.dtype:
             sends = f"{sender}: rank {ranks[a]} sends {sent} elements of {sender.dtype} to rank {ranks[b]}"
-            return f"{sends}, which expects {wanted} of {receiver.dtype}"
+            return f"{sends}, which expects {expected} of {receiver.dtype}"
     return None
 
 
 def segment_for(call: CollectiveCall, send_N: Tensor, rank: int) -> Tensor:
-    """The segment of a rank's tensor that is for another."""
+    """The segment of a sent tensor for rank `rank` of the group."""
     if call.collective in SENDS_FULL_TENSOR:
         return send_N
     return send_N.narrow(0, sum(call.input_splits[:rank]), call.input_splits[rank])
@@ -97,17 +97,17 @@ def count_sent(call: CollectiveCall, ranks: Sequence[int], rank: int, topology: 
     """
     w, counts = len(ranks), Counter[Link]()
     if call.collective == "all_reduce":
-        after = ranks[(rank + 1) % w]
-        counts[topology.link(ranks[rank], after)] = 2 * (w - 1) * call.input_splits[rank] * call.dtype.itemsize // w
+        next_rank = ranks[(rank + 1) % w]
+        counts[topology.link(ranks[rank], next_rank)] = 2 * (w - 1) * call.input_splits[rank] * call.dtype.itemsize // w
         return counts
-    for other, size in enumerate(call.input_splits):
-        if other != rank:
-            counts[topology.link(ranks[rank], ranks[other])] += size * call.dtype.itemsize
+    for peer, size in enumerate(call.input_splits):
+        if peer != rank:
+            counts[topology.link(ranks[rank], ranks[peer])] += size * call.dtype.itemsize
     return counts
 
 
 def find_group(groups: Sequence[Sequence[int]], ranks: Sequence[int], rank: int) -> tuple[int, ...]:
-    """The group that has this rank of the world; raises unless the groups partition `ranks`."""
+    """The group of this rank of the world; raises unless the groups partition `ranks`."""
     members = [r for group in groups for r in group]
     if sorted(members) != sorted(ranks) or any(list(group) != sorted(group) for group in groups):
         raise SpecError(

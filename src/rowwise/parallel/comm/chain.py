@@ -1,8 +1,8 @@
-"""`CollectiveChain`: collectives of which each needs the result of the one before, run as far as the caller likes.
+"""`CollectiveChain`: dependent collectives, each of which needs the result of the previous; the caller advances them.
 
 The collectives of a chain are a generator: it yields each collective that it has started, and is sent the received
 tensor. `advance` waits for the collective in flight and starts the next, so computation between two calls overlaps with
-the transfer. All ranks have to advance their chains at the same places, as they have to call collectives in one order.
+the transfer. All ranks have to advance their chains at the same places, as collectives must be called in one order.
 """
 
 from collections.abc import Generator
@@ -34,7 +34,7 @@ class CollectiveChain(Generic[T]):
         return self._work is None
 
     def advance(self) -> None:
-        """Wait for the collective in flight, if there is one, and start the next."""
+        """Wait for the collective in flight, if any, and start the next."""
         if self._work is not None:
             self._run(self._work)
 
@@ -57,5 +57,5 @@ class CollectiveChain(Generic[T]):
             self._work = next(self._steps) if work is None else self._steps.send(work.wait())
         except StopIteration as end:
             self._results.append(end.value)
-        except Exception as error:  # raised later: where the result is used
+        except Exception as error:  # raised by `finish`
             self._error = error

@@ -1,7 +1,7 @@
 """Wire codecs: encode blocks of float32 as bytes for one `WireType`, and decode them.
 
-A block is [n, d]. A codec with scales has one per row or, with `ScaleGroups`, one per vector of several side by side:
-so the vector of a table of small values is not rounded by its neighbour's scale. The exchange uses `WireCodec` only.
+A block is [n, d]. A codec with scales has one per row or, with `ScaleGroups`, one per vector of a row of several:
+so a table of small values is not rounded by its neighbour's scale. The exchange uses `WireCodec` only.
 """
 
 import math
@@ -28,7 +28,7 @@ class ScaleGroups(NamedTuple):
     width: int
 
 
-BlockScales = tuple[ScaleGroups, ...]  # cover all columns of a block; empty: one scale per row
+BlockScales = tuple[ScaleGroups, ...]  # cover all columns of a block; () is one scale per row
 
 
 class WireCodec(Protocol):
@@ -133,7 +133,7 @@ class Int8Codec:
 @final
 @dataclass(frozen=True, slots=True)
 class Int4Codec:
-    """Half a byte for each number, and two floats for each row: as rows in checkpoints of 4 bits.
+    """Half a byte for each number, and two floats for each row: the format of 4-bit rows in checkpoints.
 
     Scales of several vectors are not supported.
     """
@@ -162,12 +162,12 @@ class Int4Codec:
 @final
 @dataclass(frozen=True, slots=True)
 class TopKCodec:
-    """The numbers of each row that are largest in magnitude, as floats, then their columns in a byte each.
+    """Top-k: the numbers of each row largest in magnitude, as floats, then their columns, a byte each.
 
-    The others are decoded as 0. Rows have up to 256 columns.
+    The rest is decoded as 0. Rows have at most 256 columns.
     """
 
-    kept: int  # numbers of a row
+    kept: int  # numbers per row
 
     @property
     def lossy(self) -> bool:
@@ -198,7 +198,7 @@ CODECS: dict[str, Callable[[], WireCodec]] = {"int8": Int8Codec, "int4": Int4Cod
 
 
 def gradient_scale(samples: int) -> float:
-    """The loss scale of the wire: a power of two near the samples that a mean loss divides by."""
+    """The loss scale of the wire: a power of two near the number of samples, by which a mean loss divides."""
     return 2.0 ** math.ceil(math.log2(max(1, samples)))
 
 
@@ -210,8 +210,8 @@ def scale_groups_of(widths: Sequence[int]) -> BlockScales:
     width = math.gcd(*widths) if widths else 0
     if width % GROUP_MULTIPLE == 0:
         return (ScaleGroups(sum(widths), width),) if width else ()
-    alike = ((own, sum(1 for _ in same)) for own, same in groupby(widths))
-    return tuple(ScaleGroups(own * count, own) for own, count in alike)
+    runs = ((width, sum(1 for _ in run)) for width, run in groupby(widths))
+    return tuple(ScaleGroups(width * count, width) for width, count in runs)
 
 
 def _scales_of_block(shape: Sequence[int], scales: BlockScales) -> BlockScales:
@@ -230,6 +230,6 @@ def _groups_bytes(rows: int, groups: ScaleGroups) -> int:
 
 
 def _kernel_row(groups: ScaleGroups) -> tuple[int, int | None]:
-    """Columns of a row for the kernel, and columns of it that share a scale; None: all."""
+    """Columns of a row for the kernel, and columns of it that share a scale; None if all do."""
     side_by_side = groups.width % GROUP_MULTIPLE == 0 and groups.columns > groups.width
     return (groups.columns, groups.width) if side_by_side else (groups.width, None)

@@ -1,9 +1,9 @@
-"""`DelayedTransport`: another transport as if over a slower link, for tests and benchmarks of overlap on one machine.
+"""`DelayedTransport`: runs a transport as over a slower link, for tests and benchmarks of overlap on one machine.
 
-Each rank calls a collective of the other transport when its data would have arrived, so a collective ends at the
-arrival of the last rank's data. The caller goes on at once: a thread per group sleeps until then, which needs no
-privilege, unlike netem, and no processor. Bytes of a rank queue for the link, those of all its groups for one;
-latencies overlap. Tensors between CPUs only.
+Each rank calls a collective of the inner transport when its data would have arrived, so a collective ends at the
+arrival of the last rank's data. Calls do not block: a thread per group sleeps until then, which needs no privilege,
+unlike netem, and no processor. The bytes of a rank, of all its groups, queue for one link; latencies overlap. Tensors
+between CPUs only.
 """
 
 import threading
@@ -30,11 +30,11 @@ class LinkQueue:
     """One rank's end of the link. The link may change between collectives, on all ranks alike."""
 
     link: SimulatedLink
-    free_s: float = 0.0  # when all bytes so far are sent
+    free_s: float = 0.0  # time at which all queued bytes are sent
     _sending: threading.Lock = field(default_factory=threading.Lock)  # groups may be used by several threads
 
     def send(self, count_bytes: int) -> float:
-        """Time of arrival of bytes that are sent now."""
+        """Queue bytes; returns their time of arrival."""
         with self._sending:
             self.free_s = max(self.free_s, time.monotonic()) + count_bytes / self.link.bytes_s
             return self.free_s + self.link.latency_s
@@ -43,7 +43,7 @@ class LinkQueue:
 @final
 @dataclass(frozen=True, slots=True)
 class _DelayedCall:
-    """A call of the other transport, and when to call it."""
+    """A call of the inner transport, and its time."""
 
     at_s: float
     function: Callable[[], Any]
@@ -51,19 +51,19 @@ class _DelayedCall:
 
 
 def _run_calls(calls: "SimpleQueue[_DelayedCall | None]") -> None:
-    """The main function of a group's thread; it has no reference to the transport, which ends it when unused."""
+    """The main function of a group's thread; without a reference to the transport, whose finalizer ends it."""
     while (call := calls.get()) is not None:
         time.sleep(max(0.0, call.at_s - time.monotonic()))
         try:
             call.result.set_result(call.function())
         except BaseException as error:
             call.result.set_exception(error)
-        del call  # with its tensors
+        del call  # frees its tensors
 
 
 @final
 class DelayedTransport:
-    """A transport whose collectives begin later."""
+    """Delays each collective of another transport."""
 
     def __init__(self, inner: Transport, queue: LinkQueue, ranks: tuple[int, ...], rank: int) -> None:
         """`ranks` of the group and `rank`, all of the world."""
@@ -77,12 +77,12 @@ class DelayedTransport:
     def start(self, call: CollectiveCall, send_N: Tensor) -> PendingCollective:
         w = len(self._ranks)
         sent = count_sent(call, range(w), self._ranks.index(self._rank), Topology(devices=w))
-        # Not copied: the caller may change it only after it has waited.
-        begun = self._call(self.queue.send(sum(sent.values())), partial(self.inner.start, call, send_N))
-        return PendingCollective(lambda: begun.result().finish())
+        # Not copied: the caller may change the tensor only after `wait`.
+        started = self._call(self.queue.send(sum(sent.values())), partial(self.inner.start, call, send_N))
+        return PendingCollective(lambda: started.result().finish())
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> Transport:
-        # After the calls that were started before it, as some transports count both.
+        # In the order of the calls, as some transports number calls and splits together.
         inner = self._call(0.0, partial(self.inner.split, groups, group)).result()
         if len(group) == 1:
             return inner

@@ -1,12 +1,12 @@
 """FSDP2 over a `Comm`: torch's `fully_shard`, with the collectives of this package.
 
 Torch asks its process group for sizes and ranks only; the collectives themselves can be replaced, and are. So FSDP
-travels as all else does: over shared memory, gloo or a simulated link, with its bytes counted and its transfers seen.
-The process group is torch's "fake" one, which sends nothing; a default group that the process has is used instead. So
-operations of DTensors that communicate, such as `full_tensor`, do not work here.
+uses the transports of `Comm` (shared memory, gloo, a simulated link), with counted bytes and observed transfers. The
+process group is the default group if there is one, else torch's "fake" group, which sends nothing: operations of
+DTensors that communicate, such as `full_tensor`, do not work.
 
-[Note: Hybrid] Ranks that follow each other share the parameters, F at a time. Torch sees a mesh of these F ranks. What
-a rank has received of the summed gradients is then added over the W / F ranks that hold the same part, by a hook.
+[Note: Hybrid] Each F consecutive ranks share the parameters. Torch sees a mesh of these F ranks. A hook then
+all-reduces a rank's shard of the summed gradients over the W / F ranks with the same shard.
 """
 
 from collections.abc import Sequence
@@ -26,20 +26,20 @@ PURPOSE = "dense"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsdpOptions:
-    """Who shares parameters, and when they are gathered."""
+    """The number of shards, and when parameters are gathered."""
 
     shards: int  # ranks that share the parameters; a divisor of all ranks
     reshard: bool = True  # free the gathered parameters after a forward
     bf16: bool = False  # gather and multiply parameters of units in bfloat16; gradients are added in float32
-    prefetch: int = 1  # units that are gathered ahead
+    prefetch: int = 1  # units gathered ahead
 
 
 def shard_parameters(
     model: nn.Module, units: Sequence[nn.Module], comm: Comm, options: FsdpOptions, ignored: set[nn.Parameter]
 ) -> None:
-    """Shard the parameters of each unit, and those of the model beside them, among ranks; a collective.
+    """Shard the parameters of each unit, and the remaining ones of the model, among ranks; collective.
 
-    Parameters become DTensors, but for those in `ignored`. Units are gathered ahead in their order.
+    Parameters become DTensors, except those in `ignored`. Units are gathered ahead in their order.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
@@ -47,16 +47,16 @@ def shard_parameters(
     if shards < 1 or world % shards:
         raise SpecError(f"{shards} ranks that share the dense parameters, of {world}", f"a divisor of {world}")
     shard = comm.split([range(first, first + shards) for first in range(0, world, shards)])
-    same = comm.split([range(first, world, shards) for first in range(shards)])
+    replicas = comm.split([range(first, world, shards) for first in range(shards)])
     types: dict[str, Any] = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if options.bf16 else {}
-    given: dict[str, Any] = {"mesh": _mesh(comm, shards), "ignored_params": ignored}
+    common: dict[str, Any] = {"mesh": _mesh(comm, shards), "ignored_params": ignored}
     for unit in units:
-        fully_shard(unit, mp_policy=MixedPrecisionPolicy(**types), reshard_after_forward=options.reshard, **given)
-    # The model's own are few, and layer norms take any numbers with them: in fp32. They stay until the backward.
+        fully_shard(unit, mp_policy=MixedPrecisionPolicy(**types), reshard_after_forward=options.reshard, **common)
+    # The model's own parameters are few, and layer norms accept any dtype: fp32, and gathered until the backward.
     root = MixedPrecisionPolicy(output_dtype=torch.float32)
-    fully_shard(model, mp_policy=root, reshard_after_forward=False, **given)
+    fully_shard(model, mp_policy=root, reshard_after_forward=False, **common)
     forwards = [name for name in ("forward", "vectors") if hasattr(model, name)]
-    if options.bf16:  # all products are in bfloat16; between layers numbers may be float32, as those of `interact` are
+    if options.bf16:  # all products are in bfloat16; activations between layers may be float32, as those of `interact`
         for name in forwards:
             setattr(model, name, torch.autocast("cpu", torch.bfloat16)(getattr(model, name)))
     for name in forwards[1:]:
@@ -65,23 +65,23 @@ def shard_parameters(
     for module in (module for module in model.modules() if isinstance(module, FSDPModule)):
         module.set_custom_all_gather(gather)
         module.set_custom_reduce_scatter(scatter)
-        module.set_gradient_divide_factor(1.0)  # the loss is a mean over the samples of all ranks already
+        module.set_gradient_divide_factor(1.0)  # the loss is already a mean over the samples of all ranks
         module.set_force_sum_reduction_for_comms(True)
         if world > shards:
-            module.set_all_reduce_hook(_AllReduce(same))
-    for order, follow in ((units, "forward"), (units[::-1], "backward")):
+            module.set_all_reduce_hook(_AllReduce(replicas))
+    for order, direction in ((units, "forward"), (units[::-1], "backward")):
         for k, unit in enumerate(order):
-            getattr(unit, f"set_modules_to_{follow}_prefetch")(list(order[k + 1 : k + 1 + options.prefetch]))
+            getattr(unit, f"set_modules_to_{direction}_prefetch")(list(order[k + 1 : k + 1 + options.prefetch]))
 
 
 def fill_parameters(model: nn.Module, rows: dict[str, Tensor]) -> None:
-    """Give sharded parameters on the meta device this rank's rows, by name; their memory is taken over."""
+    """Give sharded parameters on the meta device this rank's rows, by name; takes over the rows' memory."""
     from torch.distributed.tensor import DTensor
 
-    waiting = {id(parameter): name for name, parameter in model.named_parameters() if name in rows}
+    unfilled = {id(parameter): name for name, parameter in model.named_parameters() if name in rows}
 
     def fill(tensor: Any) -> Tensor:
-        name = waiting.pop(id(tensor), None)
+        name = unfilled.pop(id(tensor), None)
         if name is None:
             return tensor
         layout = {"shape": tensor.shape, "stride": tensor.stride()}

@@ -1,6 +1,6 @@
-"""`TransportComm`: implements `Comm` over a `Transport`, which needs three methods only.
+"""`TransportComm`: implements `Comm` over a `Transport`, which has three methods only.
 
-It checks each collective and counts its bytes: those that the collective needs, whatever the transport really sends.
+It checks each collective and counts its bytes: what the collective needs, not what the transport sends.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ class ReceivedTensor(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class PendingCollective:
-    """A collective that was started, with the function that finishes it."""
+    """A collective in flight, with the function that finishes it."""
 
     finish: Callable[[], ReceivedTensor]
 
@@ -85,7 +85,7 @@ class TransportComm:
         sent: BytesSent | None = None,
         observer: TransferObserver | None = None,
     ) -> None:
-        """`rank` and `ranks` are of the world; empty `ranks`: all of it."""
+        """`rank` and `ranks` are of the world; by default all its ranks."""
         self.transport = transport
         self.topology = topology
         self.ranks = tuple(ranks) or tuple(range(topology.world))
@@ -103,8 +103,8 @@ class TransportComm:
         return self._start("all_gather", send_N, (send_N.numel(),) * len(self.ranks), output_splits, purpose)
 
     def reduce_scatter(self, send_N: Tensor, input_splits: Sequence[int], purpose: str) -> Work:
-        own = input_splits[self.rank] if self.rank < len(input_splits) else 0
-        return self._start("reduce_scatter", send_N, input_splits, (own,) * len(self.ranks), purpose)
+        size = input_splits[self.rank] if self.rank < len(input_splits) else 0
+        return self._start("reduce_scatter", send_N, input_splits, (size,) * len(self.ranks), purpose)
 
     def all_reduce(self, tensor_N: Tensor, purpose: str) -> Work:
         input_splits = (tensor_N.numel(),) * len(self.ranks)

@@ -2,14 +2,14 @@
 
 Four collectives over flat tensors, with uneven splits, all asynchronous. Every rank of a process group calls the same
 collectives in the same order. Both sides know all splits, so no collective exchanges any. Bytes are counted by purpose
-("ids", "pooled", ...). There are no point-to-point messages, and sums are of the numbers as they are: lossy wires
-encode blocks and use all-to-all (`codec.py`).
+("ids", "pooled", ...). There are no point-to-point messages, and no encoded sums: lossy wires encode blocks and use
+all-to-all (`codec.py`).
 
 [Note: Transfers] A transfer lasts from the call of a collective until the data of all ranks have arrived, with exact
-ends for threads and shared memory. There the data have arrived when the last rank has copied its own into memory that
-all can read: later copies and sums are part of `wait`. Gloo's ends are those that its thread reports, a little late if
-Python's lock is taken. For other backends an end is an upper bound: that of the `wait`. A transfer is reported by the
-thread that waits for it, so one that nobody waits for is not reported.
+ends for threads and shared memory: there the data have arrived when the last rank has copied its data into shared
+memory; later copies and sums are part of `wait`. Gloo's ends are reported by its thread, slightly late under contention
+for Python's lock. For other backends the end is an upper bound: that of the `wait`. The waiting thread reports a
+transfer, so a transfer without a `wait` is not reported.
 """
 
 from collections import Counter
@@ -36,17 +36,17 @@ class BytesSent:
                 self.counts[purpose, collective, link] += count_bytes
 
     def total(self, purpose: str | None = None, collective: str | None = None, link: Link | None = None) -> int:
-        """Bytes of one purpose, collective and link; None: any."""
-        wanted = (purpose, collective, link)
+        """Bytes of one purpose, collective and link; None matches any."""
+        pattern = (purpose, collective, link)
         counts = list(self.counts.items())
-        return sum(n for key, n in counts if all(w in (None, k) for w, k in zip(wanted, key, strict=True)))
+        return sum(n for key, n in counts if all(p in (None, k) for p, k in zip(pattern, key, strict=True)))
 
 
 @final
 class WaitTime(local):
     """Seconds that the current thread has waited for other ranks to begin a collective, in split groups too.
 
-    Transfers do not count. It stays 0 for transports that cannot tell waiting from transferring.
+    Transfers do not count. Always 0 for transports that cannot separate waiting from transferring.
     """
 
     seconds: float = 0.0
@@ -58,11 +58,11 @@ class WaitTime(local):
 
 
 class Transfer(NamedTuple):
-    """A transfer of this rank that is complete; times are of `time.perf_counter`. See [Note: Transfers]."""
+    """A completed transfer of this rank; times are of `time.perf_counter`. See [Note: Transfers]."""
 
     purpose: str
     collective: str
-    stage: str  # the observer's, as `step`, when the collective was called
+    stage: str  # of the observer at the call, as is `step`
     step: int
     begin_s: float
     end_s: float
@@ -79,18 +79,18 @@ class Transfer(NamedTuple):
 class TransferObserver:
     """Where a communicator and its split groups report transfers."""
 
-    report: Callable[[Transfer], None] | None = None  # None: nothing is measured
-    stage: str = ""  # of a training step; transfers that start now belong to it
+    report: Callable[[Transfer], None] | None = None  # None if transfers are not measured
+    stage: str = ""  # of a training step, to which new transfers belong
     step: int = 0
 
 
 class Work(Protocol):
-    """A collective that was started, as `torch.distributed.Work`."""
+    """A collective in flight, as `torch.distributed.Work`."""
 
     def wait(self) -> Tensor:
         """The received tensor; call once. Sent tensors may change only after it.
 
-        In a world of one rank the result may be the tensor that was sent.
+        In a world of one rank the result may be the sent tensor.
         """
         ...
 
@@ -129,7 +129,7 @@ class Comm(Protocol):
         ...
 
     def all_gather(self, send_N: Tensor, output_splits: Sequence[int], purpose: str) -> Work:
-        """Send the tensor to all ranks; the result has the tensors of all, in rank order."""
+        """The tensors of all ranks, concatenated in rank order."""
         ...
 
     def reduce_scatter(self, send_N: Tensor, input_splits: Sequence[int], purpose: str) -> Work:
@@ -148,5 +148,5 @@ class Comm(Protocol):
         ...
 
     def close(self) -> None:
-        """Release connections and memory; no collective may be pending. Without it, a rank that ends may lose sends."""
+        """Release connections and memory; no collective may be pending. A rank that ends without it may lose sends."""
         ...

@@ -31,7 +31,7 @@ FAILED = "failed: "
 
 @final
 class TorchrunNotes:
-    """Key-value notes in torchrun's store, which outlives restarts: one attempt leaves them for the next."""
+    """Key-value notes in torchrun's store, which survives restarts: an attempt leaves them for the next."""
 
     def __init__(self, store: dist.Store) -> None:
         self._store = store
@@ -48,13 +48,13 @@ def connect(timeout_s: float = 300.0, shared_memory: bool = True, attempt: int =
     """Join the world in torchrun's environment variables; ranks of one host use shared memory where they can.
 
     No rank waits longer than `timeout_s` for another. `attempt` is torchrun's count of restarts: it is part of the keys
-    in the store, which still has those of earlier attempts.
+    in the store, where keys of earlier attempts remain.
     """
     return meet(timeout_s, attempt).join(shared_memory=shared_memory)
 
 
 class ListeningSocket(NamedTuple):
-    """A socket that the program which starts the ranks has opened for rank 0, where the others look for it."""
+    """Rank 0's socket, opened by the program that starts the ranks, at the address known to all ranks."""
 
     file: int
     world: int
@@ -70,16 +70,16 @@ def meet(timeout_s: float, attempt: int = 0, listener: ListeningSocket | None = 
     except ValueError as error:
         raise SpecError(error, hint="start the program with torchrun, which sets these variables") from error
     except dist.DistError as error:
-        said = str(error).splitlines()[0]
-        raise PeerError(f"ranks did not meet: {said}", hint="start rank 0 there, or give a larger --timeout") from error
+        line = str(error).splitlines()[0]
+        raise PeerError(f"ranks did not meet: {line}", hint="start rank 0 there, or give a larger --timeout") from error
     ranks, name = tuple(range(world)), f"rowwise/{attempt}"
     rendezvous = Rendezvous(store=store, name=name, ranks=ranks, rank=rank, pids={}, timeout_s=timeout_s)
     return _meet(rendezvous, _find_host(), None)
 
 
 def _serve(listener: ListeningSocket, timeout_s: float) -> dist.TCPStore:
-    with socket.socket(fileno=os.dup(listener.file)) as same:
-        port = same.getsockname()[1]
+    with socket.socket(fileno=os.dup(listener.file)) as duplicate:
+        port = duplicate.getsockname()[1]
     limit = timedelta(seconds=timeout_s)
     return dist.TCPStore("127.0.0.1", port, listener.world, True, limit, master_listen_fd=listener.file)
 
@@ -93,7 +93,7 @@ def _find_host() -> str:
 
 
 class HostOrder(Value, frozen=True):
-    """The order in which the hosts of a job have its ranks, other than that of the launcher."""
+    """An order of a job's hosts, by which ranks are numbered instead of by the launcher's."""
 
     hosts: tuple[str, ...]  # names
     groups: tuple[int, ...] = ()  # hosts of each group, in this order; empty: one group
@@ -101,7 +101,7 @@ class HostOrder(Value, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Ranks that know their hosts and are not connected yet."""
+    """Ranks that know their hosts, before they are connected."""
 
     world: Rendezvous
     topology: Topology
@@ -114,7 +114,7 @@ class Meeting:
         return replace(self.world, ranks=ranks, name=f"{self.world.name}/hosts") if self.world.rank in ranks else None
 
     def agree(self, what: str, decide: Callable[[], str]) -> str:
-        """The text that `decide` returns on the first rank, on all; an error of it is raised on all, too."""
+        """The text that `decide` returns on the first rank, on all ranks; its error is raised on all ranks."""
         key = f"{self.world.name}/{what}"
         if self.world.rank > 0:
             text = self.world.store.get(key).decode()
@@ -130,14 +130,14 @@ class Meeting:
         return text
 
     def join(self, order: HostOrder | None = None, *, shared_memory: bool = True) -> TransportComm:
-        """Connect the ranks, with the hosts in an order; the devices of a host stay together."""
+        """Connect the ranks, numbered by an order of hosts if given; the devices of a host stay together."""
         world, topology = self.world, self.topology
         if order is not None:
             devices = topology.devices
-            given_H = [self.hosts.index(name) for name in order.hosts]
-            given_W = [host * devices + device for host in given_H for device in range(devices)]
-            pids = {given_W.index(rank): pid for rank, pid in world.pids.items()}
-            world = replace(world, name=f"{world.name}/ordered", rank=given_W.index(world.rank), pids=pids)
+            hosts_H = [self.hosts.index(name) for name in order.hosts]
+            ranks_W = [host * devices + device for host in hosts_H for device in range(devices)]
+            pids = {ranks_W.index(rank): pid for rank, pid in world.pids.items()}
+            world = replace(world, name=f"{world.name}/ordered", rank=ranks_W.index(world.rank), pids=pids)
             topology = structs.replace(topology, groups=order.groups)
         transport = TorchTransport(world)
         if shared_memory and HAS_SHARED_MEMORY and topology.devices > 1:
@@ -181,7 +181,7 @@ def join_local_world(rank: int, folder: str, topology: Topology, settings: RankS
     """Join a world of processes started by `spawn`, through a store in `folder`."""
     torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() // topology.world))
     # A file store needs no port, and no name server: without one, resolving the host's name may take seconds.
-    store, ranks, at = dist.FileStore(f"{folder}/store", topology.world), tuple(range(topology.world)), "127.0.0.1"
-    world = Rendezvous(store, "rowwise", ranks, rank, {}, settings.timeout_s, at)
-    comm = _meet(world, at, topology).join(shared_memory=settings.shared_memory)
+    store, ranks, address = dist.FileStore(f"{folder}/store", topology.world), tuple(range(topology.world)), "127.0.0.1"
+    world = Rendezvous(store, "rowwise", ranks, rank, {}, settings.timeout_s, address)
+    comm = _meet(world, address, topology).join(shared_memory=settings.shared_memory)
     return comm if settings.link is None else delay(comm, settings.link)

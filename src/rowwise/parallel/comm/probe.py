@@ -1,11 +1,11 @@
 """Probes the links between hosts: messages between the ranks of a job, one rank for each host.
 
-Ranks meet before every exchange. *Alone*, one pair of hosts speaks and all others are silent: a ping-pong of a few
-bytes, then messages of two sizes both ways, whose difference is free of latency and of the burst that a shaper lets
-through. *Loaded*, all pairs of a round speak at once, which shows the uplinks that they share. Pairs come from
-tournaments: rounds of disjoint pairs, in which each pair meets once.
+Ranks meet before every exchange. *Alone*, one pair of hosts communicates and all others idle: a ping-pong of a few
+bytes, then messages of two sizes both ways, whose difference excludes latency and the burst of a traffic shaper.
+*Loaded*, all pairs of a round communicate at once, which reveals shared uplinks. Pairs come from tournaments: rounds of
+disjoint pairs, in which each pair meets once.
 
-Messages are gloo's send and receive; NCCL's were never tried. Clocks of two hosts are never compared.
+Messages are gloo's send and receive; NCCL is untested. Clocks of two hosts are never compared.
 """
 
 import fcntl
@@ -30,8 +30,8 @@ PING_bytes, MIN_bytes, MAX_bytes = 4, 1 << 19, 1 << 26
 MIN_MESSAGE_s = 0.012  # of the larger size, on the fastest link
 PINGS = 9
 ALONE_PASSES, LOADED_PASSES = 4, 10
-MAX_ROUNDS = 31  # of an alone pass; of more than 32 hosts it has some pairs only
-REACH_s, LATE_s = 5.0, 2.0  # until a host counts as out of reach, a rank as dead
+MAX_ROUNDS = 31  # of an alone pass; with more than 32 hosts it has a sample of the pairs
+REACH_s, LATE_s = 5.0, 2.0  # timeouts until a host counts as unreachable, a rank as dead
 SIOCGIFADDR = 0x8915
 
 
@@ -40,14 +40,14 @@ class ProbeSample(NamedTuple):
 
     kind: str  # ping, alone or loaded
     size_bytes: int
-    round: int  # messages of a round travelled at once
+    round: int  # messages of a round are concurrent
     sender: int
     receiver: int
     seconds: float
 
 
 class ProbeSamples(NamedTuple):
-    """All that a probe measured."""
+    """The result of a probe."""
 
     samples: tuple[ProbeSample, ...]
     addresses: tuple[str, ...]  # of each rank
@@ -56,7 +56,7 @@ class ProbeSamples(NamedTuple):
 
 
 def tournament(players: Sequence[int]) -> Iterator[list[Pair]]:
-    """Rounds of disjoint pairs in which each pair meets once; of an odd number, one rests in each round."""
+    """Rounds of disjoint pairs in which each pair meets once; of an odd number, one player is idle in each round."""
     circle: list[int | None] = [*players, *([None] if len(players) % 2 else [])]
     for _ in range(len(circle) - 1):
         ends = zip(circle[: len(circle) // 2], reversed(circle), strict=False)
@@ -68,19 +68,19 @@ def probe(
     world: Rendezvous,
     limit_s: float,
     *,
-    tell: Callable[[float], None] = lambda share: None,
+    on_progress: Callable[[float], None] = lambda share: None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> ProbeSamples | None:
     """Probe the links between ranks, for at most about `limit_s`; a collective. The result is on the first rank only.
 
-    `tell` gets the share that is done. What a rank that dies has measured is kept; `is_stopped` ends the probe early.
+    `on_progress` gets the completed share. Samples of a rank that dies are kept; `is_stopped` ends the probe early.
     """
     begin_s = time.monotonic()
     addresses = _reach_all(world)
-    prober = _Prober(world, begin_s + limit_s, tell, is_stopped)
+    prober = _Prober(world, begin_s + limit_s, on_progress, is_stopped)
     try:
         prober.run()
-    except RuntimeError as error:  # another rank has ended, or has seen one that has
+    except RuntimeError as error:  # another rank has ended, or failed because of one that has
         failure: str | None = str(error).partition("\n")[0]
     else:
         failure = None
@@ -95,12 +95,12 @@ def probe(
 
 @final
 class _Prober:
-    """One rank of a probe."""
+    """A rank's part of a probe."""
 
     def __init__(
-        self, world: Rendezvous, end_s: float, tell: Callable[[float], None], is_stopped: Callable[[], bool]
+        self, world: Rendezvous, end_s: float, on_progress: Callable[[float], None], is_stopped: Callable[[], bool]
     ) -> None:
-        self._world, self._end_s, self._tell, self._is_stopped = world, end_s, tell, is_stopped
+        self._world, self._end_s, self._on_progress, self._is_stopped = world, end_s, on_progress, is_stopped
         self._me = world.ranks.index(world.rank)
         self._backend: Any = connect_backend(world, "cpu")
         self._messages: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -111,32 +111,32 @@ class _Prober:
         hosts, rng = list(range(len(self._world.ranks))), random.Random(0)
         size_bytes = self._choose_size(next(tournament(hosts)))
         for number in range(LOADED_PASSES):
-            self._tell(number / LOADED_PASSES)
+            self._on_progress(number / LOADED_PASSES)
             if number < ALONE_PASSES:
                 rng.shuffle(hosts)
                 rounds = [pairs for pairs, _ in zip(tournament(hosts), range(MAX_ROUNDS), strict=False)]
                 for pair in (pair for pairs in rounds for pair in pairs):
-                    if not self._go_on():
+                    if not self._agree_to_continue():
                         return
                     self._measure_alone(pair, size_bytes)
             rng.shuffle(hosts)
             for pairs in tournament(hosts):
-                if not self._go_on():
+                if not self._agree_to_continue():
                     return
                 self._exchange("loaded", pairs, size_bytes)
             self.save(ended=False)
-        self._tell(1.0)
+        self._on_progress(1.0)
 
     def save(self, *, ended: bool) -> None:
-        """Leave all samples of this rank in the store, where they outlive it."""
+        """Write this rank's samples to the store, where they survive it."""
         self._world.store.set(_key(self._world, self._world.rank), json.dumps([ended, self._samples]))
 
-    def _go_on(self) -> bool:
-        """Meet the other ranks; False on all of them if one wants to end."""
+    def _agree_to_continue(self) -> bool:
+        """Barrier of all ranks; False on all if one asks to end."""
         self._round += 1
-        return self._most(self._is_stopped() or time.monotonic() > self._end_s) == 0
+        return self._all_reduce_max(self._is_stopped() or time.monotonic() > self._end_s) == 0
 
-    def _most(self, value: float) -> float:
+    def _all_reduce_max(self, value: float) -> float:
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
         largest = torch.tensor([value], dtype=torch.float64)
@@ -147,9 +147,9 @@ class _Prober:
         """Bytes of a message that takes long enough to be timed on the fastest link."""
         size_bytes = MIN_bytes
         while size_bytes < MAX_bytes:
-            self._most(0)
+            self._all_reduce_max(0)
             seconds = self._time_message(pairs, size_bytes)
-            if -self._most(-float("inf") if seconds is None else -seconds) >= MIN_MESSAGE_s:
+            if -self._all_reduce_max(-float("inf") if seconds is None else -seconds) >= MIN_MESSAGE_s:
                 break
             size_bytes *= 2
         return size_bytes
@@ -164,12 +164,12 @@ class _Prober:
 
     def _ping_pong(self, peer: int) -> list[float]:
         """Seconds of a message each way, without the first."""
-        out, back = self._buffers(PING_bytes)
+        sent, received = self._buffers(PING_bytes)
         times: list[float] = []
         for _ in range(PINGS):
             begin_s = time.perf_counter()
             for sends in (self._me < peer, self._me > peer):
-                work = self._backend.send([out], peer, 0) if sends else self._backend.recv([back], peer, 0)
+                work = self._backend.send([sent], peer, 0) if sends else self._backend.recv([received], peer, 0)
                 work.wait()
             times.append((time.perf_counter() - begin_s) / 2)
         return times[1:] if self._me < peer else []
@@ -180,13 +180,13 @@ class _Prober:
             self._samples.append(self._sample(kind, size_bytes, _partner(pairs, self._me), seconds))
 
     def _time_message(self, pairs: Sequence[Pair], size_bytes: int) -> float | None:
-        """Seconds until the message of the partner is here, while one goes there; None for a host that rests."""
+        """Seconds to receive the partner's message while sending it one; None for an idle host."""
         peer = _partner(pairs, self._me)
         if peer is None:
             return None
-        out, back = self._buffers(size_bytes)
+        sent, received = self._buffers(size_bytes)
         begin_s = time.perf_counter()
-        sending, receiving = self._backend.send([out], peer, 1), self._backend.recv([back], peer, 1)
+        sending, receiving = self._backend.send([sent], peer, 1), self._backend.recv([received], peer, 1)
         receiving.wait()
         seconds = time.perf_counter() - begin_s
         sending.wait()
@@ -211,18 +211,18 @@ def _key(world: Rendezvous, rank: int) -> str:
 
 
 def _collect(world: Rendezvous, addresses: tuple[str, ...], seconds: float) -> ProbeSamples:
-    """The samples that all ranks have left in the store, and which of them are dead."""
+    """The samples that all ranks have left in the store, and the dead ranks."""
     samples: list[ProbeSample] = []
     dead: list[int] = []
     end_s = time.monotonic() + LATE_s
     for index, rank in enumerate(world.ranks):
         while True:
             key = _key(world, rank)
-            ended, found = json.loads(world.store.get(key)) if world.store.check([key]) else (False, [])
+            ended, rows = json.loads(world.store.get(key)) if world.store.check([key]) else (False, [])
             if ended or time.monotonic() > end_s:
                 break
             time.sleep(0.02)
-        samples += [ProbeSample(*fields) for fields in found]
+        samples += [ProbeSample(*fields) for fields in rows]
         if not ended:
             dead.append(index)
     return ProbeSamples(tuple(samples), addresses, seconds, tuple(dead))
@@ -233,21 +233,21 @@ def _reach_all(world: Rendezvous) -> tuple[str, ...]:
     own, store = _own_address(world), world.store
     with socket.create_server((own, 0), backlog=len(world.ranks)) as server:
         store.set(f"{world.name}/address/{world.rank}", f"{own} {server.getsockname()[1]}")
-        found = [store.get(f"{world.name}/address/{rank}").decode().split() for rank in world.ranks]
+        addresses = [store.get(f"{world.name}/address/{rank}").decode().split() for rank in world.ranks]
         faults: list[str] = []
-        for rank, (address, port) in zip(world.ranks, found, strict=True):
+        for rank, (address, port) in zip(world.ranks, addresses, strict=True):
             try:
                 socket.create_connection((address, int(port)), REACH_s).close()
             except OSError as error:
                 faults.append(f"rank {world.rank} ({own}) cannot reach rank {rank} ({address}): {error}")
         store.set(f"{world.name}/reached/{world.rank}", json.dumps(faults))
-        everywhere = [json.loads(store.get(f"{world.name}/reached/{rank}")) for rank in world.ranks]
-    if faults := [fault for of_rank in everywhere for fault in of_rank]:
-        more = f" ({len(faults)} such pairs)" if len(faults) > 1 else ""
+        faults_W = [json.loads(store.get(f"{world.name}/reached/{rank}")) for rank in world.ranks]
+    if faults := [fault for rank_faults in faults_W for fault in rank_faults]:
+        count = f" ({len(faults)} such pairs)" if len(faults) > 1 else ""
         raise SpecError(
-            faults[0] + more, "hosts that reach each other", hint="set GLOO_SOCKET_IFNAME to the right interface"
+            faults[0] + count, "hosts that reach each other", hint="set GLOO_SOCKET_IFNAME to the right interface"
         )
-    return tuple(address for address, _ in found)
+    return tuple(address for address, _ in addresses)
 
 
 def _own_address(world: Rendezvous) -> str:
@@ -256,9 +256,9 @@ def _own_address(world: Rendezvous) -> str:
         return world.address
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
     if interface:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, suppress(OSError):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query, suppress(OSError):
             request = struct.pack("256s", interface.partition(",")[0].encode()[:15])
-            return socket.inet_ntoa(fcntl.ioctl(asking.fileno(), SIOCGIFADDR, request)[20:24])
+            return socket.inet_ntoa(fcntl.ioctl(query.fileno(), SIOCGIFADDR, request)[20:24])
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError as error:

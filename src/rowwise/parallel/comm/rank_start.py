@@ -11,6 +11,6 @@ class RankStart:
 
     timeout_s: float = 300.0  # longest wait for another rank in a collective
     shared_memory: bool = False
-    threads: int | None = 1  # torch threads per rank; None: the machine's, divided by the ranks
+    threads: int | None = 1  # torch threads per rank; None divides the machine's among the ranks
     preload: tuple[str, ...] = ()  # modules that the fork server imports once for all ranks
-    link: SimulatedLink | None = None  # None: as fast as the machine is
+    link: SimulatedLink | None = None  # None if no link is simulated

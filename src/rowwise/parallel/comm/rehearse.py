@@ -1,11 +1,11 @@
 """`rehearsal_comm`: a `Comm` of one rank without other ranks; it records collectives with their true shapes.
 
-All ranks are assumed to have this rank's batch. So what another rank would send here equals what this rank sends itself
-(counts, ids, gradients of replicated tables), and that is what arrives. A rank sends itself no vectors, as they stay in
-place; from other ranks vectors arrive as zeros.
+All ranks are assumed to have this rank's batch. So data received from another rank (counts, ids, gradients of
+replicated tables) equal this rank's segment for itself. Only vectors have no such segment, as they stay in place: from
+other ranks they arrive as zeros.
 
-torch's fake process group does not do: its results have a size but no values, and here received counts determine the
-sizes of the collectives that follow.
+torch's fake process group is not enough: its results have a size but no values, and here received counts determine the
+sizes of later collectives.
 """
 
 from collections.abc import Sequence

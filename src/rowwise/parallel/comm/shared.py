@@ -1,14 +1,14 @@
 """`SharedMemoryTransport`: ranks of one host exchange through shared memory, ranks of other hosts through the network.
 
 [Note: Shared memory] Each rank has a control block that the others map. It has a descriptor of each of the last `CALLS`
-calls (the splits, the data block, and when it was complete), and for each of them the number of the last call whose
-data this rank has read. A call copies the data for other ranks into a free data block and publishes its descriptor.
-Waiting for a call copies the others' data out of their blocks, or adds it up in rank order, then publishes that it was
-read, which frees the blocks. There are no locks, so ranks may wait in any order.
+calls (splits, data block, time of completion), and a READ word for each: the number of the last call whose data this
+rank has read. A call copies the data for other ranks into a free data block and publishes its descriptor. Waiting for a
+call copies the others' data out of their blocks, or adds it up in rank order, then publishes the number as read, which
+frees the blocks. There are no locks, so ranks may wait in any order.
 
-Memory is anonymous (memfd): other ranks open it through /proc of the process that made it, and it is freed with the
-last process that maps it, however that ends. Linux only. In an all-reduce each rank computes the full sum, so that a
-call depends on no other rank once all have published.
+Memory is anonymous (memfd): other ranks open it through /proc of its process, and it is freed when the last process
+that maps it ends, even by a kill. Linux only. In an all-reduce each rank computes the full sum, so a call depends on no
+other rank once all have published.
 """
 
 import contextlib
@@ -39,14 +39,14 @@ from rowwise.tables.ops import native
 from rowwise.tables.spec import Topology
 
 HAS_SHARED_MEMORY = hasattr(os, "memfd_create")
-CALLS = 64  # most calls of a rank that another rank has not read yet
-# Words of a control block: whether the rank has left, whether it has mapped those of the others, then CALLS words for
-# the calls that it has read. Descriptors follow. MAPPED and READ are in different cache lines, as READ changes often.
+CALLS = 64  # max. calls of a rank not yet read by another
+# Words of a control block: whether the rank has left, whether it has mapped the other blocks, then CALLS READ words.
+# Descriptors follow. MAPPED and READ are in different cache lines, as READ changes often.
 LEFT, MAPPED, READ = 0, 1, 8
 TEXT_BYTES = 128  # of a descriptor, for collective, dtype and purpose
 MIN_BYTES = 1 << 16  # smallest data block
 SPINS = 2000  # polls before a wait sleeps; about 20 microseconds
-SLICE_S = 0.1  # longest sleep before looking whether the other rank is alive
+SLICE_S = 0.1  # longest sleep between checks that the other rank is alive
 
 
 def _create(size_bytes: int) -> tuple[int, mmap.mmap]:
@@ -62,10 +62,10 @@ def _create(size_bytes: int) -> tuple[int, mmap.mmap]:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A data block, as the descriptor of a call names it."""
+    """A data block, as in the descriptor of a call."""
 
     index: int
-    serial: int  # differs when a larger block has replaced this one at its index
+    serial: int  # changes when a larger block replaces this one at its index
     fd: int
     size_bytes: int
 
@@ -87,28 +87,28 @@ class _ControlBlock:
     def __init__(self, memory: mmap.mmap, world: int) -> None:
         self.words = torch.frombuffer(memory, dtype=torch.int64)
         self.numbers = memoryview(memory).cast("q")
-        self._memory, self._form = memory, struct.Struct(f"4qd{TEXT_BYTES}s{2 * world}q")
+        self._memory, self._layout = memory, struct.Struct(f"4qd{TEXT_BYTES}s{2 * world}q")
 
     def put(self, word: int, block: _Block, call: CollectiveCall) -> float:
-        """Write a descriptor without the call's number, which is published after it; returns the time it says."""
+        """Write a descriptor without the call's number, which is published after it; returns its timestamp."""
         now_s = time.perf_counter()  # CLOCK_MONOTONIC, which the processes of a host share
         numbers = (block.index, block.serial, block.fd, block.size_bytes)
-        self._form.pack_into(
-            self._memory, 8 * word + 8, *numbers, now_s, _text(call), *call.input_splits, *call.output_splits
+        self._layout.pack_into(
+            self._memory, 8 * word + 8, *numbers, now_s, _to_text(call), *call.input_splits, *call.output_splits
         )
         return now_s
 
     def get(self, word: int) -> tuple[_Block, float, bytes, tuple[int, ...]]:
         """Data block, time, text, and input splits followed by output splits of a descriptor."""
-        index, serial, fd, size_bytes, written_s, text, *sizes = self._form.unpack_from(self._memory, 8 * word + 8)
+        index, serial, fd, size_bytes, written_s, text, *sizes = self._layout.unpack_from(self._memory, 8 * word + 8)
         return _Block(index, serial, fd, size_bytes), written_s, text, tuple(sizes)
 
 
-def _text(call: CollectiveCall) -> bytes:
+def _to_text(call: CollectiveCall) -> bytes:
     return f"{call.collective}\0{call.dtype}\0{call.purpose}".encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
 
 
-def _call(text: bytes, sizes: tuple[int, ...]) -> CollectiveCall:
+def _from_text(text: bytes, sizes: tuple[int, ...]) -> CollectiveCall:
     collective, dtype, purpose = text.rstrip(b"\0").decode(errors="replace").split("\0")
     dtype, w = getattr(torch, dtype.removeprefix("torch.")), len(sizes) // 2
     return CollectiveCall(collective, purpose, dtype, sizes[:w], sizes[w:])
@@ -133,10 +133,10 @@ class SharedMemoryTransport:
         self._stride = -(-(6 + TEXT_BYTES // 8 + 2 * w) // 8) * 8
         self._calls, self._serials = count(1), count(1)
         self._blocks: list[tuple[_Block, mmap.mmap]] = []
-        self._used: list[int] = []  # number of the last call in each block
-        # Blocks of other ranks that this rank has mapped, by (rank, index): mapping anew for each call would be slow.
+        self._used: list[int] = []  # last call in each block
+        # Blocks of other ranks that this rank has mapped, by (rank, index): mapping again per call would be slow.
         self._maps: dict[tuple[int, int], tuple[_Block, mmap.mmap]] = {}
-        size_bytes = 8 * (self._descriptor(0) + CALLS * self._stride)  # call 0's descriptor is the first
+        size_bytes = 8 * (self._descriptor(0) + CALLS * self._stride)  # descriptors begin at call 0's
         self._fd, memory = _create(size_bytes)
         self._control, ones_W = _ControlBlock(memory, w), (1,) * w
         call = CollectiveCall("all_gather", "control blocks", torch.int64, ones_W, ones_W)
@@ -158,8 +158,8 @@ class SharedMemoryTransport:
             raise PeerError(f"rank {self.world.rank}: {CALLS} collectives are pending: wait() for one before {call}")
         for peer, control in self._controls.items():
             if control.numbers[read] < before:
-                self._await(peer, read, before, call)
-        # Data, then descriptor, then its number: who sees the number (an acquire load) sees the other two as well.
+                self._wait_for(peer, read, before, call)
+        # Data, then descriptor, then its number: an acquire load of the number sees the other two as well.
         sent_s = self._control.put(self._descriptor(number), self._write(call, send_N, number), call)
         torch.ops.rowwise.publish(self._control.words, self._descriptor(number), number)
         far = None if all_near else self._start_far(call, send_N)
@@ -179,10 +179,10 @@ class SharedMemoryTransport:
             return
         torch.ops.rowwise.publish(self._control.words, LEFT, 1)
         for peer in self._controls:
-            with contextlib.suppress(PeerError):  # a rank that has ended reads nothing more
-                self._await(peer, MAPPED, 1, "the end")
+            with contextlib.suppress(PeerError):  # an ended rank reads no more
+                self._wait_for(peer, MAPPED, 1, "the end")
                 for number in self._used:
-                    self._await(peer, READ + number % CALLS, number, "the end")
+                    self._wait_for(peer, READ + number % CALLS, number, "the end")
         for fd in (self._fd, *(block.fd for block, _ in self._blocks)):
             os.close(fd)
         self._blocks.clear()
@@ -210,17 +210,17 @@ class SharedMemoryTransport:
         """Index of the word with a call's number; its descriptor follows."""
         return READ + CALLS + number % CALLS * self._stride
 
-    def _await(self, peer: int, word: int, value: int, call: CollectiveCall | str) -> None:
+    def _wait_for(self, peer: int, word: int, value: int, call: CollectiveCall | str) -> None:
         """Wait until a word of another rank's control block is at least `value`; raises if it ends or times out."""
         control, rank, me = self._controls[peer], self.world.ranks[peer], self.world.rank
         begin_s = time.perf_counter()
         spins, end_s = self._spins, begin_s + self.world.timeout_s
         while not torch.ops.rowwise.wait_for(control.words, word, value, spins, SLICE_S):
             spins = 0
-            # Looked at again after the rank was seen to end: it may have published just before.
-            if self._end_of(peer) and not torch.ops.rowwise.wait_for(control.words, word, value, 0, 0.0):
-                why = self._ends(peer)
-                raise PeerError(f"rank {me} waits for {call}, which rank {rank} never called: {why}")
+            # Checked again after the rank was seen to end: it may have published just before.
+            if self._describe_end(peer) and not torch.ops.rowwise.wait_for(control.words, word, value, 0, 0.0):
+                reason = self._describe_ends(peer)
+                raise PeerError(f"rank {me} waits for {call}, which rank {rank} never called: {reason}")
             if time.perf_counter() >= end_s:
                 raise PeerError(
                     f"rank {me} waited {self.world.timeout_s} s for {call}: not called by rank {rank}",
@@ -228,7 +228,7 @@ class SharedMemoryTransport:
                 )
         self.waited.add(begin_s, time.perf_counter())
 
-    def _end_of(self, peer: int) -> str:
+    def _describe_end(self, peer: int) -> str:
         """The end of a rank in words; empty while it takes part."""
         rank, control = self.world.ranks[peer], self._controls.get(peer)
         pid = self.world.pids[rank]
@@ -236,32 +236,32 @@ class SharedMemoryTransport:
             return f"rank {rank} (process {pid}) has closed its side"
         return "" if is_alive(pid) else f"rank {rank} (process {pid}) has ended"
 
-    def _ends(self, first: int) -> str:
-        """The ranks of this host that have ended, `first` before the others, as another one's end may be the cause."""
+    def _describe_ends(self, first: int) -> str:
+        """The ranks of this host that have ended, `first` first; another rank's end may be the cause."""
         others = [p for p in self._near if p not in (first, self._me)]
-        return "; ".join(filter(None, map(self._end_of, [first, *others])))
+        return "; ".join(filter(None, map(self._describe_end, [first, *others])))
 
     def _write(self, call: CollectiveCall, send_N: Tensor, number: int) -> _Block:
         """Copy the data for other ranks of this host into a data block, segment by segment."""
         segments = [send_N]
-        if call.collective not in SENDS_FULL_TENSOR:  # those before and after this rank's own, which does not travel
+        if call.collective not in SENDS_FULL_TENSOR:  # the segments before and after this rank's own, which is not sent
             first, own, end = (sum(call.input_splits[:p]) for p in (self._near[0], self._me, self._near[-1] + 1))
             segments = [send_N[first:own], send_N[own + call.input_splits[self._me] : end]]
         n = sum(segment.numel() for segment in segments)
         if not n or not self._controls:
             return NOWHERE
-        block, memory = self._take(n * call.dtype.itemsize, call)
+        block, memory = self._acquire_block(n * call.dtype.itemsize, call)
         self._used[block.index] = number
         torch.cat(segments, out=torch.frombuffer(memory, dtype=call.dtype, count=n))
         return block
 
-    def _take(self, wanted_bytes: int, call: CollectiveCall) -> tuple[_Block, mmap.mmap]:
+    def _acquire_block(self, wanted_bytes: int, call: CollectiveCall) -> tuple[_Block, mmap.mmap]:
         """A block that all ranks have read and that is large enough, or a new one."""
         controls = self._controls.values()
         free = [i for i, n in enumerate(self._used) if all(c.numbers[READ + n % CALLS] >= n for c in controls)]
         sizes = {i: self._blocks[i][0].size_bytes for i in free}
         fit = [i for i in free if sizes[i] >= wanted_bytes]
-        if fit:  # the smallest; of equal ones the last used, which may still be in a cache
+        if fit:  # best fit; of equal sizes the last used, which may still be in a cache
             return self._blocks[min(fit, key=lambda i: (sizes[i], -self._used[i]))]
         # Replaces the largest free block, so that a rank whose calls grow does not collect blocks of every size.
         index = max(free, key=lambda i: sizes[i], default=len(self._blocks))
@@ -284,24 +284,24 @@ class SharedMemoryTransport:
 
     def _read(self, peer: int, call: CollectiveCall, number: int) -> ReceivedTensor:
         """Another rank's data for this one: a view of that rank's block."""
-        self._await(peer, self._descriptor(number), number, call)
+        self._wait_for(peer, self._descriptor(number), number, call)
         block, written_s, text, sizes = self._controls[peer].get(self._descriptor(number))
         w, n = len(self.world.ranks), sizes[self._me]
-        if text != _text(call) or n != call.output_splits[peer] or sizes[w + self._me] != call.input_splits[peer]:
-            calls = {self._me: call, peer: _call(text, sizes)}
+        if text != _to_text(call) or n != call.output_splits[peer] or sizes[w + self._me] != call.input_splits[peer]:
+            calls = {self._me: call, peer: _from_text(text, sizes)}
             a, b = sorted(calls)
             unknown = f"ranks {self.world.ranks} do not agree about {call}: expected the same call on all of them"
             raise PeerError(describe_mismatch(calls[a], calls[b], a, b, self.world.ranks) or unknown)
         if not n:
             return ReceivedTensor(torch.empty(0, dtype=call.dtype), written_s)
-        # A writer leaves its own segment out, so it does not count among those before this rank's.
+        # A writer omits its own segment, so it does not count in the offset.
         before = () if call.collective in SENDS_FULL_TENSOR else range(self._near[0], self._me)
         skip = sum(sizes[p] for p in before if p != peer)
-        known = self._maps.get((peer, block.index))
-        if known is None or known[0] != block:
-            known = block, self._open(peer, block.fd, block.size_bytes, call)
-            self._maps[peer, block.index] = known
-        view_N = torch.frombuffer(known[1], dtype=call.dtype, count=n, offset=skip * call.dtype.itemsize)
+        mapping = self._maps.get((peer, block.index))
+        if mapping is None or mapping[0] != block:
+            mapping = block, self._open(peer, block.fd, block.size_bytes, call)
+            self._maps[peer, block.index] = mapping
+        view_N = torch.frombuffer(mapping[1], dtype=call.dtype, count=n, offset=skip * call.dtype.itemsize)
         return ReceivedTensor(view_N, written_s)
 
     def _open(self, peer: int, fd: int, size_bytes: int, call: CollectiveCall) -> mmap.mmap:
@@ -309,18 +309,18 @@ class SharedMemoryTransport:
         rank = self.world.ranks[peer]
         pid = self.world.pids[rank]
         try:
-            own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
+            local_fd = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
         except OSError as error:
-            hidden = f"the memory of process {pid} is not shown to others: connect with shared_memory=False"
-            why = self._ends(peer) or hidden
-            raise PeerError(f"rank {self.world.rank}: {call}, from rank {rank}: {error}: {why}") from error
+            hidden = f"the memory of process {pid} is hidden from other processes: connect with shared_memory=False"
+            reason = self._describe_ends(peer) or hidden
+            raise PeerError(f"rank {self.world.rank}: {call}, from rank {rank}: {error}: {reason}") from error
         try:
-            return mmap.mmap(own, size_bytes)
+            return mmap.mmap(local_fd, size_bytes)
         finally:
-            os.close(own)
+            os.close(local_fd)
 
     def _start_far(self, call: CollectiveCall, send_N: Tensor) -> PendingCollective:
-        """Start the part of a collective with other hosts: an all-to-all in which ranks of this host have nothing."""
+        """Start the part of a collective with other hosts: an all-to-all with empty splits for ranks of this host."""
         input_splits, output_splits = (
             tuple(0 if p in self._near else n for p, n in enumerate(s)) for s in (call.input_splits, call.output_splits)
         )

@@ -1,4 +1,4 @@
-"""`solo`: the `Comm` of a world of one rank. A collective returns the tensor that was given, not a copy."""
+"""`solo`: the `Comm` of a world of one rank. A collective returns its input tensor, not a copy."""
 
 from collections.abc import Sequence
 from time import perf_counter

@@ -1,9 +1,9 @@
 """`RankProcesses`, `run_processes`: start ranks as processes of this machine, watch them, and end them together.
 
-[Note: How ranks end] A rank answers once, with its result or its error. When one has failed, the others have a few
-seconds to notice and to report their errors; then they are killed. Ctrl-C reaches all processes of a terminal's job,
+[Note: How ranks end] A rank answers once, with its result or its error. After the first failure, the others have a few
+seconds to report their errors; then they are killed. Ctrl-C reaches all processes of a terminal's job,
 SIGTERM only the parent: ranks ignore SIGINT, and the parent forwards either as SIGTERM, so each rank is asked to stop
-once. Ranks watch their parent, and end at once if it is gone.
+once. Ranks watch their parent, and end at once after it.
 
 The parent does not load torch, which would take seconds: ranks are forks of a server process that has loaded it. Needs
 a system with fork.
@@ -53,7 +53,7 @@ class RankFailure:
     rank: int
     line: str  # one line for the user
     trace: str = ""
-    exit_code: int | None = None  # of a process that ended without an answer; negative: the signal
+    exit_code: int | None = None  # of a process that ended without an answer; negative for a signal
 
     def __str__(self) -> str:
         return f"rank {self.rank} " + (f"failed: {self.trace}" if self.trace else self.line)
@@ -92,7 +92,7 @@ class RankProcesses:
         settings: RankStart | None = None,
         folder: str = "",
     ) -> None:
-        """The `with` starts the processes. Ranks meet in `folder`, which is kept, or in a temporary one."""
+        """The `with` starts the processes. Ranks meet in `folder`, which is kept, or in a temporary folder."""
         self._work = pickle.dumps((topology, settings or RankStart(), function, tuple(args)))
         self._world, self._preload = topology.world, (settings or RankStart()).preload
         self._scratch = None if folder else Scratch()
@@ -105,8 +105,8 @@ class RankProcesses:
             undo.callback(self.__exit__)
             for rank in range(self._world):
                 answer, to_parent = context.Pipe(duplex=False)
-                given = (rank, self._folder, self._work, to_parent)
-                process = context.Process(target=_run_rank, args=given, daemon=True, name=f"rank {rank}")
+                process_args = (rank, self._folder, self._work, to_parent)
+                process = context.Process(target=_run_rank, args=process_args, daemon=True, name=f"rank {rank}")
                 process.start()
                 to_parent.close()
                 self._ranks.append((process, answer))
@@ -131,10 +131,10 @@ class RankProcesses:
         """The results of all ranks in rank order; raises `RanksFailed`. See [Note: How ranks end]."""
         results: dict[int, Any] = {}
         failures: list[RankFailure] = []
-        left = {answer: rank for rank, (_, answer) in enumerate(self._ranks)}
+        running = {answer: rank for rank, (_, answer) in enumerate(self._ranks)}
         end_s = None if limit_s is None else time.monotonic() + limit_s
-        while left and (ready := wait(list(left), None if end_s is None else max(0.0, end_s - time.monotonic()))):
-            for rank in sorted(left.pop(answer) for answer in list(left) if answer in ready):
+        while running and (ready := wait(list(running), None if end_s is None else max(0.0, end_s - time.monotonic()))):
+            for rank in sorted(running.pop(answer) for answer in list(running) if answer in ready):
                 answer = self._receive(rank)
                 if isinstance(answer, RankFailure):
                     failures.append(answer)
@@ -143,7 +143,7 @@ class RankProcesses:
                 else:
                     (results[rank],) = answer
         late = "has not ended, and was stopped" + (f" (time limit {limit_s:g} s)" if limit_s is not None else "")
-        failures += [RankFailure(kind="timeout", rank=rank, line=late) for rank in left.values()]
+        failures += [RankFailure(kind="timeout", rank=rank, line=late) for rank in running.values()]
         if failures:
             raise RanksFailed(failures)
         return [results[rank] for rank in range(self._world)]
@@ -171,7 +171,7 @@ def run_processes(  # noqa: PLR0913 - one for each setting
 ) -> list[T]:
     """`function(comm, *args)` of each rank, run in a process each; raises `RanksFailed`.
 
-    No rank waits longer than `timeout_s` for another; all of it may take `limit_s` seconds, by default any time.
+    No rank waits longer than `timeout_s` for another; `limit_s` limits the whole run, by default without limit.
     """
     topology = Topology(devices=world) if isinstance(world, int) else world
     settings = RankStart(timeout_s=timeout_s, shared_memory=shared_memory, threads=threads, link=link)
@@ -180,11 +180,11 @@ def run_processes(  # noqa: PLR0913 - one for each setting
 
 
 def fork_server(preload: Sequence[str]) -> ForkServerContext:
-    """Start the server whose forks have loaded these modules, once; processes of the context are such forks."""
+    """Start the fork server with these modules preloaded, once; processes of the context are its forks."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", *preload])
     # The server inherits the signal handling: Ctrl-C while it imports torch would print a traceback.
-    with _ignoring_ctrl_c(), _room_for_a_socket():
+    with _ignoring_ctrl_c(), _short_socket_path():
         forkserver.ensure_running()
     return context
 
@@ -202,20 +202,20 @@ def _ignoring_ctrl_c() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _room_for_a_socket() -> Iterator[None]:
+def _short_socket_path() -> Iterator[None]:
     """Sets a short temporary folder for the fork server's socket, whose path has a maximal length."""
     before = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) > SOCKET_FOLDER_bytes:
         tempfile.tempdir = "/tmp"
     try:
-        tempfile.tempdir = _folder_of_server()
+        tempfile.tempdir = _server_folder()
         yield
     finally:
         tempfile.tempdir = before
 
 
 @functools.cache
-def _folder_of_server() -> str:
+def _server_folder() -> str:
     scratch = Scratch()
     util.Finalize(None, scratch.close, exitpriority=AFTER_SERVER)
     return str(scratch.path)
@@ -246,10 +246,10 @@ def _run_rank(rank: int, folder: str, work: bytes, to_parent: Connection) -> Non
         comm.close()
     except BaseException as error:
         to_parent.send_bytes(pickle.dumps(_explain(rank, error)))
-        # After a `PeerError` just end: closing now would make this rank look like the one that failed.
+        # Not after a `PeerError`: closing would make this rank look like the cause.
         if comm is not None and not isinstance(error, PeerError):
             with contextlib.suppress(PeerError):
-                comm.close()  # waits until the others have read this rank's status
+                comm.close()  # waits until the other ranks have read this rank's status
         raise SystemExit(1) from None
     to_parent.send_bytes(answer)
 
@@ -261,7 +261,7 @@ def _explain(rank: int, error: BaseException) -> RankFailure:
 
 
 def _end_with_parent(folder: str) -> None:
-    """End this process, and remove the folder, when the parent is gone."""
+    """End this process and remove the folder when the parent has ended."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     sentinel = parent.sentinel

@@ -1,12 +1,12 @@
 """Agreement between ranks about errors, and collectives for objects, texts and tensors of unknown sizes.
 
-[Note: Rank status] If one rank has an error, all ranks raise, and their communicator still works afterwards. So a rank
-that has failed goes on to the next collective that the others wait in, and reports it there: in
-`raise_if_any_rank_failed`, an all-gather of its own, or in a header that is exchanged anyway and has a packed
-`RankStatus` as one of its numbers. If a header reports a failure, all ranks call `raise_if_any_rank_failed`: the one
-that failed raises its own error, the others an `AgreedError` with its rank and reason. Headers are those before ids
-(`parallel/shard/ids.py`), and those of `train/step_header.py` before a step and before its update. A rank that cannot
-go on, as it failed inside a forward or a collective, leaves; the transport then raises a `PeerError` on the others.
+[Note: Rank status] If one rank has an error, all ranks raise, and their communicator still works afterwards. So a
+failed rank continues to the next collective that the others wait in, and reports its error there: in
+`raise_if_any_rank_failed`, an all-gather of its own, or in a header that is exchanged anyway and includes a packed
+`RankStatus`. If a header reports a failure, all ranks call `raise_if_any_rank_failed`: the failed rank raises its own
+error, the others an `AgreedError` with its rank and reason. Headers are those before ids (`parallel/shard/ids.py`), and
+those of `train/step_header.py` before a step and before its update. A rank that cannot continue, as it failed inside a
+forward or a collective, leaves; the transport then raises a `PeerError` on the others.
 
 Objects are sent as pickles between processes of one run. Only `RankStatus` is fast enough for every step.
 """
@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 from rowwise.base.errors import AgreedError, RowwiseError, one_line
 from rowwise.parallel.comm.interface import Comm
 
-LONGEST_BYTES = 1000  # of a rank's error message
+MAX_MESSAGE_BYTES = 1000  # of a rank's error message
 FAILED_bits = 3
 T = TypeVar("T")
 
@@ -31,8 +31,8 @@ T = TypeVar("T")
 class RankStatus(NamedTuple):
     """The status of a rank in a header, packed into one number below 2**53, which a float64 header keeps exactly."""
 
-    count: int = 0  # samples or batches that the rank has
-    failed: int = 0  # 0: no; 1 to 7: a class of errors, of which only the lowest is raised if ranks differ
+    count: int = 0  # samples or batches of the rank
+    failed: int = 0  # 0 if not; 1 to 7: class of the error; if ranks differ, only the lowest is raised
     stop: bool = False  # whether the rank was asked to end the run
 
     def pack(self) -> int:
@@ -48,8 +48,8 @@ def raise_if_any_failed(
     comm: Comm, statuses_W: Sequence[RankStatus], error: BaseException | None, *, during: str
 ) -> None:
     """Raise on all ranks if a header reports a failure; every rank calls it, and it communicates only then."""
-    # All ranks have the same statuses, so all enter the gather or none. Ranks with a less urgent error enter it without
-    # one: of two ranks that failed for different reasons, the raised errors are those of one reason.
+    # All ranks have the same statuses, so all enter the gather or none. Only errors of the lowest class enter it:
+    # if ranks failed for different reasons, the raised errors are of one class.
     first = min((status.failed for status in statuses_W if status.failed), default=0)
     if first:
         raise_if_any_rank_failed(comm, error if statuses_W[comm.rank].failed == first else None, during=during)
@@ -61,13 +61,13 @@ def raise_if_any_rank_failed(comm: Comm, error: BaseException | None, *, during:
     Without an error it is one small all-gather.
     """
     text = "" if error is None else f"{type(error).__name__}: {error}"
-    reasons_W = [text] if len(comm.ranks) == 1 else all_gather_text(comm, text, "status", LONGEST_BYTES)
-    if error is not None:  # only after the gather: the others have to hear of it first
+    reasons_W = [text] if len(comm.ranks) == 1 else all_gather_text(comm, text, "status", MAX_MESSAGE_BYTES)
+    if error is not None:  # after the gather, which reports it to the other ranks
         raise error
     if any(reasons_W):
         failed = zip(comm.ranks, reasons_W, strict=True)
-        said = "; ".join(f"rank {rank} ({during}): {reason}" for rank, reason in failed if reason)
-        raise AgreedError(said, frozenset(reason.partition(":")[0] for reason in reasons_W if reason))
+        reasons = "; ".join(f"rank {rank} ({during}): {reason}" for rank, reason in failed if reason)
+        raise AgreedError(reasons, frozenset(reason.partition(":")[0] for reason in reasons_W if reason))
 
 
 @contextmanager
@@ -81,10 +81,10 @@ def raising_on_all_ranks(comm: Comm, *, during: str) -> Iterator[None]:
     raise_if_any_rank_failed(comm, caught, during=during)
 
 
-def all_gather_text(comm: Comm, text: str, purpose: str, longest_bytes: int | None = None) -> list[str]:
+def all_gather_text(comm: Comm, text: str, purpose: str, max_bytes: int | None = None) -> list[str]:
     """The text of each rank, on all ranks."""
-    # `errors="replace"` as the cut at `longest_bytes` may be inside a character.
-    texts = all_gather_uneven(comm, _tensor(text.encode()[:longest_bytes]), purpose)
+    # `errors="replace"` as the cut at `max_bytes` may be inside a character.
+    texts = all_gather_uneven(comm, _tensor(text.encode()[:max_bytes]), purpose)
     return [bytes(text_P.tolist()).decode(errors="replace") for text_P in texts]
 
 

@@ -1,6 +1,6 @@
 """`run_threads`: ranks as threads of one process, for tests: a world with backward passes in milliseconds.
 
-Calls of the ranks are matched by (process group, number of the call). A call copies what it sends when it starts, so
+Calls of the ranks are matched by (process group, number of the call). A call copies its data when it starts, so
 ranks may wait in any order. If a rank ends, or calls another collective, the ranks that wait for it raise; they never
 hang. It is slow: each rank computes full sums, under Python's lock.
 """
@@ -72,11 +72,14 @@ class _ThreadRendezvous:
             return [posts[r] for r in ranks]
 
     def _check(self, call: CollectiveCall, rank: int, missing: Sequence[int], deadline_s: float) -> None:
-        gone, expected = next((r for r in missing if r in self.ended), None), "expected the same calls on all ranks"
-        if gone is not None:
-            error = self.ended[gone]
-            how = f"has ended: {expected}" if error is None else f"failed with {type(error).__name__}: {error}"
-            raise PeerError(f"rank {rank} waits for {call}, which rank {gone} never called: it {how}") from error
+        ended_rank = next((r for r in missing if r in self.ended), None)
+        expected = "expected the same calls on all ranks"
+        if ended_rank is not None:
+            error = self.ended[ended_rank]
+            outcome = f"has ended: {expected}" if error is None else f"failed with {type(error).__name__}: {error}"
+            raise PeerError(
+                f"rank {rank} waits for {call}, which rank {ended_rank} never called: it {outcome}"
+            ) from error
         if time.monotonic() >= deadline_s:
             late = f"not called by rank {', '.join(map(str, missing))}: {expected}, or a larger timeout_s"
             raise PeerError(f"rank {rank} waited {self._timeout_s} s for {call}: {late}")
@@ -123,7 +126,7 @@ class _ThreadTransport:
 def run_threads(
     world: int | Topology, function: Callable[[Comm], T], timeout_s: float = 300.0, link: SimulatedLink | None = None
 ) -> list[T]:
-    """`function(comm)` of each rank, run in a thread each; if ranks fail, raises the error of the first to blame.
+    """`function(comm)` of each rank, run in a thread each; if ranks fail, raises the error of the likely cause.
 
     A number as `world` means ranks of one host. No rank waits longer than `timeout_s` for another.
     """

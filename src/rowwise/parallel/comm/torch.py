@@ -1,7 +1,7 @@
 """`TorchTransport`: torch.distributed's backends, gloo between CPUs and NCCL between GPUs.
 
 All collectives but all-reduce are an all-to-all, and the receiver adds sums in rank order: gloo's own reduce-scatter
-takes three times as long, its all-gather needs even sizes, and NCCL adds in its own order. The NCCL path was never run.
+takes three times as long, its all-gather needs even sizes, and NCCL adds in its own order. The NCCL path is untested.
 Backends are created directly, without torch's default group: torch names a group by a counter, which differs between
 ranks that were split differently.
 """
@@ -39,24 +39,24 @@ class Rendezvous:
     rank: int  # of the world
     pids: Mapping[int, int]  # process id by rank of the world, of the ranks on this machine
     timeout_s: float
-    address: str = ""  # host name to listen on; empty: as GLOO_SOCKET_IFNAME or the host's name says
+    address: str = ""  # host name to listen on; by default of GLOO_SOCKET_IFNAME or the host
 
 
 def connect_backend(world: Rendezvous, device: str) -> Any:
     """A backend for a type of device; `Any`, as torch's stubs lack some of its methods."""
-    own: Any = world.store
+    store: Any = world.store
     backends: Any = dist
-    # A connection of its own: a request that waits for an answer of the store blocks all others on its connection.
-    store = dist.PrefixStore(f"{world.name}/{device}", own.clone())
-    at, limit = (world.ranks.index(world.rank), len(world.ranks)), timedelta(seconds=world.timeout_s)
+    # A connection of its own: a request that waits for a key blocks all others on its connection.
+    store = dist.PrefixStore(f"{world.name}/{device}", store.clone())
+    rank_and_size, limit = (world.ranks.index(world.rank), len(world.ranks)), timedelta(seconds=world.timeout_s)
     if device != "cuda" and not world.address:
-        return backends.ProcessGroupGloo(store, *at, limit)
+        return backends.ProcessGroupGloo(store, *rank_and_size, limit)
     kind = backends.ProcessGroupNCCL if device == "cuda" else backends.ProcessGroupGloo
     options = kind.Options() if device == "cuda" else kind._Options()
     options._timeout = limit
     if device != "cuda":
         options._devices = [kind.create_device(hostname=world.address)]
-    return kind(store, *at, options)
+    return kind(store, *rank_and_size, options)
 
 
 @final
@@ -86,7 +86,7 @@ class TorchTransport:
         return self._groups[-1]
 
     def close(self) -> None:
-        """End the connections of this group and of those split from it; all ranks do, as NCCL's end together."""
+        """Close the connections of this group and of its split groups; collective, as NCCL's close together."""
         for group in self._groups:
             group.close()
         if "cuda" in self._backends:
@@ -107,16 +107,16 @@ class TorchTransport:
 
     def _explain(self, call: CollectiveCall, error: RuntimeError) -> PeerError:
         """The error with its likely cause: which ranks have ended."""
-        # For up to a second, as the connections of a process close a little before it ends.
+        # Poll for up to a second, as the connections of a process close shortly before it ends.
         world, end_s = self.world, time.monotonic() + 1
         while not (dead := [r for r in world.ranks if r in world.pids and not is_alive(world.pids[r])]):
             if time.monotonic() > end_s:
                 break
             time.sleep(0.05)
-        others = ", ".join(str(r) for r in world.ranks if r != world.rank)
-        why = [f"rank {r} (process {world.pids[r]}) has ended" for r in dead]
-        why.append(SOURCE.sub("", str(error).partition("\n")[0].partition(". ")[0]))
-        return PeerError(f"rank {world.rank}: {call} with rank {others}: {'; '.join(why)}")
+        peers = ", ".join(str(r) for r in world.ranks if r != world.rank)
+        causes = [f"rank {r} (process {world.pids[r]}) has ended" for r in dead]
+        causes.append(SOURCE.sub("", str(error).partition("\n")[0].partition(". ")[0]))
+        return PeerError(f"rank {world.rank}: {call} with rank {peers}: {'; '.join(causes)}")
 
     def _begin(self, call: CollectiveCall, send_N: Tensor) -> tuple[dist.Work, Tensor]:
         device = send_N.device.type
@@ -128,9 +128,9 @@ class TorchTransport:
         received_N = empty_cached((sum(call.output_splits),), send_N)
         if device == "cuda" and call.collective == "all_gather" and len(set(call.output_splits)) == 1:
             return backend._allgather_base(received_N, send_N), received_N
-        given_N = send_N.repeat(len(self.world.ranks)) if call.collective in SENDS_FULL_TENSOR else send_N
+        input_N = send_N.repeat(len(self.world.ranks)) if call.collective in SENDS_FULL_TENSOR else send_N
         sizes = (list(call.output_splits), list(call.input_splits))
-        return backend.alltoall_base(received_N, given_N, *sizes, dist.AllToAllOptions()), received_N
+        return backend.alltoall_base(received_N, input_N, *sizes, dist.AllToAllOptions()), received_N
 
 
 def is_alive(pid: int) -> bool:

@@ -1,7 +1,7 @@
 """`BatchesAhead`: batches that are routed before their lookup, in the order of their lookups.
 
-A batch is found again by identity, as two batches may be equal: its key is the object that the lookup gets, or the
-error that the lookup raises.
+A batch is found by identity, as two batches may be equal: its key is the object passed to the lookup, or the error that
+the lookup raises.
 """
 
 from collections import deque
@@ -14,12 +14,12 @@ from rowwise.parallel.comm.chain import CollectiveChain
 from rowwise.parallel.shard.exchange import BatchInFlight
 from rowwise.parallel.shard.pack import RoutedBatch
 
-MAX_READS = 3  # batches whose rows are read from disk ahead; a table on disk keeps those of four
+MAX_READS = 3  # batches whose rows are read from disk ahead; a store on disk keeps rows of the last four
 
 
 @dataclass(slots=True)
 class BatchAhead:
-    """A batch, its route, and its lookup if that was ahead."""
+    """A prefetched batch: its route, and its lookup if `look_ahead` made it."""
 
     key: object
     routes: CollectiveChain[RoutedBatch]
@@ -28,7 +28,7 @@ class BatchAhead:
 
     @property
     def routed(self) -> RoutedBatch | None:
-        """Its route, if that is complete and the batch is not looked up; an error is raised by the lookup."""
+        """The complete route, if the batch is not looked up; None for a failed route, whose error the lookup raises."""
         ready = self.looked_up is None and self.routes.is_done and self.routes.wait() is None
         return self.routes.finish() if ready else None
 
@@ -52,14 +52,14 @@ class BatchesAhead:
             batch.routes.advance()
 
     def take(self, key: object) -> BatchAhead | None:
-        """Remove a batch; None if there is none."""
+        """Remove and return a batch; None if it is not in the queue."""
         batch = self.find(key)
         if batch is not None:
             self._batches.remove(batch)
         return batch
 
     def rows_to_read(self) -> Iterator[RoutedBatch]:
-        """The next batches that are routed, each once: so that their rows are read."""
+        """The routed ones of the next `MAX_READS` batches, each yielded once."""
         for batch in islice(self._batches, MAX_READS):
             routed = None if batch.reads_rows else batch.routed
             if routed is not None:
@@ -72,14 +72,14 @@ class BatchesAhead:
             batch.routes.wait()
 
     def forget_looked_up(self) -> None:
-        """Receive and forget vectors of batches that were looked up; collective."""
+        """Receive and discard the vectors of batches that were looked up; collective."""
         for batch in self._batches:
             if batch.looked_up is not None:
                 batch.looked_up.receive()
                 batch.looked_up = None
 
     def drop(self) -> None:
-        """Finish all routes and forget them; collective."""
+        """Finish all routes and discard them; collective."""
         self.wait()
         self.forget_looked_up()
         self._batches.clear()

@@ -38,11 +38,11 @@ def shard(  # noqa: PLR0913 - all but the first three have defaults
     Rows and optimizer state are copied from the model. Tables on `device="meta"` are initialised on the CPU, with the
     values they would have had on one device. The plan covers the tables of all modules. `merge_shared`: gradients of
     shared bags are summed before they are sent, which sends less and is equal up to rounding. `disk`: the folder of
-    rows on disk, or what opens another store of them.
+    rows on disk, or a function that opens another store.
     """
     wire = wire or Wire()
     paths = [(path, m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, Embeddings)]
-    modules = list(dict.fromkeys(module for _, module in paths))  # a model may have one under several names
+    modules = list(dict.fromkeys(module for _, module in paths))  # a module may have several names in a model
     tables: list[Table] = [table for module in modules for table in module.tables]
     if isinstance(model, Embeddings):
         raise SpecError("shard() replaces the Embeddings inside a model", "a module that holds them")
@@ -50,14 +50,14 @@ def shard(  # noqa: PLR0913 - all but the first three have defaults
     check_sharding(plan, comm, wire, elastic=elastic)
     check_merge_shared(merge_shared, elastic=elastic)
     plan.validate(tables)
-    shares = {module: _plan_of_module(plan, module) for module in modules}
-    for module, share in shares.items():
-        check_tiers(share, _device_of_rows(module), disk)
+    plans = {module: _plan_of_module(plan, module) for module in modules}
+    for module, module_plan in plans.items():
+        check_tiers(module_plan, _device_of_rows(module), disk)
     sharded: dict[Embeddings, ShardedEmbeddings] = {}
-    for module, share in shares.items():
+    for module, module_plan in plans.items():
         device = _device_of_rows(module)
         sharded[module] = ShardedEmbeddings(
-            module.tables, share, comm, wire=wire, elastic=elastic, device=device, disk=disk
+            module.tables, module_plan, comm, wire=wire, elastic=elastic, device=device, disk=disk
         )
         sharded[module].merge_shared = merge_shared
         copy_tables(module, sharded[module])
@@ -86,7 +86,7 @@ def _device_of_rows(module: Embeddings) -> torch.device:
 @torch.no_grad()
 def copy_tables(module: Embeddings, sharded: ShardedEmbeddings) -> None:
     """Copy this rank's tiles of rows and optimizer state out of an unsharded module."""
-    sharded.fill(module.seed)  # not only rows: it sets the keys of the random numbers that updates round by
+    sharded.fill(module.seed)  # also sets the keys of the random numbers of stochastic rounding
     if module.arena.rows.is_meta:
         return
     states = module.optimizer_state()
@@ -96,8 +96,8 @@ def copy_tables(module: Embeddings, sharded: ShardedEmbeddings) -> None:
         table = next(t for t in module.tables if t.name == tile.table)
         stored = module.table(tile.table)[rows]
         for begin, values in _row_runs(stored):
-            whole = columns == slice(0, table.dim)
-            _write_rows(local.rows, begin, values if whole else cut_columns(values, table, columns))
+            full_width = columns == slice(0, table.dim)
+            _write_rows(local.rows, begin, values if full_width else cut_columns(values, table, columns))
         for name, state in local.state.items():
             full = states[tile.table][name]
             if isinstance(state, torch.Tensor) and not state.dim():

@@ -30,8 +30,8 @@ class SharedBatchPacker:
         self._routes, self._me, self._unknown = routes, rank, unknown
         self._packers: dict[tuple[str, ...], tuple[Packer, ...]] = {}  # one per bag set, by the shared features
 
-    def pack(self, given: Jagged, jagged: Jagged, shared: SharedBags, features: tuple[str, ...]) -> PackedBatch:
-        """The messages of both bag sets; `jagged`: `given` with sequences expanded, `features`: those of tables."""
+    def pack(self, batch: Jagged, jagged: Jagged, shared: SharedBags, features: tuple[str, ...]) -> PackedBatch:
+        """The messages of both bag sets; `jagged`: `batch` with sequences expanded, `features`: those of tables."""
         shared.check()
         packers, inverse_B = self._packers_for(features), shared.inverse_B
         parts = replace(jagged, shared=None) if jagged.features else jagged, shared.jagged
@@ -51,7 +51,7 @@ class SharedBatchPacker:
         ]
         words, sizes_W = torch.cat([x for parts in messages_W for x in parts]), [sum(map(len, x)) for x in messages_W]
         joined = _join_bag_sets(own.jagged, distinct.jagged, inverse_B)
-        return PackedBatch(given, joined, (own, distinct), words, sizes_W, shared_features=features)
+        return PackedBatch(batch, joined, (own, distinct), words, sizes_W, shared_features=features)
 
     def unpack(
         self, packed: PackedBatch, messages_W: Sequence[Tensor], samples_W: Sequence[int], distinct_W: Sequence[int]
@@ -60,14 +60,14 @@ class SharedBatchPacker:
         rest_W, bag_sets, names = list(messages_W), list[BagSet](), packed.shared_features
         sides = zip(self._packers_for(names), packed.sent, (samples_W, distinct_W), strict=True)
         for packer, sent, sizes_W in sides:
-            # The second bag set and the counts follow, so each one ends where its lengths say.
+            # The second bag set and the counts follow: the lengths of a bag set give its end.
             ends_W = [_message_words(packer, rest, n) for rest, n in zip(rest_W, sizes_W, strict=True)]
             messages_W = [rest[:end] for rest, end in zip(rest_W, ends_W, strict=True)]
             rest_W = [rest[end:] for rest, end in zip(rest_W, ends_W, strict=True)]
             bag_sets.append(packer.unpack(sent, messages_W, sizes_W))
         received, distinct = bag_sets[0].received, bag_sets[1].received
         if distinct is not None:
-            # What is left of each message: samples per distinct sample. Distinct samples of all ranks follow each
+            # The remainder of each message: samples per distinct sample. Distinct samples of all ranks follow each
             # other in rank order, as samples do, so one repeat_interleave maps every sample to its distinct one.
             samples_U = torch.cat(rest_W)
             numbers_U = torch.arange(len(samples_U), device=samples_U.device)
@@ -78,7 +78,7 @@ class SharedBatchPacker:
     def _packers_for(self, features: tuple[str, ...]) -> tuple[Packer, ...]:
         if features not in self._packers:
             routes = split_bag_sets(self._routes, features)
-            self._packers[features] = tuple(Packer(one, self._me, self._unknown) for one in routes)
+            self._packers[features] = tuple(Packer(split, self._me, self._unknown) for split in routes)
         return self._packers[features]
 
 

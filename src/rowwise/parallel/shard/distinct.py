@@ -1,9 +1,9 @@
 """Removes repeated ids of sequences before they are sent: one vector per distinct id, and one merged gradient.
 
 Within blocks of 256 samples only, as gradients are merged block by block anyway ([Note: Merge order] in
-`tables/ops/_cpp/tables.h`): the result has the same bits if the batches of all ranks are full blocks. A batch that is
-not is sent as it is. The distinct ids of a block are sent as its first bag, so the owners of the rows need to know
-nothing of it. Repeats between blocks, or between the features of a table, are sent.
+`tables/ops/_cpp/tables.h`): the result has the same bits if the batches of all ranks are full blocks. Any other batch
+is sent unchanged. The distinct ids of a block are sent as its first bag, looked up like any other. Repeats between
+blocks, or between the features of a table, are sent.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ def deduplicate_sequences(jagged: Jagged, features: Sequence[str]) -> tuple[Jagg
     batch = jagged.batch_size
     if not features or not batch or batch % BLOCK:
         return jagged, repeats
-    check.check_lengths(jagged)  # now: the new batch has valid lengths even if these are wrong
+    check.check_lengths(jagged)  # before the new batch, whose lengths are valid even if these are not
     values: list[Tensor] = []
     lengths: list[Tensor] = []
     for name, (begin, end) in jagged.id_ranges().items():

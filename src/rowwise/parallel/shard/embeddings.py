@@ -2,10 +2,11 @@
 
 To a model it is the same module: a batch goes in, `Vectors` come out, a backward stages gradients, `update` applies
 them. `forward` below is all of the exchange: ids go to the ranks that hold their rows, each rank looks up for the
-samples of all ranks, vectors come back. What communicates is collective ([Note: Everyone joins] in `exchange.py`).
+samples of all ranks, vectors come back. Methods that communicate are collective ([Note: Everyone joins] in
+`exchange.py`).
 
-Ids are routed where they are, and rows may be on a GPU: batches whose ids stay on the host are routed there, and then
-copied. So no collective has a size that a GPU must be asked for, and vectors never leave the GPUs.
+Ids are routed on their own device, even if the rows are on a GPU: a batch on the host is routed there and then copied.
+So sizes of collectives need no GPU synchronisation, and vectors never leave the GPUs.
 
 The ids of later batches may be sent ahead (`prefetch`). Vectors are received at their first use, and gradients when the
 update needs them ([Note: Vectors in flight] in `exchange.py`).
@@ -59,7 +60,7 @@ class LocalTile:
     tile: Tile
     rows: Tensor | RowStream
     state: dict[str, Tensor | RowStream]
-    touched: Tensor | None  # [R] bytes, not 0 where a row changed since they were cleared; None: not tracked
+    touched: Tensor | None  # [R] bytes, nonzero for rows changed since the last clear; None if not tracked
 
 
 class HeldGradients(NamedTuple):
@@ -80,7 +81,7 @@ class ShardedEmbeddings(nn.Module):
         wire: the types in which vectors and gradients travel.
         elastic: results have the same bits for any plan and any number of ranks.
         device: the device of this rank's rows.
-        disk: the folder of rows on disk, or what opens another store of them.
+        disk: the folder of rows on disk, or a function that opens another store.
 
     `state_dict` has this rank's pieces: a full table as `name`, a part of one as `name[rows, columns]`. A piece is a
     tile; a tile whose rows another tile of its table cuts is two pieces or more. With rows on disk there is no state
@@ -106,7 +107,7 @@ class ShardedEmbeddings(nn.Module):
         open_store = DiskRows.opener(disk) if isinstance(disk, Path) else disk
         self.routes = routes = make_routes(tables, plan, comm.topology, elastic=elastic)
         self._comm, self.device = comm, torch.device(device)  # of rows and vectors, also where a rank has no rows
-        self.forwards_per_batch = 1  # a trainer that splits its batch into virtual shards sets their number
+        self.forwards_per_batch = 1  # set by a trainer that splits its batch into virtual shards
         self.phase: Phase = no_timing  # context manager around each phase of a step, for the step breakdown
         self._groups = [
             (group, Tiles([_table_piece(routes, piece) for piece in group.pieces], self.device, open_store=open_store))
@@ -134,22 +135,22 @@ class ShardedEmbeddings(nn.Module):
         """Move to a GPU, but leave tiles of the tier `host` in host memory, and cache `cache_rows` of each there.
 
         The GPU reads missed rows from host memory and writes changed ones back, with their optimizer state. Results
-        have the same bits as without a cache. `samples`: of a batch of all ranks: as many ids of each feature have room
-        beside the cached rows. A batch whose rows of a tile find no room is an error.
+        have the same bits as without a cache. `samples`: batch size over all ranks; reserves an overflow slot per
+        sample and feature. A batch that overflows a tile's cache and its overflow slots is an error.
         """
         check_cached(self._plan, self.tables)
         for arena in self.arenas:
             arena.check_in_host_memory()
         self.device = torch.empty(0, device=device).device  # with its number
-        for number, (group, whole) in enumerate(self._groups):
-            if all(one.tile.tier == "device" for one in group.pieces):
-                whole.arena.to(self.device)
+        for number, (group, tiles) in enumerate(self._groups):
+            if all(piece.tile.tier == "device" for piece in group.pieces):
+                tiles.arena.to(self.device)
                 continue
             pieces = [
-                piece.cached(one.tile.cache_rows, samples) if one.tile.tier == "host" else piece
-                for one, piece in zip(group.pieces, whole.arena.pieces, strict=True)
+                stored.cached(piece.tile.cache_rows, samples) if piece.tile.tier == "host" else stored
+                for piece, stored in zip(group.pieces, tiles.arena.pieces, strict=True)
             ]
-            self._groups[number] = group, whole.cached_on(self.device, pieces)
+            self._groups[number] = group, tiles.cached_on(self.device, pieces)
         if self._replicated is not None:
             self._replicated.arena.to(self.device)
         self._make_parameters()
@@ -165,7 +166,7 @@ class ShardedEmbeddings(nn.Module):
         return self._comm
 
     def make_id_lookup(self, tables: Sequence[LocalBuckets], evicted: Evicted) -> LocalIds | IdExchange:
-        """What finds the rows of ids of managed tables."""
+        """The lookup from ids of managed tables to rows, across ranks if there are several."""
         if len(self.comm.ranks) == 1:
             return LocalIds(tables, evicted)
         return IdExchange(self.comm, tables, [self._bucket_ranks(table.table) for table in tables], evicted)
@@ -199,8 +200,8 @@ class ShardedEmbeddings(nn.Module):
     def local_tiles(self) -> list[LocalTile]:
         """The pieces of this rank; tensors are views of its memory."""
         local: list[LocalTile] = []
-        for tiles, of_arena in self._tiles_by_arena():
-            for index, tile in enumerate(of_arena):
+        for tiles, rectangles in self._tiles_by_arena():
+            for index, tile in enumerate(rectangles):
                 arena = tiles.arena
                 touched = None if arena.touched is None else arena.touched.table(index)
                 state: dict[str, Tensor | RowStream] = {**arena.state_streams(index)}
@@ -213,7 +214,7 @@ class ShardedEmbeddings(nn.Module):
         return tuple(tiles.arena for tiles in self._all_tiles())
 
     def fill(self, seed: int) -> None:
-        """Initialise the rows; each gets the values that it has in the full table."""
+        """Initialise the rows with their values in the full table."""
         for arena in self.arenas:
             arena.fill(seed)
 
@@ -240,9 +241,9 @@ class ShardedEmbeddings(nn.Module):
         raise error
 
     def prefetch(self, sparse: Jagged | KeyedJagged) -> None:
-        """Start to send the ids of a later batch; `forward` has to get the same object, not an equal one. Collective.
+        """Start to route a later batch; collective. `forward` finds it by identity, so it needs the same object.
 
-        `advance` continues. An error of the batch is raised by its `forward`.
+        `advance` continues the route. An error of the batch is raised by its `forward`.
         """
         self._ahead.add(sparse, self._router.start(sparse))
         if len(self._comm.ranks) == 1:
@@ -254,7 +255,7 @@ class ShardedEmbeddings(nn.Module):
         self._ahead.add(error, self._router.start_failed(error))
 
     def advance(self) -> None:
-        """Wait for what `prefetch` has started, and start what follows; collective."""
+        """Finish the current collective of each prefetched batch, and start its next; collective."""
         with self.phase("route"):
             self._ahead.advance()
         self._read_rows_ahead()
@@ -270,32 +271,32 @@ class ShardedEmbeddings(nn.Module):
         return ahead is not None and ahead.looked_up is not None
 
     def look_ahead(self, sparse: Jagged | KeyedJagged | RowwiseError) -> None:
-        """Look a batch up that `prefetch` got, before its `forward`, if its ids have arrived; collective.
+        """Look a prefetched batch up before its `forward`, if its ids have arrived; collective.
 
-        Updates after this are not seen by that `forward`.
+        That `forward` does not see updates after this lookup.
         """
         ahead = self._ahead.find(sparse)
         if ahead is not None and ahead.routed is not None:
             ahead.looked_up = self._look_up(ahead.routed)
 
     def forget_looked_up(self) -> None:
-        """Let batches that `look_ahead` has looked up be looked up anew; collective."""
+        """Discard the lookups of `look_ahead`, which `forward` then repeats; collective."""
         self._ahead.forget_looked_up()
 
     def is_ahead(self, batch: Jagged | KeyedJagged | RowwiseError) -> bool:
-        """Whether `prefetch` got this batch, and `forward` not yet."""
+        """Whether this batch is prefetched and waits for its `forward`."""
         return self._ahead.find(batch) is not None
 
     def settle(self) -> None:
-        """Wait for all that `prefetch` has started; collective."""
+        """Finish the routes of all prefetched batches; collective."""
         self._ahead.wait()
 
     def drop_ahead(self) -> None:
-        """Forget the batches that `prefetch` got and `forward` did not; collective."""
+        """Discard all prefetched batches; collective."""
         self._ahead.drop()
 
     def _read_rows_ahead(self) -> None:
-        """Start to read the rows on disk of the next batches, if they are routed."""
+        """Start to read the next routed batches' rows from disk."""
         if not self.reads_ahead:
             return
         with self.phase("prefetch"):
@@ -306,7 +307,7 @@ class ShardedEmbeddings(nn.Module):
                         tiles.read_ahead(received)
 
     def _look_up(self, routed: RoutedBatch) -> BatchInFlight:
-        """Look up what this rank holds, and start to send it."""
+        """Look up this rank's pieces, and start to send the vectors."""
         with self.phase("lookup"):
             batch = BatchInFlight(self._exchange, routed.to(self.device), self.phase)
             self._read_rows_ahead()
@@ -336,11 +337,10 @@ class ShardedEmbeddings(nn.Module):
         run_all(updates)
 
     def check_staged(self) -> float:
-        """Raise if a gradient of the next update is not finite; callers tell the other ranks.
+        """Raise if a gradient of the next update is not finite; the caller informs the other ranks.
 
-        On exact wires this rank checks what it has sent, and waits for nothing; on lossy wires it is collective.
-        Returns a number of which the sum over ranks is an upper bound of the absolute value of the gradient of any
-        row.
+        On exact wires this rank checks the gradients that it sent, without waiting; on lossy wires it is collective.
+        Returns this rank's term of a bound: the sum over ranks bounds the absolute gradient of any row.
         """
         if self._exchange.sends_exact_gradients:
             return sum(sent.check(self.tables, self._comm.rank) for sent in self._exchange.sent)
@@ -360,14 +360,14 @@ class ShardedEmbeddings(nn.Module):
         return HeldGradients(samples, [tiles.take_staged() for tiles in self._all_tiles()])
 
     def put_staged(self, held: "HeldGradients") -> None:
-        """Stage what `take_staged` has removed."""
+        """Stage the gradients that `take_staged` removed."""
         self._samples += held.samples
         for tiles, staged in zip(self._all_tiles(), held.staged, strict=True):
             tiles.staged = staged + tiles.staged
 
     def discard(self) -> None:
         """Drop the staged gradients."""
-        with suppress(PeerError):  # a rank that has ended sends nothing more
+        with suppress(PeerError):  # an ended rank sends no more gradients
             self._receive_vectors()
             self._exchange.receive_gradients()
         self._exchange.sent.clear()
@@ -392,11 +392,11 @@ class ShardedEmbeddings(nn.Module):
         super()._save_to_state_dict(*args, **kwargs)
 
     def _check_no_streams(self, what: str) -> None:
-        """Raise if rows of this rank are in no tensor, so that a state dict would lack them."""
+        """Raise if some rows of this rank are not in a tensor: a state dict would lack them."""
         for local in self.local_tiles():
             if not isinstance(local.rows, Tensor):
                 raise StateError(
-                    f"{what}: table {local.tile.table!r} has rows on the {local.tile.tier}, which are no tensor",
+                    f"{what}: table {local.tile.table!r} has rows on the {local.tile.tier}, not in a tensor",
                     hint="save a checkpoint with CheckpointFolder or rowwise train",
                 )
 
@@ -436,21 +436,21 @@ def check_sharding(plan: Plan, comm: Comm, wire: Wire, *, elastic: bool) -> None
 
 def check_tiers(plan: Plan, device: torch.device, disk: Path | OpenStore | None) -> None:
     """Raise for rows in a memory tier that the runtime does not support on this type of device."""
-    if device.type == "meta":  # no memory, so any tier
+    if device.type == "meta":  # allocates no memory, so any tier will do
         return
     runs = runnable_tiers(device.type)
     for tile in plan.tiles:
         if tile.tier not in runs:
             names = [tier for tier in TIERS if tier in runs]
             raise SpecError(
-                f"table {tile.table!r}: tile {tile}: rows on the {tile.tier}: on {device.type!r} this runtime has "
-                f"rows on the {' and the '.join(names)} only",
+                f"table {tile.table!r}: tile {tile}: rows on the {tile.tier}; on {device.type!r} this runtime "
+                f"supports rows on the {' and the '.join(names)} only",
                 f"tier {' or '.join(map(repr, names))}, from a plan with more ranks or devices with more memory",
             )
     on_disk = [tile for tile in plan.tiles if tile.tier == "disk"]
     if on_disk and disk is None:
         raise SpecError(f"table {on_disk[0].table!r}: tile {on_disk[0]}", "a folder for rows on disk, `disk`")
-    # Kernels find the ids of a feature in one place, and two pieces with other columns would have other slots.
+    # Kernels read one slot per id of a feature; two column pieces of a row would be cached in different slots.
     ranges = Counter((tile.table, tile.rows) for tile in plan.tiles)
     for tile in on_disk:
         if ranges[tile.table, tile.rows] > 1:
@@ -472,9 +472,9 @@ def check_cached(plan: Plan, tables: Sequence[Table]) -> None:
             "the table is managed": table.managed is not None,
             "it is replicated": copies[tile.table, tile.rows, tile.cols] > 1,
         }
-        why = next((reason for reason, holds in reasons.items() if holds), "")
-        if why and tile.tier != "device":
-            raise SpecError(f"tile {tile}: {why}, so a GPU cannot cache it", "tier 'device', or tiles of whole rows")
+        reason = next((text for text, holds in reasons.items() if holds), "")
+        if reason and tile.tier != "device":
+            raise SpecError(f"tile {tile}: {reason}, so a GPU cannot cache it", "tier 'device', or tiles of whole rows")
 
 
 def _before_load(module: nn.Module, _state: dict[str, Any], _prefix: str, metadata: dict[str, Any], *_: Any) -> None:
@@ -499,7 +499,7 @@ def _table_piece(routes: Routes, piece: RankPiece) -> TablePiece:
     cut = TablePiece.cut(table, piece.tile.rows, piece.tile.cols, names)
     if piece.tile.tier == "disk":
         cut = cut._replace(cache_rows=piece.tile.cache_rows)
-    # An owner of some of the rows returns sums: only the rank of the samples knows how many ids a bag has, and divides.
+    # An owner of some of the rows returns sums: only the rank of the samples knows a bag's number of ids, and divides.
     return cut.pooled_by(Pooling.SUM) if table.pooling is Pooling.MEAN and not piece.all_rows else cut
 
 

@@ -7,7 +7,7 @@ and all ranks meet the same collectives in the same order.
 
 [Note: Vectors in flight] Both directions begin early and end late. `send` begins to send the vectors, and `receive`
 waits for them: what a model computes between the two overlaps with the transfer. The backward begins to send gradients,
-and the module waits for them as late as it can (`stage`): before the next backward sends some, or when an update needs
+and the module waits for them as late as possible (`stage`): before the next backward sends, or when an update needs
 them. It waits at once where autograd needs the result: for sequences, and for per-id weights that are trained.
 
 [Note: Unused outputs] If no rank's loss depends on the pooled output, pooled tables are not updated: their rows and
@@ -65,10 +65,10 @@ class BagSetExchange:
         self.host = HostExchange(routes, comm, wire, process_groups) if ExchangePath.HIERARCHICAL in paths else None
         self.sequences = PerIdExchange(routes, comm, wire, ExchangePath.ALL_TO_ALL)
         self._per_id = PerIdExchange(routes, comm, wire, ExchangePath.PER_ID)
-        # Bags of the `per_id` path arrive as rows but have one gradient each, which travels like a pooled vector's.
+        # Bags of the `per_id` path arrive as rows, but return one gradient each, like pooled vectors.
         self.per_id_gradients = PooledExchange(routes, comm, wire, ExchangePath.PER_ID)
-        # An owner of some of a table's rows does not know how many ids a bag has elsewhere. So owners of row-cut MEAN
-        # tables return sums, and the rank of the samples divides.
+        # Owners of row-cut MEAN tables return sums, and the rank of the samples divides: only it knows a bag's number
+        # of ids.
         self._means = [
             (feature, table in routes.per_id_tables)
             for table in routes.tables
@@ -113,7 +113,7 @@ class BagSetExchange:
 
 
 class ReturningBagSet(NamedTuple):
-    """Gradients of one bag set on their way to the ranks of the rows."""
+    """Gradients of one bag set, in flight to the ranks of the rows."""
 
     exchange: BagSetExchange
     samples_W: tuple[int, ...]
@@ -145,7 +145,7 @@ class UsedKinds(NamedTuple):
 
 @final
 class EmbeddingExchange:
-    """What the batches of a module share: pieces of tables, exchanges, and what backwards have sent.
+    """State shared by the batches of a module: pieces of tables, exchanges, and gradients since the last update.
 
     Args:
         routes: of all ranks.
@@ -165,7 +165,7 @@ class EmbeddingExchange:
     ) -> None:
         """Collective, as `BagSetExchange` is."""
         kinds = {table.pooling is Pooling.SEQUENCE for table in routes.tables}
-        self.has_sequences, self._both = True in kinds, len(kinds) == 2
+        self.has_sequences, self._has_both_kinds = True in kinds, len(kinds) == 2
         self.sends_exact_gradients = wire.has_exact("backward")
         self.merge_shared = False  # whether gradients of a shared bag are summed before they are sent
         self._routes, self._comm, self._wire = routes, comm, wire
@@ -175,41 +175,41 @@ class EmbeddingExchange:
         self._exchanges: dict[tuple[str, ...], tuple[BagSetExchange, ...]] = {(): (self.all_features,)}
         pooled = [table for table in routes.replicated if table.pooling is not Pooling.SEQUENCE]
         self.replicated_columns = [routes.columns[feature] for table in pooled for feature in table.feature_names]
-        self.sent: list[SentGradients] = []  # by backwards since the last update; one for each of them on all ranks
-        self.returning: BatchInFlight | None = None  # the batch whose gradients are on their way
+        self.sent: list[SentGradients] = []  # one per backward since the last update, alike on all ranks
+        self.returning: BatchInFlight | None = None  # the batch whose gradients are in flight
 
     def receive_gradients(self) -> None:
-        """Wait for all gradients that backwards have sent, and stage them; collective."""
+        """Wait for the gradients in flight, and stage them; collective."""
         returning, self.returning = self.returning, None
         if returning is not None:
             returning.stage()
 
     def used_by_any(self, used: UsedKinds) -> UsedKinds:
         """The kinds of outputs that any rank uses; collective."""
-        if not self._both or len(self._comm.ranks) == 1:
+        if not self._has_both_kinds or len(self._comm.ranks) == 1:
             return used
         flags_W2 = self._comm.all_gather(torch.tensor(used), [2] * len(self._comm.ranks), "status").wait().view(-1, 2)
         return UsedKinds(*flags_W2.any(0).tolist())
 
-    def of_bag_sets(self, shared_features: tuple[str, ...]) -> tuple[BagSetExchange, ...]:
-        """The exchange of each bag set of a batch that shares these features."""
+    def exchanges_for(self, shared_features: tuple[str, ...]) -> tuple[BagSetExchange, ...]:
+        """The exchange of each bag set of a batch with these shared features, made at their first use."""
         if shared_features not in self._exchanges:
-            # Splitting a communicator is a collective of its own; which features are shared changes with the batch,
-            # so new bag sets reuse the process groups that were split at the start.
+            # Splitting a communicator is a collective of its own, and shared features change with the batch: new bag
+            # sets reuse the process groups of the constructor.
             process_groups = None if self.all_features.host is None else self.all_features.host.process_groups
             routes = split_bag_sets(self._routes, shared_features)
-            exchanges = (BagSetExchange(one, self._comm, self._wire, process_groups) for one in routes)
+            exchanges = (BagSetExchange(split, self._comm, self._wire, process_groups) for split in routes)
             self._exchanges[shared_features] = tuple(exchanges)
         return self._exchanges[shared_features]
 
     def columns_of(self, exchange: BagSetExchange) -> tuple[FeatureColumns, ...]:
-        """The output columns of a bag set's columns."""
+        """Maps a bag set's columns to columns of the output."""
         pairs = ((columns, self._routes.columns[feature]) for feature, columns in exchange.routes.columns.items())
-        return merge_neighbours([FeatureColumns(own.start, to.start, own.stop - own.start) for own, to in pairs])
+        return merge_neighbours([FeatureColumns(a.start, b.start, a.stop - a.start) for a, b in pairs])
 
 
 class LookupOutputs(NamedTuple):
-    """What this rank has looked up for a batch."""
+    """This rank's lookups of a batch, before the exchange."""
 
     # One entry per bag set, by path: pooled vectors [G, columns] of the samples of all ranks; for `per_id` the rows of
     # all ids, flat.
@@ -223,18 +223,18 @@ class LookupOutputs(NamedTuple):
 class BatchInFlight:
     """A batch of all ranks, from its lookup to its staged gradients.
 
-    Made by looking up what this rank holds; `send`, then `receive` get this rank's vectors, and the backward of these
+    The constructor looks up this rank's pieces. `send`, then `receive` get this rank's vectors; the backward of these
     sends gradients, which `stage` receives. See [Note: Everyone joins] and [Note: Vectors in flight].
     """
 
     def __init__(self, exchange: EmbeddingExchange, routed: RoutedBatch, phase: Phase) -> None:
         self._exchange, self._routed, self._phase = exchange, routed, phase
-        self._bag_sets = list(zip(exchange.of_bag_sets(routed.shared_features), routed.bag_sets, strict=True))
+        self._bag_sets = list(zip(exchange.exchanges_for(routed.shared_features), routed.bag_sets, strict=True))
         self._with_gradients = torch.is_grad_enabled()
         self._outputs: LookupOutputs | None = self._look_up()  # until the vectors are received
         self._vectors: PendingBlocks | None = None
-        # Any tensor that requires a gradient. Weights take its place on every rank, even one that received none, as
-        # their own backward is an exchange that all ranks join.
+        # Any tensor that requires a gradient. Trained weights take its place on every rank, as their backward is an
+        # exchange that all ranks join.
         device = routed.jagged.values_N.device
         self._anchor = torch.empty(0, device=device, requires_grad=True) if routed.weights is None else routed.weights
         self._shapes: dict[str, torch.Size] = {}  # of the outputs; the pooled one is ""
@@ -245,7 +245,7 @@ class BatchInFlight:
         """Start to send the pooled vectors that travel in one all-to-all; `receive` sends the others."""
         assert self._outputs is not None
         with self._phase("exchange"):
-            # All bag sets in one all-to-all; one without pooled vectors adds empty blocks. All ranks decide alike.
+            # All bag sets in one all-to-all; a set without pooled vectors adds empty blocks. All ranks decide alike.
             if self._exchange.all_features.pooled.any:
                 steps = zip(self._bag_sets, self._outputs.bag_sets, strict=True)
                 sent = [(exchange.pooled, x, local[ExchangePath.ALL_TO_ALL]) for (exchange, x), local in steps]
@@ -281,15 +281,15 @@ class BatchInFlight:
         exchange, routed = self._exchange, self._routed
         with self._phase("return"):
             exchange.receive_gradients()
-            # Before any gradient, and on every rank: which exchanges follow has to be the same everywhere.
+            # Agreed before any gradient is sent: all ranks must enter the same exchanges.
             used = UsedKinds(grad_outputs[0] is not None, any(x is not None for x in grad_outputs[1:]))
             used = exchange.used_by_any(used)
-            given = zip(self._shapes.items(), grad_outputs, strict=True)
-            grads = {name: self._anchor.new_zeros(s) if x is None else x.contiguous() for (name, s), x in given}
+            outputs = zip(self._shapes.items(), grad_outputs, strict=True)
+            grads = {name: self._anchor.new_zeros(s) if x is None else x.contiguous() for (name, s), x in outputs}
             grad_BS = grads.pop("")
             self._gradients = self._send_pooled(grad_BS) if used.pooled else []
-        pooled_BS, by_feature = grad_BS if used.pooled else None, grads if used.sequences else None
-        exchange.sent.append(SentGradients(routed.jagged, pooled_BS, by_feature))
+        pooled_BS, grads_by_feature = grad_BS if used.pooled else None, grads if used.sequences else None
+        exchange.sent.append(SentGradients(routed.jagged, pooled_BS, grads_by_feature))
         weight_grad = None
         if exchange.has_sequences or routed.weights is not None:
             weight_grad = self.stage()
@@ -311,9 +311,9 @@ class BatchInFlight:
         """
         returning, self._gradients = self._gradients, list[ReturningBagSet]()
         with self._phase("return"):
-            rest = [bag_set.wait() for bag_set in returning]
+            returned = [bag_set.wait() for bag_set in returning]
         received, weight_grad = self._routed.received, None
-        if received is None or not rest:
+        if received is None or not returned:
             return None
         for group, tiles in self._exchange.groups:
             if not tiles.pooled.tables:
@@ -321,21 +321,21 @@ class BatchInFlight:
             # One gradient matrix per path holds the columns of all groups on it, in the order of the groups: each group
             # takes its columns from the front. With `merge_shared` there is one matrix per bag set, else one in all.
             shared_features = received.all_features[len(received.features) :]
-            features_of = (received.features, shared_features) if len(rest) > 1 else (received.all_features,)
+            features_by_set = (received.features, shared_features) if len(returned) > 1 else (received.all_features,)
             grads: list[Tensor] = []
-            for by_path, features in zip(rest, features_of, strict=True):
+            for by_path, features in zip(returned, features_by_set, strict=True):
                 columns = tiles.columns_of(features)
                 grads.append(by_path[group.path][:, :columns].contiguous())
                 by_path[group.path] = by_path[group.path][:, columns:]
             staged = tiles.stage_pooled(received, grads, self._routed.samples_W)
             if staged.weights is not None and self._routed.weights is not None:
-                more = staged.call.weight_grad(tiles.arena, staged.weights, staged.grad)
-                weight_grad = more if weight_grad is None else weight_grad + more
+                term = staged.call.weight_grad(tiles.arena, staged.weights, staged.grad)
+                weight_grad = term if weight_grad is None else weight_grad + term
         return weight_grad
 
     def _look_up(self) -> LookupOutputs:
         """Look up this rank's pieces for the samples of all ranks, and replicated tables for its own samples."""
-        own, jagged, whole = self._routed.bag_sets[0], self._routed.jagged, self._exchange.replicated
+        own, jagged, full_tables = self._routed.bag_sets[0], self._routed.jagged, self._exchange.replicated
         flat, rows = torch.empty(0, device=jagged.values_N.device), dict[str, Tensor]()
         sequences = [
             tiles.look_up_sequences(own.received, own.samples_W).flat
@@ -343,15 +343,15 @@ class BatchInFlight:
             if group.path is not ExchangePath.PER_ID and own.received is not None
         ]
         replicated = flat.new_empty(jagged.batch_size, 0)
-        if whole is not None:
-            output = whole.look_up(jagged)
-            replicated, rows = output.matrix_BS, whole.split(output)
+        if full_tables is not None:
+            output = full_tables.look_up(jagged)
+            replicated, rows = output.matrix_BS, full_tables.split(output)
         bag_sets = [self._pool(bag_set, flat) for bag_set in self._routed.bag_sets]
         return LookupOutputs(bag_sets, _concat(sequences, 0, flat), replicated, rows)
 
     def _pool(self, bag_set: BagSet, flat: Tensor) -> dict[ExchangePath, Tensor]:
-        # By hand, not by autograd: for shared bags and on the path `per_id` the vectors that are sent and the gradients
-        # that come back have different shapes.
+        # Outside autograd: for shared bags and on the path `per_id`, vectors sent and gradients received differ in
+        # shape.
         outputs: dict[ExchangePath, list[Tensor]] = {path: [] for path in ExchangePath}
         for group, tiles in self._exchange.groups:
             if bag_set.received is not None:
@@ -390,7 +390,7 @@ class BatchInFlight:
             return [self._exchange.all_features.start_backward(routed.jagged, routed.samples_W, grad_BS)]
         # One gradient per distinct bag travels, for each bag set by itself: [Note: Merged bags] in
         # `tables/ops/shared.py`.
-        own_BS, shared_BS = (select_columns(grad_BS, self._exchange.columns_of(each)) for each, _ in self._bag_sets)
+        own_BS, shared_BS = (select_columns(grad_BS, self._exchange.columns_of(ex)) for ex, _ in self._bag_sets)
         steps = zip(self._bag_sets, (own_BS, sum_over_samples(shared_BS, shared)), strict=True)
         return [exchange.start_backward(x.sent.jagged, x.samples_W, grad) for (exchange, x), grad in steps]
 

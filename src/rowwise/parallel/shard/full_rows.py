@@ -48,7 +48,7 @@ class _PieceUpdate:
     hyper: Tensor
     random: Tensor
     merged: MergedGradients
-    bad_row: int | None = None  # number in the full table of a row whose gradient is not finite
+    bad_row: int | None = None  # index in the full table of a row whose gradient is not finite
     new_state: Tensor | None = None  # state [U, floats] after `terms`; `finish` stores it, without the bad rows
 
     @property
@@ -96,7 +96,7 @@ class _PieceUpdate:
         self.hyper = torch.tensor(KernelHyperparameters(lr=float(step.lr), weight_decay=weight_decay))
 
     def drop_rows(self, bad_U: Tensor) -> None:
-        """Leave these rows out of the update: they keep their weights and state."""
+        """Exclude these rows from the update: they keep their weights and state."""
         if bool(bad_U.any()):
             self.bad_row = self.rank_piece.tile.rows[0] + int(self.merged.rows_U[bad_U][0])
             self.merged = MergedGradients(rows_U=self.merged.rows_U[~bad_U], grad_UD=self.merged.grad_UD[~bad_U])
@@ -110,7 +110,7 @@ class FullRowUpdate:
     def __init__(self, routes: Routes, comm: Comm, groups: Sequence[tuple[PieceGroup, Tiles]]) -> None:
         """`groups`: the groups of this rank that need full rows."""
         self._comm, self._groups = comm, groups
-        # Of all ranks: which exchanges an update makes has to be the same on every rank.
+        # Of all ranks: every rank must enter the same exchanges.
         self._owners = routes.column_owners
         optimizers = [routes.tables[k].optimizer for k, _ in self._owners]
         self._clips = any(optimizer.clip is not None for optimizer in optimizers)
@@ -121,9 +121,9 @@ class FullRowUpdate:
 
         `device`: of the rows of all ranks.
         """
-        # Sorted, so that two ranks list the rows they share in the same order: a message has no names in it.
+        # Sorted, so that two ranks list their shared rows in the same order: messages carry no names.
         pieces = sorted(self._merge(calls), key=lambda piece: piece.rank_piece)
-        if self._clips:  # first and apart: what the optimizer sums is a function of the clipped gradient
+        if self._clips:  # an exchange of its own, before that of the optimizer, whose sums are of clipped gradients
             clipped = [piece for piece in pieces if piece.full_table.optimizer.clip is not None]
             for piece, totals in self._row_totals(
                 clipped, [(p.merged.grad_UD**2).unsqueeze(2) for p in clipped], device
@@ -139,11 +139,11 @@ class FullRowUpdate:
         pieces: list[_PieceUpdate] = []
         for group, tiles in self._groups:
             arena = tiles.arena
-            for tables, of_kind in zip((tiles.pooled, tiles.sequence), tiles.take_kinds(), strict=True):
-                if not of_kind:
+            for tables, staged in zip((tiles.pooled, tiles.sequence), tiles.take_kinds(), strict=True):
+                if not staged:
                     continue
                 hyper_TH, keys_T = next_step(arena, tables)
-                merged = merge_staged(concat_staged(reorder_by_rank(of_kind, calls)))
+                merged = merge_staged(concat_staged(reorder_by_rank(staged, calls)))
                 descriptors = TableDescriptor.read(tables.tables_TC)
                 for k, index in enumerate(tables.members_T.tolist()):
                     pieces.append(
@@ -182,7 +182,7 @@ class FullRowUpdate:
     def _exchange_node_sums(
         self, send_W: list[list[Tensor]], shapes: dict[_RowRange, tuple[int, int]], device: torch.device
     ) -> Iterator[tuple[_RowRange, list[tuple[Node, Tensor]]]]:
-        """Exchange node sums with the ranks that have other columns of the same rows; yields theirs by row range."""
+        """Exchange node sums with the ranks that hold other columns of the same rows; yields the received sums."""
         expected_W: list[list[tuple[_RowRange, Node]]] = [[] for _ in self._comm.ranks]
         for rows in shapes:
             for tile in self._owners[rows]:
@@ -231,4 +231,4 @@ def _clip_rows(piece: _PieceUpdate, total_U: Tensor) -> None:
     clip, norm_U = piece.hyper[CLIP], root(total_U)
     piece.merged.grad_UD *= torch.where(norm_U > clip, clip / norm_U, 1.0).unsqueeze(1)
     piece.hyper = piece.hyper.clone()  # a view of the table group's numbers, which later steps use too
-    piece.hyper[CLIP] = 0.0  # done: the kernel sees one piece's columns only, and must not clip by their norm
+    piece.hyper[CLIP] = 0.0  # disabled: the kernel would clip by the norm of one piece's columns

@@ -24,16 +24,16 @@ class HostExchange:
     """Two-step exchange of pooled vectors: reduce-scatter inside a host, all-to-all between hosts."""
 
     def __init__(self, routes: Routes, comm: Comm, wire: Wire, process_groups: tuple[Comm, Comm] | None = None) -> None:
-        """`process_groups`: the ranks of this host, and of this device number on all hosts; None: splits `comm`."""
+        """`process_groups`: the ranks of this host, and of this device number on all hosts; by default a split."""
         hosts, devices = routes.topology.hosts, routes.topology.devices
         self._host, self._device = divmod(comm.rank, devices)
         self._blocks = BlockColumns(routes, [routes.host_pieces(host) for host in range(hosts)])
-        # A rank may hold some of its host's columns only, and a reduce-scatter wants the same columns from all ranks.
+        # A rank may hold some of its host's columns only, and a reduce-scatter needs the same columns from all ranks.
         host_column = {column: k for k, column in enumerate(_column_numbers(self._blocks.segments_W[self._host]))}
         own_pieces = routes.pooled_pieces(comm.rank, ExchangePath.HIERARCHICAL)
-        own = _column_numbers(routes.column_segments(comm.rank, own_pieces))
-        self._columns = torch.tensor([host_column[column] for column in own], dtype=torch.int64)
-        self._has_all_columns = own == list(host_column)
+        local_columns = _column_numbers(routes.column_segments(comm.rank, own_pieces))
+        self._columns = torch.tensor([host_column[column] for column in local_columns], dtype=torch.int64)
+        self._has_all_columns = local_columns == list(host_column)
         self._devices, self._hosts = devices, hosts
         # For each device number, the ranks of that number on all hosts.
         self._peers_D = [[h * devices + d for h in range(hosts)] for d in range(devices)]
@@ -52,7 +52,7 @@ class HostExchange:
         width, scales = self._blocks.widths_W[self._host], self._blocks.scales_W[self._host]
         partial_GS = self._to_host_columns(local_GS, width)
         blocks = partial_GS.split(samples_W)
-        # Reduce-scatter wants one segment per device of this host; ranks with one device number are not neighbours.
+        # Reduce-scatter takes one segment per device of this host; ranks of one device number are not adjacent.
         for_D = [torch.cat([blocks[rank] for rank in peers]) for peers in self._peers_D]
         summed = self._sum_inside(for_D, scales)
         samples_H = [samples_W[rank] for rank in self._peers_D[self._device]]
@@ -69,16 +69,16 @@ class HostExchange:
         expected_H = [[ExpectedBlock((samples_W[rank], width), scales)] for rank in self._peers_D[self._device]]
         across, device = self._codecs["across", True], grad_BS.device
         received_H = across.exchange_blocks(send_H, expected_H, "gradients", device, loss_scale).wait()
-        of_device = concat_blocks([block for (block,) in received_H], device)
+        device_grad = concat_blocks([block for (block,) in received_H], device)
         samples_D = [sum(samples_W[rank] for rank in peers) for peers in self._peers_D]
         codecs = self._codecs["inside", True]
         if codecs.exact:
             sizes_D = [n * width for n in samples_D]
-            flat = codecs.comm.all_gather(of_device.flatten(), sizes_D, "gradients").wait()
+            flat = codecs.comm.all_gather(device_grad.flatten(), sizes_D, "gradients").wait()
             gathered_D = [x.view(n, width) for x, n in zip(flat.split(sizes_D), samples_D, strict=True)]
         else:
             expected_D = [[ExpectedBlock((n, width), scales)] for n in samples_D]
-            send_D = [[Block(of_device, scales)]] * self._devices
+            send_D = [[Block(device_grad, scales)]] * self._devices
             received_D = codecs.exchange_blocks(send_D, expected_D, "gradients", device, loss_scale).wait()
             gathered_D = [block for (block,) in received_D]
         # The gradients are by device number; the lookup's samples are in rank order.

@@ -1,9 +1,9 @@
 """`IdExchange`: asks the ranks that own buckets of managed tables for the rows of ids.
 
 Three all-to-alls: numbers of ids, then distinct ids with their occurrences, then rows. They come before the first
-lookup of a step, apart from the ids that `shard` routes: of a batch cut into virtual shards, an owner would see ids
-in an order that depends on the number of ranks. What comes after it, `shard` included, sees row numbers only. A rank
-without a valid batch says so in the first message, and all ranks raise ([Note: Rank status] in
+lookup of a step, apart from the ids that `shard` routes: of a batch cut into virtual shards, an owner would see ids in
+an order that depends on the number of ranks. Everything after it, `shard` included, sees row numbers only. A rank
+without a valid batch reports it in the first message, and all ranks raise ([Note: Rank status] in
 `parallel/comm/status.py`).
 """
 
@@ -23,7 +23,7 @@ from rowwise.tables.ids.managed.piece import find_buckets
 
 @final
 class IdExchange:
-    """The ranks' questions and answers of all managed tables of a module."""
+    """The exchange of ids and rows for all managed tables of a module."""
 
     def __init__(
         self, comm: Comm, tables: Sequence[LocalBuckets], owner_TB: Sequence[Tensor], evicted: Evicted
@@ -34,11 +34,12 @@ class IdExchange:
     def find(
         self, ids_T: Sequence[IdCounts] | None, error: RowwiseError | None = None, *, observe: bool
     ) -> list[Tensor]:
-        """The rows of the ids of each table; collective. `observe`: the ids change the map. None: there is an error."""
+        """The rows of each table's ids; collective. `observe`: the ids change the map. `ids_T`: None with an error."""
         comm, world, tables = self._comm, len(self._comm.ranks), len(self._tables)
         sends = [
             _Send.of(rank_B, ids, world) for rank_B, ids in zip(self._owner_TB, ids_T or (), strict=ids_T is not None)
         ]
+        # Step 1: headers, the status and the number of ids of each table.
         status = RankStatus(count=int(observe), failed=int(ids_T is None))
         sizes_WT = torch.tensor([send.sizes_W for send in sends], dtype=torch.int64).view(-1, world).T
         header_WC = torch.full((world, 1 + tables), status.pack(), dtype=torch.int64)
@@ -49,26 +50,27 @@ class IdExchange:
         raise_if_any_failed(comm, statuses_W, error, during="ids of managed tables")
         if len({status.count for status in statuses_W}) > 1:
             raise BatchError("some ranks train and others evaluate", "the same on all ranks")
-        words = 2 if observe else 1  # of an id
+        words = 2 if observe else 1  # step 2: ids, and their counts if observed; by rank, then by table
         sizes_W = [words * sum(header[1:]) for header in header_WC.tolist()]
         blocks = [x for w in range(world) for send in sends for x in send.blocks(w, counts=observe)]
         recv_sizes_W = [words * sum(header[1:]) for header in headers_W]
         words_N = comm.all_to_all(torch.cat(blocks), sizes_W, recv_sizes_W, "ids").wait()
-        asked = iter(words_N.split([n for header in headers_W for n in header[1:] for _ in range(words)]))
-        parts = [[[next(asked) for _ in range(words)] for _ in range(tables)] for _ in range(world)]
+        requests = iter(words_N.split([n for header in headers_W for n in header[1:] for _ in range(words)]))
+        parts = [[[next(requests) for _ in range(words)] for _ in range(tables)] for _ in range(world)]
         rows_TW = [
             self._answer(table, [parts[w][t] for w in range(world)], observe=observe)
             for t, table in enumerate(self._tables)
         ]
+        # Step 3: rows, in the order of the received ids.
         answers = torch.cat([rows_TW[t][w] for w in range(world) for t in range(tables)])
-        back_W = [sum(header[1:]) for header in header_WC.tolist()]
-        rows_N = comm.all_to_all(answers, [sum(header[1:]) for header in headers_W], back_W, "ids").wait()
+        reply_sizes_W = [sum(header[1:]) for header in header_WC.tolist()]
+        rows_N = comm.all_to_all(answers, [sum(header[1:]) for header in headers_W], reply_sizes_W, "ids").wait()
         rows = iter(rows_N.split([n for w in range(world) for send in sends for n in (send.sizes_W[w],)]))
         rows_WT = [[next(rows) for _ in range(tables)] for _ in range(world)]
         return [send.restore([rows_WT[w][t] for w in range(world)]) for t, send in enumerate(sends)]
 
     def _answer(self, table: LocalBuckets, parts_W: Sequence[Sequence[Tensor]], *, observe: bool) -> Sequence[Tensor]:
-        """The rows of the ids that each rank asked for."""
+        """The rows of each rank's requested ids."""
         ids_N = torch.cat([part[0] for part in parts_W])
         counts_N = torch.cat([part[1] for part in parts_W]) if observe else None
         rows_N = table.answer(ids_N, counts_N, self._evicted)

@@ -1,13 +1,13 @@
-"""`Router`: sends each id to the rank that holds its row, in two all-to-alls: three numbers per rank, then all ids.
+"""`Router`: sends each id to the rank that holds its row, in two all-to-alls: a header per rank, then all ids.
 
-`start` returns after the first of them has begun, so a later batch can be routed while this one is computed.
-The ids for a rank are one message (`pack.py`). Each rank checks its own batch before anything is sent. Batches whose
-samples share bags take `bag_sets.py` on the way.
+`start` returns once the first has begun, so a later batch can be routed while this one is computed. The ids for a rank
+are one message (`pack.py`). Each rank checks its own batch before anything is sent. Batches whose samples share bags
+take `bag_sets.py` on the way.
 
-[Note: Malformed batches] A rank that cannot use its batch says so in an exchange that all ranks enter anyway, and all
-ranks raise ([Note: Rank status] in `parallel/comm/status.py`). In a lookup that is the exchange of headers: for errors
-found here, while ids are mapped (`MappedEmbeddings`), or before there is a `Jagged` at all. In a loop over batches it
-is the `StepHeader` before a step (`train/step_header.py`), which also carries the batch size.
+[Note: Malformed batches] A rank with an invalid batch reports it in an exchange that all ranks enter anyway, and all
+raise ([Note: Rank status] in `parallel/comm/status.py`). In a lookup that is the exchange of headers: for errors found
+here, while ids are mapped (`MappedEmbeddings`), or before the `Jagged` exists. In a loop over batches it is the
+`StepHeader` before a step (`train/step_header.py`), which also carries the batch size.
 """
 
 import zlib
@@ -40,7 +40,7 @@ class Router:
 
     def __init__(self, routes: Routes, comm: Comm) -> None:
         self._routes, self._comm = routes, comm
-        self._unknown: list[UnknownIds] = []  # met while a batch is packed
+        self._unknown: list[UnknownIds] = []  # of the batch being packed
         self._packer = Packer(routes, comm.rank, self._unknown)
         self._shared_packer = SharedBatchPacker(routes, comm.rank, self._unknown)
         self._weighted_W = self._packer.weighted_W
@@ -70,7 +70,7 @@ class Router:
         self._unknown.clear()
         try:
             packed = self._pack(self._to_jagged(sparse))
-        except RowwiseError as caught:  # raised after the headers: the other ranks are already waiting for ours
+        except RowwiseError as caught:  # raised after the headers, for which the other ranks already wait
             error = caught
         unknown = tuple(self._unknown)
         headers_W = yield from self._exchange_headers(packed, error)
@@ -79,13 +79,13 @@ class Router:
         if len({header.trains_weights for header in headers_W}) > 1:
             raise BatchError("per-id weights require gradients on some ranks only", "the same on all ranks")
         if len({header.digest for header in headers_W}) > 1:
-            return (yield from self._steps(packed.given.expanded()))
+            return (yield from self._steps(packed.batch.expanded()))
         recv_sizes = [header.words for header in headers_W]
         received = yield self._comm.all_to_all(packed.words, packed.sizes_W, recv_sizes, "ids")
         routed = replace(self._unpack(packed, received.split(recv_sizes), headers_W), unknown=unknown)
         if not packed.trains_weights:
             return routed
-        return replace(routed, weights=_ReceivedWeightsFunction.apply(packed.given.weights_N, self, routed))
+        return replace(routed, weights=_ReceivedWeightsFunction.apply(packed.batch.weights_N, self, routed))
 
     def return_weight_gradients(self, routed: RoutedBatch, grad_N: Tensor) -> Tensor:
         """The gradients of this rank's per-id weights, summed over the ranks that were sent each of them."""
@@ -117,16 +117,16 @@ class Router:
         # The weight of a shared bag has a gradient of its own for each sample, so such bags are not sent once.
         return (jagged.expanded() if self._trains_weights(jagged) else jagged).contiguous()
 
-    def _pack(self, given: Jagged) -> PackedBatch:
-        jagged = given.expand_features(self._sequences)  # sequences are not shared: `distinct.py` removes their repeats
+    def _pack(self, batch: Jagged) -> PackedBatch:
+        jagged = batch.expand_features(self._sequences)  # sequences are not shared: `distinct.py` removes their repeats
         check_features(jagged.all_features, self._features)
         shared = jagged.shared
         shared_features = () if shared is None else tuple(f for f in self._features if f in shared.jagged.features)
         if shared is not None and shared_features:
-            return self._shared_packer.pack(given, jagged, shared, shared_features)
-        trains_weights = self._trains_weights(given)
+            return self._shared_packer.pack(batch, jagged, shared, shared_features)
+        trains_weights = self._trains_weights(batch)
         sent = self._packer.pack(jagged.expanded(), trains_weights=trains_weights)
-        return PackedBatch(given, sent.jagged, (sent,), sent.words, sent.sizes_W, trains_weights)
+        return PackedBatch(batch, sent.jagged, (sent,), sent.words, sent.sizes_W, trains_weights)
 
     def _exchange_headers(
         self, packed: PackedBatch | None, error: RowwiseError | None
@@ -161,26 +161,26 @@ class Router:
 class _BatchHeader(NamedTuple):
     """Sent to each rank before the ids, as three int64."""
 
-    status: RankStatus = RankStatus(failed=1)  # its count: samples of the batch
-    words: int = 0  # length of the message of ids that follows
+    status: RankStatus = RankStatus(failed=1)  # `status.count`: samples of the batch
+    words: int = 0  # length of the following message of ids
     trains_weights: bool = False
-    digest: int = 0  # CRC-32 of the names of shared features; 0: none are shared
+    digest: int = 0  # CRC-32 of the names of shared features; 0 if no feature is shared
     distinct: int = 0  # distinct samples, where features are shared
 
     def pack(self) -> list[int]:
-        more = self.trains_weights | self.digest << 1 | self.distinct << (1 + DIGEST_bits)
-        return [self.status.pack(), self.words, more]
+        flags = self.trains_weights | self.digest << 1 | self.distinct << (1 + DIGEST_bits)
+        return [self.status.pack(), self.words, flags]
 
     @classmethod
-    def unpack(cls, status: int, words: int, more: int) -> "_BatchHeader":
-        digest, distinct = more >> 1 & ((1 << DIGEST_bits) - 1), more >> (1 + DIGEST_bits)
-        return cls(RankStatus.unpack(status), words, bool(more & 1), digest, distinct)
+    def unpack(cls, status: int, words: int, flags: int) -> "_BatchHeader":
+        digest, distinct = flags >> 1 & ((1 << DIGEST_bits) - 1), flags >> (1 + DIGEST_bits)
+        return cls(RankStatus.unpack(status), words, bool(flags & 1), digest, distinct)
 
 
 class _ReceivedWeightsFunction(torch.autograd.Function):
     """The received per-id weights, as a function of the weights of all ranks: its backward returns the gradients."""
 
-    # Even a rank that received none needs a node in its graph, as all ranks have to join the backward's exchange.
+    # Even a rank that received no weights needs a node in its graph, as all ranks have to join the backward's exchange.
     @staticmethod
     def forward(*args: Any, **_: Any) -> Tensor:
         ctx, _weights, router, routed = args

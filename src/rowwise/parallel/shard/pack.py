@@ -36,11 +36,11 @@ class SentBatch:
     sizes_W: tuple[int, ...]  # words in the message to each rank
     counts_W: tuple[tuple[int, ...], ...]  # ids sent to each rank, by slice
     id_ranges: Mapping[str, tuple[int, int]]  # begin and end of each feature's ids in the batch
-    positions_N: Tensor | None  # position in the batch of each id sent; None: no exchange needs it
+    positions_N: Tensor | None  # position in the batch of each id sent; None if no exchange needs it
     repeats: Mapping[str, DistinctIds]  # by sequence feature, where repeated ids were sent once
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "SentBatch":
-        """The batch with each tensor that the exchange of vectors needs changed; not the messages, which were sent."""
+        """Apply `change` to each tensor that the exchange of vectors needs; not to the messages, which were sent."""
         return replace(
             self,
             jagged=self.jagged.map_tensors(change),
@@ -51,12 +51,12 @@ class SentBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BagSet:
-    """A batch, or some features of it, after the exchange of ids. See [Note: Bag sets] in `bag_sets.py`."""
+    """A batch, or a subset of its features, after the exchange of ids. See [Note: Bag sets] in `bag_sets.py`."""
 
     sent: SentBatch
     samples_W: tuple[int, ...]  # samples of each rank; this rank looks up for all of them, in this order
-    ids_WS: tuple[tuple[int, ...], ...]  # ids that each rank sent for each slice of this rank; 0 where none needs it
-    received: Jagged | None  # ids of this rank's slices, of all ranks' samples; None: it holds no piece of any table
+    ids_WS: tuple[tuple[int, ...], ...]  # ids that each rank sent for each slice of this rank; zeros if unused
+    received: Jagged | None  # ids of this rank's slices, of all ranks' samples; None if it holds no piece
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "BagSet":
         received = self.received and self.received.map_tensors(change)
@@ -66,7 +66,7 @@ class BagSet:
 class PackedBatch(NamedTuple):
     """A batch packed into one message per rank."""
 
-    given: Jagged
+    batch: Jagged  # before unknown ids are replaced
     jagged: Jagged  # unknown ids replaced
     sent: tuple[SentBatch, ...]  # by bag set
     words: Tensor  # the messages in rank order
@@ -96,7 +96,7 @@ class RoutedBatch:
         if self.jagged.values_N.device.type == device.type:
             return self
 
-        copied: dict[int, Tensor] = {}  # a batch without shared bags is its only bag set
+        copied: dict[int, Tensor] = {}  # by id: without shared bags, the batch and its bag set share tensors
 
         def change(x: Tensor) -> Tensor:
             if id(x) not in copied:
@@ -133,14 +133,14 @@ class Packer:
         # Not with weighted tables: a batch without repeats has fewer ids, and its weights would no longer match them.
         self._sequences = [] if weighted or routes.world == 1 else repeatable_features(routes.exchanged_tables)
         self._ranges = max((len(cuts) - 1 for cuts in routes.cuts.values()), default=1)
-        # Elastic results refuse gradients of their weights, which would be sums over columns of several ranks.
+        # With elastic results their weights get no gradients, which would be sums over columns of several ranks.
         cut = {p.table for groups in routes.groups_W for g in groups for p in g.pieces if p.width < tables[p.table].dim}
         self._cut_weighted_tables = [tables[k].name for k in sorted(cut & weighted) if routes.elastic]
         sizes_W = [len(slices) for slices in routes.slices_W]
         messages = [*zip(sizes_W, self._wide_W, self.weighted_W, strict=True), (len(not_sent), False, False)]
         self._messages_WC = torch.tensor(messages, dtype=torch.int64)
-        self.num_slices = sizes_W[rank]  # that this rank receives
-        self.words_per_id = 1 + self._wide_W[rank] + self.weighted_W[rank]  # in messages to it
+        self.num_slices = sizes_W[rank]  # received by this rank
+        self.words_per_id = 1 + self._wide_W[rank] + self.weighted_W[rank]  # in messages to this rank
         self._slices: dict[tuple[str, ...], Tensor] = {}  # by the order of a batch's features
         self._bounds: dict[tuple[str, ...], Tensor] = {}
 
@@ -148,11 +148,11 @@ class Packer:
         """The messages to all ranks; raises for an unknown id. `trains_weights`: weights get a gradient."""
         try:
             return self.pack_valid(jagged, trains_weights)
-        except (RuntimeError, IdError):  # only a bad batch pays for the search: raise with names, or map unknown ids
+        except (RuntimeError, IdError):  # only invalid batches pay for the search: raise with names, or map unknown ids
             return self.pack_valid(self._map_unknown_ids(jagged), trains_weights)
 
     def pack_valid(self, jagged: Jagged, trains_weights: bool = False) -> SentBatch:
-        """`pack`, with errors of the operators, which know no names."""
+        """`pack`, but errors are those of the operators, without names of features."""
         check_weights(self._routes.tables, jagged)
         if self._cut_weighted_tables and trains_weights:
             raise BatchError(
@@ -212,11 +212,11 @@ class Packer:
         weights: list[Tensor] = []
         for message, samples in zip(messages_W, samples_W, strict=True):
             n = (len(message) - len(slices) * samples) // self.words_per_id
-            bags, ids, more = message.split([len(slices) * samples, n * (1 + wide), n * weighted])
+            bags, ids, weight_words = message.split([len(slices) * samples, n * (1 + wide), n * weighted])
             lengths.append(bags)
             # Cloned: a 64-bit view has to begin at a multiple of eight bytes, and ids in a message need not.
             values.append(ids.clone().view(torch.int64) if wide else ids)
-            weights.append(more.view(torch.float32))
+            weights.append(weight_words.view(torch.float32))
         # Feature-major: all samples of the first slice, rank after rank, then of the second.
         segments = [(w, k * n, n) for k in range(len(slices)) for w, n in enumerate(samples_W)]
         segments_RC = torch.tensor(segments, dtype=torch.int64)
@@ -231,7 +231,7 @@ class Packer:
         tables = {feature: table for table in self._routes.tables for feature in table.feature_names}
         values_N = jagged.values_N.clone()
         for feature, (begin, end) in jagged.id_ranges().items():
-            if feature not in tables:  # any id is allowed, but bucketize wants it inside a range
+            if feature not in tables:  # any id is allowed, but bucketize needs it inside a range
                 values_N[begin:end] = 0
         known = {feature: tables[feature] for feature in jagged.features if feature in tables}
         mapped, unknown = map_unknown(replace(jagged, values_N=values_N), known)
@@ -240,14 +240,14 @@ class Packer:
 
     def _bounds_for(self, jagged: Jagged) -> Tensor:
         """Row ranges of all features of a batch; a feature without a table has one range of all ids."""
-        known = self._bounds.get(jagged.features)
-        if known is None:
-            most = self._ranges + 1
+        bounds = self._bounds.get(jagged.features)
+        if bounds is None:
+            max_cuts = self._ranges + 1
             cuts = {f: self._routes.cuts.get(f, (0, NO_LIMIT)) for f in jagged.features}
-            # Features with fewer ranges get empty ones at the end: the kernel wants as many for each.
-            padded = {f: [*c, *[c[-1]] * (most - len(c))] for f, c in cuts.items()}
-            known = self._bounds[jagged.features] = row_bounds(jagged.features, padded)
-        return known
+            # Features with fewer ranges get empty ranges at the end: the kernel needs the same number for each.
+            padded = {f: [*c, *[c[-1]] * (max_cuts - len(c))] for f, c in cuts.items()}
+            bounds = self._bounds[jagged.features] = row_bounds(jagged.features, padded)
+        return bounds
 
     def _slices_for(self, jagged: Jagged) -> Tensor:
         """One row per packed slice: (index of its segment of bags, rows in its range, which bound its ids)."""

@@ -35,7 +35,7 @@ class PerIdExchange:
 
     def forward(self, bag_set: BagSet, flat: Tensor) -> dict[str, Tensor]:
         """The vectors [N, D] of each feature of this rank's batch; `flat`: rows it looked up, piece after piece."""
-        # Decided by the pieces of all ranks, so either every rank enters the exchange or none does.
+        # Decided by the pieces of all ranks: all of them enter the exchange, or none.
         if not self.any:
             return {}
         send_W = [[Block(block) for block in blocks] for blocks in self._blocks_by_rank(bag_set, flat)]

@@ -15,7 +15,7 @@ from rowwise.parallel.shard.vectors import Block, ExpectedBlock, PendingBlocks, 
 from rowwise.tables.ops.output_cache import empty_cached
 from rowwise.tables.spec import Wire
 
-SEGMENT_FIELDS = 5  # as the operator `place` reads a segment: block, column in it, output column, width, add or not
+SEGMENT_FIELDS = 5  # of the operator `place`: block, first column in it, first output column, width, whether to add
 
 
 @final
@@ -27,7 +27,7 @@ class BlockColumns:
         widths_W = [[piece.width for piece, _ in pieces] for pieces in pieces_W]
         self.widths_W, self.scales_W = list(map(sum, widths_W)), list(map(scale_groups_of, widths_W))
         # Range 0 covers every column once and overwrites the uninitialised output; later ranges are added, in row order
-        # whichever rank holds them, so that the sum does not depend on where the ranges are.
+        # whichever rank holds them, so that the sum does not depend on the placement.
         ordered = sorted((x for segments in self.segments_W for x in segments), key=lambda x: x.range)
         self._to_output = _segments_tensor([(x.rank, x.source, x.target, x.width, x.range > 0) for x in ordered])
         self._to_block_W = [
@@ -36,7 +36,7 @@ class BlockColumns:
         ]
 
     def expected(self, samples: int) -> list[ExpectedBlock]:
-        """The block of each rank for so many samples."""
+        """The block that each rank sends for a batch of `samples`."""
         return [ExpectedBlock((samples, d), scales) for d, scales in zip(self.widths_W, self.scales_W, strict=True)]
 
     def write_output(self, blocks: Sequence[Tensor], out_BS: Tensor) -> None:
@@ -45,11 +45,11 @@ class BlockColumns:
         torch.ops.rowwise.place([block.contiguous() for block in blocks], self._to_output, out_BS)
 
     def write_block(self, rank: int, grad_BS: Tensor, block: Tensor) -> None:
-        """Write the output columns that are one rank's, in the order of its block."""
+        """Write one rank's output columns in the order of its block."""
         torch.ops.rowwise.place([grad_BS], self._to_block_W[rank], block)
 
     def pick(self, rank: int, grad_BS: Tensor) -> Block:
-        """The output columns that are one rank's, as a block."""
+        """One rank's output columns as a block."""
         block = empty_cached((len(grad_BS), self.widths_W[rank]), grad_BS)
         self.write_block(rank, grad_BS, block)
         return Block(block, self.scales_W[rank])
@@ -102,11 +102,11 @@ class PooledExchange:
 @final
 @dataclass(frozen=True, slots=True)
 class PendingGradients:
-    """Gradients of pooled vectors on their way between ranks."""
+    """Gradients of pooled vectors in flight between ranks."""
 
     blocks: PendingBlocks
-    grad_GS: Tensor  # has this rank's own
-    rows_W: Sequence[Tensor]  # its rows of each rank
+    grad_GS: Tensor  # this rank's own rows are already written
+    rows_W: Sequence[Tensor]  # its views, by rank of the samples
     rank: int
 
     def wait(self) -> Tensor:

@@ -1,8 +1,8 @@
 """`rehearse`: runs one rank of a plan for hundreds of ranks, on a machine that could never hold the tables.
 
 It runs one step (forward, backward, update) with the code that trains: real ids are routed, looked up and updated by
-the real kernels. Two things are not real. There are no other ranks: `comm.rehearse` makes up what would arrive. And
-rows are pages that were never written, which read as zero and take no memory: only rows that the step changes do.
+the real kernels. Two things are not real. There are no other ranks: `comm.rehearse` makes up the data they would send.
+And rows are unwritten pages, which read as zero and take no memory: only rows that the step changes do.
 
 Not covered: the values that come out, batches that differ between ranks, and time, as nothing is sent.
 """
@@ -40,7 +40,7 @@ class RehearsedRank(NamedTuple):
 
 
 class TableVisits(NamedTuple):
-    """Ids looked up in a rank's part of a table in one step, and distinct rows that they change."""
+    """Ids looked up in a rank's part of a table in one step, and the distinct rows among them."""
 
     ids: int = 0
     rows: int = 0
@@ -55,7 +55,7 @@ class Rehearsal:
     visited: dict[str, TableVisits]  # by table, of the tables that this rank has a part of
     pooled_shape: tuple[int, ...]  # of the matrix of pooled features that the model gets
     sequence_shapes: dict[str, tuple[int, ...]]  # by sequence feature
-    held_bytes: Counter[Tier]  # rows and optimizer state of this rank, which were not allocated
+    held_bytes: Counter[Tier]  # rows and optimizer state of this rank; not allocated
     peak_bytes: int  # peak memory of this process since its start
 
     def total_bytes(self, link: Link | None = None) -> int:
@@ -72,9 +72,9 @@ def rehearse(
     wire: Wire | None = None,
     elastic: bool = False,
 ) -> Rehearsal:
-    """Run one step of a rank. Each rank is given this batch, and every gradient of the outputs is 1.
+    """Run one step of a rank. All ranks have this batch, and every gradient of the outputs is 1.
 
-    Tiles may be in any memory tier, also in those that training does not support: all are looked up as on the device.
+    Tiles may be in any memory tier, even one that training does not support: all are looked up as on the device.
     """
     comm, calls = rehearsal_comm(*seat)
     resident = [structs.replace(tile, tier="device", cache_rows=0) for tile in plan.tiles]
@@ -114,7 +114,7 @@ def zero_pages(size_bytes: int) -> Tensor:
     except OSError as error:
         hint = "it takes /proc/sys/vm/overcommit_memory 0 or 1, and no limit on addresses (ulimit -v)"
         raise MemoryError(f"{size_bytes / 1e9:.1f} GB of addresses without memory: {error}; {hint}") from None
-    pages.madvise(mmap.MADV_NOHUGEPAGE)  # with huge pages, each row written would take 2 MiB
+    pages.madvise(mmap.MADV_NOHUGEPAGE)  # huge pages would take 2 MiB per written row
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 

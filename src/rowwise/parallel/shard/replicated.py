@@ -1,8 +1,8 @@
-"""`ReplicatedUpdate`: updates replicated tables, so that they stay equal on all ranks.
+"""`ReplicatedUpdate`: updates replicated tables, which stay equal on all ranks.
 
-Each step takes the exchange that sends less. Either an all-gather of the staged ids and gradients, after which every
-rank updates with all of them: the bits of one device. Or, for tables that are small beside the batch, each rank merges
-its own gradients and an all-reduce adds them up: equal on all ranks, but summed in another order than on one device.
+Each step takes the cheaper of two exchanges. An all-gather of the staged ids and gradients, after which every rank
+applies all of them: the bits of one device. Or, for tables that are small beside the batch, a merge on each rank and an
+all-reduce of the sums: equal on all ranks, but summed in another order than on one device.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class ReplicatedUpdate:
         self._tiles, self._comm, self._elastic = tiles, comm, elastic
 
     def update(self, samples: int, calls: int) -> None:
-        """Apply what all ranks staged for `samples` samples; collective. `calls`: forward calls per batch."""
+        """Apply the staged gradients of all ranks' `samples`; collective. `calls`: forward calls per batch."""
         run_all(partial(self._update, local, samples, calls) for local in self._tiles.take_kinds() if local)
 
     def _update(self, local: Sequence[StagedGradients], samples: int, calls: int) -> None:
@@ -43,7 +43,7 @@ class ReplicatedUpdate:
         # All-gather receives a gradient per sample; a ring all-reduce sends each row's sums and its mark about twice.
         # `samples` is the global count, so all ranks choose alike.
         if self._elastic or samples * floats < 2 * sum(t.rows * (t.dim + 1) for t in tables):
-            # For each batch the ranks in order: the samples of the global batch, as one device would have met them.
+            # For each batch the ranks in order: the samples of the global batch, as on one device.
             batches = [concat_staged(local[k : k + calls]) for k in range(0, len(local), calls)]
             update(self._tiles.arena, [s for batch in batches for s in self._gathered(group, batch)])
         else:
@@ -54,7 +54,7 @@ class ReplicatedUpdate:
         names = tuple(dict.fromkeys(group.feature_names))
         jagged = permute(local.batch, names)
         parts = [jagged.lengths_FB.long(), jagged.values_N.long()]
-        # By the tables, not by the batch: weights that no table uses may be present on some ranks only.
+        # Decided by the tables, not the batch: unused weights may be present on some ranks only.
         weighted = any(table.pooling is Pooling.WEIGHTED for table in group.tables)
         weights = jagged.weights_N if weighted else None
         sizes = torch.tensor([len(x) for x in parts] + [local.grad.numel()])
@@ -67,9 +67,9 @@ class ReplicatedUpdate:
         for rank, (bags, n, _) in enumerate(sizes_W):
             lengths_FB, values_N = ids[rank].split([bags, n])
             weights_N = None if weights_W is None else weights_W[rank]
-            of_rank = Jagged(features=names, values_N=values_N, lengths_FB=lengths_FB, weights_N=weights_N)
+            rank_batch = Jagged(features=names, values_N=values_N, lengths_FB=lengths_FB, weights_N=weights_N)
             grad = grads[rank] if local.call.per_id else grads[rank].view(-1, group.columns)
-            gathered.append(local.of_batch(of_rank, grad))
+            gathered.append(local.of_batch(rank_batch, grad))
         return gathered
 
     def _gather(self, tensor: Tensor, sizes_W: Sequence[int], purpose: str) -> Sequence[Tensor]:

@@ -95,7 +95,7 @@ class Routes:
     topology: Topology
     cuts: Mapping[str, tuple[int, ...]]  # by feature: first row of each row range of its table, then the row count
     replicated: tuple[Table, ...]  # every rank holds all of the table
-    slices_W: tuple[tuple[FeatureSlice, ...], ...]  # the ids that each rank is sent
+    slices_W: tuple[tuple[FeatureSlice, ...], ...]  # the ids sent to each rank
     groups_W: tuple[tuple[PieceGroup, ...], ...]  # the pieces that each rank holds
     columns: Mapping[str, slice]  # output columns of each pooled feature
     elastic: bool
@@ -146,7 +146,7 @@ class Routes:
     def host_pieces(self, host: int) -> list[tuple[RankPiece, str]]:
         """(piece, feature) for each pooled vector of a host's summed block, in the order of its columns."""
         devices = self.topology.devices
-        # Ranks of a host that hold other rows of the same columns add to the same vector: one entry for all of them.
+        # Ranks of a host with other rows of the same columns add to the same vector, which has one entry.
         by_columns = {
             (piece.table, feature, piece.tile.cols): RankPiece(piece.tile, piece.table, 0, False)
             for rank in range(host * devices, (host + 1) * devices)
@@ -234,7 +234,7 @@ def pooled_columns(tables: Sequence[Table]) -> dict[str, slice]:
 def _merge_columns_of_rank(pieces: Sequence[RankPiece], table: Table, *, alike: bool) -> list[RankPiece]:
     """Merge the column pieces of a row range where one rank holds all of them: its update needs no other rank.
 
-    `alike`: only if that is so for every row range, as blocks that a host adds up must have equal columns.
+    `alike`: merge all row ranges or none, as blocks summed in a host must have equal columns.
     """
     by_range: dict[int, list[RankPiece]] = {}
     for piece in pieces:

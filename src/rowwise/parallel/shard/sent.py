@@ -1,7 +1,7 @@
 """`SentGradients`: gradients that a backward has sent to the ranks of their rows, checked before they arrive there.
 
-On exact wires the rank that sends gradients checks them, so their ranks agree whether all are finite while they travel.
-Lossy wires can make infinity of a finite number, so there the rank that receives them checks.
+On exact wires the rank that sends gradients checks them, so the ranks agree while gradients are in flight. A lossy wire
+can turn a finite number into infinity, so there the receiving rank checks.
 """
 
 import math
@@ -21,7 +21,7 @@ from rowwise.tables.spec import Pooling, Table
 
 
 class SentGradients(NamedTuple):
-    """Gradients of this rank's samples; None: no loss depends on that kind of output."""
+    """Gradients of this rank's samples; None if no loss depends on that kind of output."""
 
     jagged: Jagged
     pooled_BS: Tensor | None
@@ -35,7 +35,7 @@ class SentGradients(NamedTuple):
         jagged = self.jagged
         matrices = (self.pooled_BS, *(self.sequences or {}).values())
         largest_M = [max_abs(matrix) for matrix in matrices if matrix is not None]
-        if not all(map(math.isfinite, largest_M)):  # of empty bags they reach no row, so a suspect has to be located
+        if not all(map(math.isfinite, largest_M)):  # locate it: gradients of empty bags reach no row
             fault = self._find_fault(tables, rank)
             if fault is not None:
                 raise GradientError(f"{fault}. No row was updated")

@@ -46,7 +46,7 @@ class WireCodecs:
     def of(cls, comm: Comm, wire: Wire, *, backward: bool) -> "WireCodecs":
         """The codecs that `wire` names for the link to each rank."""
         me = comm.ranks[comm.rank]
-        types = [wire.vectors(comm.topology.link(me, other), backward=backward) for other in comm.ranks]
+        types = [wire.vectors(comm.topology.link(me, rank), backward=backward) for rank in comm.ranks]
         types[comm.rank] = WireType.FP32
         return cls(comm, tuple(map(codec_of, types)))
 
@@ -63,9 +63,9 @@ class WireCodecs:
         device: torch.device,
         loss_scale: float = 1.0,
     ) -> "PendingBlocks":
-        """Start an all-to-all of the blocks for each rank and from each; this rank's blocks for itself stay here.
+        """Start an all-to-all of blocks; this rank's blocks for itself are not sent.
 
-        `device`: of the blocks, alike on all ranks, as a rank that sends none joins the same collective.
+        `device`: of the blocks, alike on all ranks, as a rank without blocks joins the same collective.
         `loss_scale`, a power of two, multiplies numbers on an fp16 wire and divides them on arrival.
         """
         me = self.comm.rank
@@ -92,7 +92,7 @@ class WireCodecs:
 @final
 @dataclass(frozen=True, slots=True)
 class PendingBlocks:
-    """An all-to-all of blocks that was started."""
+    """An all-to-all of blocks in flight."""
 
     codecs: WireCodecs
     work: Work
@@ -126,9 +126,9 @@ def concat_blocks(blocks: Sequence[Tensor], device: torch.device) -> Tensor:
         return torch.empty(0, device=device)
     filled = [block for block in blocks if block.numel()] or list(blocks[:1])
     first, at = filled[0], filled[0].data_ptr()
-    home = first.untyped_storage().data_ptr()
+    storage_ptr = first.untyped_storage().data_ptr()
     for block in filled:
-        if not block.is_contiguous() or block.data_ptr() != at or block.untyped_storage().data_ptr() != home:
+        if not block.is_contiguous() or block.data_ptr() != at or block.untyped_storage().data_ptr() != storage_ptr:
             return torch.cat(list(blocks))
         at += block.nbytes
     return first.as_strided((sum(len(block) for block in blocks), *first.shape[1:]), first.stride())
