@@ -37,9 +37,7 @@ def activation_bytes(model: nn.Module, batch: Batch, units: Sequence[nn.Module])
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
     alive: list[Tensor] = []  # keeps storages alive, so that no address is used twice
     sizes: dict[int, int] = {}
-    inside: dict[nn.Module | None, set[int]] = {
-        unit: set() for unit in (None, *units)
-    }  # None for tensors outside of all units
+    inside: dict[nn.Module | None, set[int]] = {unit: set() for unit in (None, *units)}  # None: outside of units
     entered: list[nn.Module] = []
 
     def keep(tensor: Tensor, unit: nn.Module | None) -> Tensor:

@@ -6,9 +6,9 @@ arXiv 1703.04247):
     v_f    = the pooled rows of feature f; for the dense number x_i, x_i times a learned vector
     logits = first order + sum of v_i . v_j over all pairs i < j + deep([dense, v of the tables])
 
-The first order is `Wide`: a weight for each id and each dense number. A bag counts as its pooled
-vector, so ids of the same bag are not paired. The MLP reads the dense numbers themselves: as its first layer is linear,
-their vectors would add weights but no function.
+The first order is `Wide`: a weight for each id and each dense number. A bag counts as its pooled vector, so ids of the
+same bag are not paired. The MLP reads the dense numbers themselves: as its first layer is linear, their vectors would
+add weights but no function.
 """
 
 from collections.abc import Sequence

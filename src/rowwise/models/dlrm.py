@@ -7,8 +7,8 @@ arXiv 1906.00091):
     v_f = the pooled rows of feature f            f = 1 .. F
     logits = top([v_0, v_i . v_j for j < i])      an MLP over v_0 and the F (F + 1) / 2 dots
 
-Without dense numbers v_0 is one learned vector, the same for all samples, so that each feature keeps a
-first-order term: its dot with v_0.
+Without dense numbers v_0 is one learned vector, the same for all samples, so that each feature keeps a first-order
+term: its dot with v_0.
 """
 
 from collections.abc import Sequence

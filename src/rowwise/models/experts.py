@@ -65,11 +65,9 @@ class ExpertLevel(nn.Module):
     def forward(self, tasks: Sequence[Tensor], shared_BS: Tensor) -> tuple[list[Tensor], Tensor]:
         """Mixtures of each task and of all tasks, from the inputs of each task's and of the shared experts."""
         out = [expert(tasks[k // self.count]) for k, expert in enumerate(self.own)]
-        own_outputs = [out[t * self.count : (t + 1) * self.count] for t in range(len(tasks))]
+        own = [out[t * self.count : (t + 1) * self.count] for t in range(len(tasks))]
         shared = [expert(shared_BS) for expert in self.shared]
-        mixed = [
-            _mix(gate(x), [*outputs, *shared]) for gate, x, outputs in zip(self.gates, tasks, own_outputs, strict=True)
-        ]
+        mixed = [_mix(gate(x), [*outputs, *shared]) for gate, x, outputs in zip(self.gates, tasks, own, strict=True)]
         if self.shared_gate is None:
             return mixed, shared_BS
         return mixed, _mix(self.shared_gate(shared_BS), [*out, *shared])

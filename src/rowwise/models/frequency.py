@@ -5,9 +5,9 @@ smoothed gap B between its occurrences, in steps:
 
     B <- (1 - alpha) B + alpha (step - A),   A <- step,   probability = 1 / B
 
-Items share the slots of hashed arrays, so memory is fixed and new items need no allocation. Two items in one slot
-occur more often than either, so the longest gap over several arrays is the best estimate. Unlike the paper, which
-smooths from an initial B, B begins with the first gap: there is no initial value to choose.
+Items share the slots of hashed arrays, so memory is fixed and new items need no allocation. Two items in one slot occur
+more often than either, so the longest gap over several arrays is the best estimate. Unlike the paper, which smooths
+from an initial B, B begins with the first gap: there is no initial value to choose.
 
 The probability is that of being in a batch at all: for rare items the expected number of times, but never more than 1.
 """

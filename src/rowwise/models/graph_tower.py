@@ -207,6 +207,7 @@ class GraphTower(VectorModel):
         """The vectors of all users and of all items."""
         users, items = (table.rows for table in self.embeddings.tables)
         nodes_P = torch.arange(*self._nodes)
+        # One batch reads the rows of these nodes: sample n has the n-th user and the n-th item, while there are any.
         users_U, items_I = nodes_P[nodes_P < users], nodes_P[nodes_P >= users] - users
         counts = len(users_U), len(items_I)
         lengths_FB = (torch.arange(max(counts)) < torch.tensor(counts).unsqueeze(1)).long().flatten()

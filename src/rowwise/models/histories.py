@@ -111,7 +111,7 @@ class Groups:
             raise BatchError(f"history {int(order[-1])} has {sizes[-1]} items", f"at most length={most}")
         self._shapes: list[tuple[int, int]] = []  # lists and items of each group
         self._rows, first, starts = 0, 0, list[int]()
-        while first < len(sizes):
+        while first < len(sizes):  # greedy in order of length: a group takes lists up to its limit
             last, limit = first, _fixed_length(sizes[first]) if fixed else GROWTH * sizes[first] + SLACK
             while last < len(sizes) and sizes[last] <= limit:
                 last += 1

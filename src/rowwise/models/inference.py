@@ -1,12 +1,12 @@
 """A model in use: evaluation mode, no gradients, packed weights, and logits that do not depend on other rows.
 
 [Note: Blocks of rows] A matrix library has kernels for different numbers of rows, which add in different orders. So a
-row's last bits may depend on how many rows are computed with it: oneDNN differs for a batch of 1, MKL also
-for batches of 2, 3, 5, 7, 9 and others. Vector code may treat the last elements of a tensor differently. A
-multiple of 16 rows never differed with oneDNN, at any place of a row and with any number of threads. So batches are
-padded to such blocks, and `Linear` layers pad their own input, which has another number of rows where a model works on
-items of histories. `choose_blocks` tests a model on given rows. A model that fails is computed in larger blocks, then
-in blocks of one fixed size, then row by row.
+row's last bits may depend on how many rows are computed with it: oneDNN differs for a batch of 1, MKL also for batches
+of 2, 3, 5, 7, 9 and others. Vector code may treat the last elements of a tensor differently. A multiple of 16 rows
+never differed with oneDNN, at any place of a row and with any number of threads. So batches are padded to such blocks,
+and `Linear` layers pad their own input, which has another number of rows where a model works on items of histories.
+`choose_blocks` tests a model on given rows. A model that fails is computed in larger blocks, then in blocks of one
+fixed size, then row by row.
 """
 
 from collections.abc import Callable, Iterator, Sequence
