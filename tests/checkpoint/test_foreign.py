@@ -102,7 +102,7 @@ def test_torchrecs_names_are_known(tmp_path):
 @pytest.mark.parametrize(
     ("maps", "want"),
     [
-        ((), r"no tensor is called as TorchRec calls tables; say which .* --map OLD=table:NAME; there are emb_l\.0"),
+        ((), r"no tensor has a TorchRec table name; name the tables .* --map OLD=table:NAME; there are emb_l\.0"),
         (("emb_1.0.weight=table:a",), r"has no tensor 'emb_1\.0\.weight'; did you mean 'emb_l\.0\.weight'\?"),
         (
             ("top_l.0.bias=table:a",),

@@ -277,9 +277,9 @@ def test_maps_that_do_not_fit_are_refused_by_name(tmp_path, first):
     files.save(tmp_path / "new.map", "few", hash_map(IDS, 20))
     with pytest.raises(SpecError, match="map of table 'few'"):
         remap(first, tmp_path / "out", "item", tmp_path / "new.map")
-    with pytest.raises(CheckpointError, match=r"'few' is none with an id map|table 'few' has no id map"):
+    with pytest.raises(CheckpointError, match=r"'few' is not a table with an id map|table 'few' has no id map"):
         remap(first, tmp_path / "out", "few", tmp_path / "new.map")
-    with pytest.raises(CheckpointError, match="table 'itm' is none"):
+    with pytest.raises(CheckpointError, match="table 'itm' is not a table with an id map"):
         remap(first, tmp_path / "out", "itm", tmp_path / "new.map")
     with pytest.raises(CheckpointError, match="first exists already"):
         remap(first, tmp_path / "first", "item", tmp_path / "new.map")

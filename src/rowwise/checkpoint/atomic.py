@@ -1,6 +1,6 @@
 """Atomic output: a file or folder appears under its name only when it is complete.
 
-A kill leaves at most a file or folder whose name ends in `.part`, which nothing reads and the next attempt removes.
+A kill leaves at most a file or folder whose name ends in `.part`, which no reader accepts and the next attempt removes.
 """
 
 import shutil
@@ -43,13 +43,13 @@ def atomic_output(out: Path) -> Iterator[Path]:
 @contextmanager
 def scratch_beside(out: Path) -> Iterator[Path]:
     """A temporary folder on the file system of `out`."""
-    place = out.with_name(f".{out.name}.rows{PART}")
-    _remove(place)
-    place.mkdir(parents=True)
+    folder = out.with_name(f".{out.name}.rows{PART}")
+    _remove(folder)
+    folder.mkdir(parents=True)
     try:
-        yield place
+        yield folder
     finally:
-        _remove(place)
+        _remove(folder)
 
 
 def _remove(path: Path) -> None:

@@ -1,12 +1,12 @@
-"""Saves while training goes on: copies the tensors, and writes the copies in a thread.
+"""Saves in the background: copies the tensors, then writes the copies in a thread.
 
-The memory of the copies is used again by the next save: allocating fresh pages takes many times as long as copying.
-Known limits: memory for all that a rank writes. A rank that has rows on disk (`RowStream`), which may not fit into
-memory, copies nothing, and its save returns when the checkpoint is written.
+The next save reuses the memory of the copies: allocating fresh pages is many times slower than copying. Known limits:
+memory for all tensors that a rank writes. A rank with rows on disk (`RowStream`), which may not fit into memory, copies
+nothing, and its save returns when the checkpoint is written.
 
 [Note: Writing behind]
 The threads have a process group of their own, so their collectives never mix with those of the steps. At most one write
-is running. The next write waits until the former has ended on all ranks, and raises the former's error on all of them.
+is running. The next write waits until the previous one has ended on all ranks, and raises its error on all of them.
 """
 
 import threading
@@ -27,7 +27,7 @@ from rowwise.checkpoint.write import THREADS, assign_shards, run_on_all_ranks, w
 from rowwise.parallel.comm.interface import Comm
 from rowwise.tables.ops.output_cache import empty_cached
 
-RUN_bytes = 64 << 20  # copied by one thread: long enough to go past the caches
+RUN_bytes = 64 << 20  # per task of a copy thread: large enough to bypass the caches
 
 
 @final
@@ -46,33 +46,33 @@ class BackgroundWriter:
     def write(
         self, folder: Path, shards: Sequence[LocalShard], data: Mapping[str, Any], base: Checkpoint | None = None
     ) -> None:
-        """Wait for the former write, copy the tensors, start the thread; with streams wait for it."""
+        """Wait for the previous write, copy the tensors, start the thread; with streams, also wait for it."""
         self.wait()
-        own = assign_shards(shards, self._comm)
-        streams = any(shard.stream is not None for shard in own)
-        copies = own if streams else self._copy(own)
-        plain = msgspec.json.decode(msgspec.json.encode(data))  # a deep copy
+        assigned = assign_shards(shards, self._comm)
+        streams = any(shard.stream is not None for shard in assigned)
+        copies = assigned if streams else self._copy(assigned)
+        copied = msgspec.json.decode(msgspec.json.encode(data))
         self._folder = folder
-        self._thread = threading.Thread(target=self._run, args=(copies, plain, base), name="checkpoint", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(copies, copied, base), name="checkpoint", daemon=True)
         self._thread.start()
-        if streams:  # other ranks go on until their next collective
+        if streams:  # other ranks continue to their next collective
             self._thread.join()
 
     def then(self, action: Callable[[], object]) -> None:
         """Run an action on rank 0 after the running write, unless that fails."""
         self._actions.append(action)
         if self._thread is None:
-            self._end()
+            self._finish()
 
     def wait(self) -> None:
         """Wait for the running write and its actions; raises their error on all ranks."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-            self._end()
+            self._finish()
 
-    def _end(self) -> None:
-        """Raise the thread's error, or run the actions that came after the thread had ended."""
+    def _finish(self) -> None:
+        """Raise the thread's error, or run actions added after the thread's end."""
         error, self._error = self._error, None
         if error is not None:
             self._actions.clear()
@@ -100,7 +100,7 @@ class BackgroundWriter:
                 action()
 
     def _copy(self, shards: Sequence[LocalShard]) -> list[LocalShard]:
-        former = self._copies
+        previous = self._copies
         self._copies = {}
         copies: list[LocalShard] = []
         runs: list[tuple[Tensor, Tensor]] = []
@@ -110,7 +110,7 @@ class BackgroundWriter:
                 continue
             tensor = shard.tensor.detach()
             key = shard.name, shard.rows, shard.cols, tensor.shape, tensor.dtype
-            copy = former.get(key)
+            copy = previous.get(key)
             copy = empty_cached(tuple(tensor.shape), tensor.new_empty(0, device="cpu")) if copy is None else copy
             self._copies[key] = copy
             copies.append(replace(shard, tensor=copy))
@@ -123,7 +123,7 @@ class BackgroundWriter:
 
 def _copy_run(copy: Tensor, tensor: Tensor) -> None:
     if tensor.is_cpu and tensor.dim() and tensor.stride(-1) == 1:
-        # Numpy copies in the calling thread, and past the caches; torch would start threads of its own.
+        # Numpy copies in the calling thread, bypassing the caches; torch would start threads of its own.
         np.copyto(copy.view(torch.uint8).numpy(), tensor.view(torch.uint8).numpy())
     else:
         copy.copy_(tensor)

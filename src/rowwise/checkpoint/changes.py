@@ -1,7 +1,7 @@
 """Finds the rows of tables that differ from those of another checkpoint, for an increment of it.
 
-Both are read window by window. Known limits: changed rows are in memory, as many as there is room for; all rows are
-read, also where manifests could tell that few have changed.
+Both are read window by window. Known limits: changed rows are held in memory, up to a budget; all rows are read, even
+if manifests show that few have changed.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ class UnusableBaseError(CheckpointError):
 
 
 def open_base(folder: Path) -> Checkpoint:
-    """A checkpoint to write an increment of."""
+    """Open the base of an increment."""
     try:
         return Checkpoint.open(folder)
     except CheckpointError as error:
@@ -39,52 +39,53 @@ def changes_since(
     base: Checkpoint,
     checkpoint: Checkpoint,
     tables: Mapping[str, Table],
-    room: Callable[[Table], int],
+    max_rows: Callable[[Table], int],
     tell: Tell | None = None,
 ) -> list[LocalShard] | None:
-    """The changed rows of all tables; None: the base has other tables, or more rows differ than there is room for.
+    """The changed rows of all tables; None if the base has other tables, or the changes exceed the budget.
 
     Args:
         base: has the row types of `tables`.
         checkpoint: read in the row types of `tables`.
-        tables: by name, as `tables_of` names them.
-        room: how many changed rows of a table a chain of increments may have.
-        tell: called with the rows compared, and the total.
+        tables: by their names in `tables_of`.
+        max_rows: max. changed rows of a table in a chain of increments.
+        tell: called with (rows compared, total).
     """
     saved = tables_of(checkpoint.manifest)
     held = {name for name, entry in base.manifest.tensors.items() if entry.row_type is not None}
-    if held != {one.name for one in saved.values()}:
+    if held != {table.name for table in saved.values()}:
         return None
     shards: list[LocalShard] = []
     progress = ProgressCounter(tell, sum(table.rows for table in tables.values()))
-    for name, one in saved.items():
-        table, before = tables[name], base.entry(one.name)
+    for name, saved_table in saved.items():
+        table, base_entry = tables[name], base.entry(saved_table.name)
         entry = TensorEntry.of(table)
-        if structs.replace(before, chunks=()) != entry:
+        if structs.replace(base_entry, chunks=()) != entry:
             return None
-        left = room(table) - sum(chunk.count for chunk in before.chunks if chunk.ids is not None)
-        found = _changes(base, checkpoint, shard_outline(one.name, entry), left)
-        if found is None:
+        budget = max_rows(table) - sum(chunk.count for chunk in base_entry.chunks if chunk.ids is not None)
+        changed = _changes(base, checkpoint, shard_outline(saved_table.name, entry), budget)
+        if changed is None:
             return None
-        shards.append(found)
+        shards.append(changed)
         progress.add(table.rows)
     return shards
 
 
-def _changes(base: Checkpoint, checkpoint: Checkpoint, whole: LocalShard, room: int) -> LocalShard | None:
+def _changes(base: Checkpoint, checkpoint: Checkpoint, table: LocalShard, budget: int) -> LocalShard | None:
     ids: list[Tensor] = [torch.empty(0, dtype=torch.int64)]
-    rows: list[Tensor] = [whole.cut(0, 0).allocate().tensor]
-    for begin, end in windows(checkpoint.entry(whole.name), base.entry(whole.name)):
-        now, before = (whole.cut(begin, end).allocate() for _ in range(2))
-        checkpoint.fill(now)
+    rows: list[Tensor] = [table.cut(0, 0).allocate().tensor]
+    for begin, end in windows(checkpoint.entry(table.name), base.entry(table.name)):
+        current, previous = (table.cut(begin, end).allocate() for _ in range(2))
+        checkpoint.fill(current)
         try:
-            base.fill(before)
+            base.fill(previous)
         except CheckpointError as error:
             raise UnusableBaseError(str(error)) from None
-        differs = (as_bytes(now.tensor).view(end - begin, -1) != as_bytes(before.tensor).view(end - begin, -1)).any(1)
+        new, old = (as_bytes(x.tensor).view(end - begin, -1) for x in (current, previous))
+        differs = (new != old).any(1)
         ids.append(differs.nonzero().flatten() + begin)
-        rows.append(now.tensor[differs])
-        room -= len(ids[-1])
-        if room < 0:
+        rows.append(current.tensor[differs])
+        budget -= len(ids[-1])
+        if budget < 0:
             return None
-    return replace(whole, tensor=torch.cat(rows), ids=torch.cat(ids).to(ids_dtype(whole.shape[0])))
+    return replace(table, tensor=torch.cat(rows), ids=torch.cat(ids).to(ids_dtype(table.shape[0])))

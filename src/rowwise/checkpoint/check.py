@@ -15,7 +15,7 @@ FindDamage = Callable[[Folder], Sequence[DamagedChunk]]
 
 
 class CheckedCheckpoint(Value, frozen=True):
-    """A checkpoint that was read whole."""
+    """A fully read checkpoint and its damage."""
 
     name: str
     damage: tuple[DamagedChunk, ...] = ()
@@ -29,32 +29,32 @@ class CheckResult(Value, frozen=True):
 
     @property
     def good(self) -> bool:
-        return not any(one.damage for one in self.checked)
+        return not any(checkpoint.damage for checkpoint in self.checked)
 
 
-def verify(path: Folder, tell: Tell | None = None, more: FindDamage = lambda folder: ()) -> CheckResult:
-    """Verify a checkpoint, or all of a run. If it is damaged, also older ones of its run, until one is whole.
+def verify(path: Folder, tell: Tell | None = None, find_more: FindDamage = lambda folder: ()) -> CheckResult:
+    """Verify a checkpoint, or all of a run. If it is damaged, also older ones of its run, up to an undamaged one.
 
     Args:
         path: of a checkpoint, or of a run.
-        tell: called with the bytes that were read, and with all.
-        more: finds damage in files that are in no manifest.
+        tell: called with (bytes read, total).
+        find_more: finds damage in files that no manifest lists.
     """
     checkpoints = checkpoints_of(path)
     if not checkpoints:
         raise CheckpointError(f"{path} has no checkpoint yet", NONE_YET)
-    checked = [check(one, tell, more) for one in checkpoints]
+    checked = [check(checkpoint, tell, find_more) for checkpoint in checkpoints]
     whole = _first_whole(checked)
     if whole is None and checkpoints == [path]:
         for older in _older(path):
-            checked.append(check(older, tell, more))
+            checked.append(check(older, tell, find_more))
             whole = _first_whole(checked[-1:])
             if whole is not None:
                 break
     return CheckResult(checked=tuple(checked), whole=whole)
 
 
-def check(folder: Folder, tell: Tell | None = None, more: FindDamage = lambda folder: ()) -> CheckedCheckpoint:
+def check(folder: Folder, tell: Tell | None = None, find_more: FindDamage = lambda folder: ()) -> CheckedCheckpoint:
     try:
         checkpoint = Checkpoint.open(folder)
     except CheckpointError as error:
@@ -64,18 +64,18 @@ def check(folder: Folder, tell: Tell | None = None, more: FindDamage = lambda fo
     entries = checkpoint.manifest.tensors.values()
     progress = ProgressCounter(tell, sum(entry.chunk_bytes(chunk) for entry in entries for chunk in entry.chunks))
     damage = checkpoint.find_damage(lambda entry, chunk: progress.add(entry.chunk_bytes(chunk)))
-    return CheckedCheckpoint(name=folder.name, damage=(*damage, *more(folder)))
+    return CheckedCheckpoint(name=folder.name, damage=(*damage, *find_more(folder)))
 
 
 def _first_whole(checked: Sequence[CheckedCheckpoint]) -> str | None:
-    return next((one.name for one in checked if not one.damage and step_in(Path(one.name)) is not None), None)
+    return next((c.name for c in checked if not c.damage and step_in(Path(c.name)) is not None), None)
 
 
 def _older(path: Folder) -> Sequence[Folder]:
-    """The checkpoints of the same run that were written before."""
+    """Earlier checkpoints of the same run, newest first."""
     path = path.resolve() if isinstance(path, Path) else path
     try:
         checkpoints = checkpoints_of(path.parent)
-    except CheckpointError:  # its folder is no run
+    except CheckpointError:  # its folder is not a run
         return []
     return checkpoints[checkpoints.index(path) + 1 :] if path in checkpoints and step_in(path) is not None else []

@@ -1,13 +1,12 @@
 """Copies checkpoints between folders and object stores, and verifies every byte on the way.
 
 [Note: Copied checkpoints]
-The manifest makes a copy a checkpoint: it is created last, as one object, and only if there is none. A copy that was
-killed has no manifest, is never taken for a checkpoint, and goes on where it ended when it is started again: files that
-are there are not sent again. That is safe because the names of copied files begin with a digest of all sizes and
-checksums of the checkpoint; a file of another checkpoint has another name, so no copy writes over files of another. Of
-two checkpoints that are copied to one place at once, one gets the place, and the other's copy raises. The copy of an
-increment has all files of its chain. Known limits: files of a copy that was given up stay until they are removed;
-a store that ignores `If-None-Match` lets the last of two concurrent copies win.
+The manifest makes a copy a checkpoint: it is created last, as one object, and only if there is none. A killed copy has
+no manifest, is never taken for a checkpoint, and resumes when it is started again: existing files are not sent again.
+That is safe because names of copied files begin with a digest of all sizes and checksums of the checkpoint: files of
+another checkpoint have other names, so a copy overwrites none of them. Of two concurrent copies of checkpoints to one
+place, one succeeds and the other raises. The copy of an increment has all files of its chain. Known limits: files of an
+abandoned copy stay until they are removed; if a store ignores `If-None-Match`, the last of two concurrent copies wins.
 """
 
 import hashlib
@@ -30,9 +29,9 @@ from rowwise.checkpoint.read import Checkpoint, read_into
 from rowwise.checkpoint.windows import ProgressCounter, Tell
 from rowwise.tables.ops.checksum import crc32
 
-FILES = 2  # copied at once; each in several requests
+FILES = 2  # copied concurrently, each in several requests
 PIECE_bytes = 4 << 20
-DIGEST = re.compile(r"[0-9a-f]{16}\.(?=.)")  # with which names of copied files begin
+DIGEST = re.compile(r"[0-9a-f]{16}\.(?=.)")  # prefix of names of copied files
 
 
 class OtherCheckpointError(CheckpointError):
@@ -40,14 +39,14 @@ class OtherCheckpointError(CheckpointError):
 
 
 class _Copy(NamedTuple):
-    """What is written: a manifest, and the files that it names by their names in the source."""
+    """The manifest of a copy, and the source file of each of its files."""
 
     manifest: CheckpointManifest
     sources: dict[str, str]
 
 
 class _CheckedSpan(NamedTuple):
-    """Bytes of a file, and their checksum; None: no tensor has them."""
+    """Bytes of a file, and their checksum; None if they belong to no tensor."""
 
     begin: int
     end: int
@@ -58,40 +57,40 @@ def copy_checkpoint(source: Checkpoint, into: Folder, tell: Tell | None = None) 
     """Copy a checkpoint into a folder, under its own name; returns its place. See [Note: Copied checkpoints].
 
     Args:
-        source: is read whole; a damaged chunk raises, and the copy stays without a manifest.
+        source: read completely; a damaged chunk raises, and the copy stays without a manifest.
         into: a folder of this machine or of an object store; need not exist.
-        tell: called with the bytes that are there, and the total.
+        tell: called with (bytes present, total).
     """
     place = into / source.folder.name
     target, copy = as_storage(place), _rename_files(source.manifest)
-    former = CheckpointManifest.read(place) if is_checkpoint(place) else None
-    if former is not None:
-        if (former.files, former.tensors) != (copy.manifest.files, copy.manifest.tensors):
+    existing = CheckpointManifest.read(place) if is_checkpoint(place) else None
+    if existing is not None:
+        if (existing.files, existing.tensors) != (copy.manifest.files, copy.manifest.tensors):
             raise OtherCheckpointError(f"{place} exists, and is another checkpoint", hint="copy to another folder")
-        if former.data == copy.manifest.data:
+        if existing.data == copy.manifest.data:
             return place
     _copy_files(source, target, copy, tell)
     content = copy.manifest.to_json()
-    if former is not None:  # only the data of the run are new
+    if existing is not None:  # only the data of the run differ
         target.storage.write(target.inside(NAME), lambda: [content], len(content))
         return place
     try:
         target.storage.create(target.inside(NAME), content)
     except ObjectExistsError:
         raise OtherCheckpointError(
-            f"{place} exists by now, and is another checkpoint", hint="copy to another folder"
+            f"{place} was created meanwhile, and is another checkpoint", hint="copy to another folder"
         ) from None
     return place
 
 
 def remove_copy(place: StorageFolder) -> None:
-    """Remove a copied checkpoint, complete or not: the manifest first, so that no reader takes it for whole."""
+    """Remove a copied checkpoint, complete or not: the manifest first, so that no reader takes it for complete."""
     for name in sorted(place.relative_names(), key=lambda name: name != NAME):
         place.storage.delete(place.inside(name))
 
 
 def _copy_files(source: Checkpoint, target: StorageFolder, copy: _Copy, tell: Tell | None) -> None:
-    present = {name: one.size_bytes for name, one in target.relative_names().items()}
+    present = {name: stored.size_bytes for name, stored in target.relative_names().items()}
     sizes = {name: file.size_bytes for name, file in copy.manifest.files.items()}
     missing = [name for name, size_bytes in sizes.items() if present.get(name) != size_bytes]
     total = sum(sizes.values())
@@ -112,7 +111,7 @@ def _copy_files(source: Checkpoint, target: StorageFolder, copy: _Copy, tell: Te
 
 
 def _rename_files(manifest: CheckpointManifest) -> _Copy:
-    """The manifest with names of files that say which checkpoint they belong to."""
+    """The manifest with file names that begin with a digest of the checkpoint."""
     bare = {name: DIGEST.sub("", name, count=1) for name in manifest.files}
     if len(set(bare.values())) < len(bare):
         bare = {name: name for name in manifest.files}
@@ -138,7 +137,7 @@ def _with_names(manifest: CheckpointManifest, names: dict[str, str]) -> Checkpoi
 
 
 def _verified_pieces(source: Checkpoint, name: str) -> Iterator[memoryview]:
-    """The bytes of a file in order; raises where they do not match the manifest's checksums."""
+    """The bytes of a file in order; raises if they do not match the manifest's checksums."""
     header, listed = source.header(name), source.manifest.files[name]
     sums = {
         run.key: run.crc32
@@ -160,5 +159,5 @@ def _verified_pieces(source: Checkpoint, name: str) -> Iterator[memoryview]:
                 sum32 = crc32(torch.frombuffer(piece, dtype=torch.uint8), sum32)
                 yield memoryview(piece)
             if span.crc32 is not None and sum32 != span.crc32:
-                why = f"is damaged: bytes {span.begin:,} to {span.end:,} do not match their checksum"
-                raise CheckpointError(f"{path} {why}; `rowwise ckpt verify` names the tensors")
+                fault = f"is damaged: bytes {span.begin:,} to {span.end:,} do not match their checksum"
+                raise CheckpointError(f"{path} {fault}; `rowwise ckpt verify` names the tensors")

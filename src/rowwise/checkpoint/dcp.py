@@ -48,7 +48,7 @@ class _WindowPlanner(SavePlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
-        """Nothing to do: there is no state dict."""
+        """A no-op, as there is no state dict."""
 
     def create_local_plan(self) -> SavePlan:
         """All tensors, in windows of rows."""

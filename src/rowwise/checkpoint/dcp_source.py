@@ -1,6 +1,6 @@
 """Opens folders of torch.distributed.checkpoint, written by any number of ranks, without running their pickles.
 
-Not supported: entries that are no tensors, and files written with an extension (compression).
+Not supported: entries other than tensors, and files written with an extension (compression).
 """
 
 import math
@@ -21,13 +21,13 @@ from rowwise.checkpoint.source import TensorOutline, TensorSource, load_tensor
 
 METADATA = ".metadata"
 METADATA_bytes = 1 << 28
-ARCHIVE_bytes = 1 << 20  # of a chunk, besides its numbers
-ABOUT, FILES = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"
+ARCHIVE_bytes = 1 << 20  # max. overhead of a chunk beyond its numbers
+RECORDS, FILES = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"
 KNOWN = {
-    *((ABOUT, name) for name in ("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata")),
-    *((ABOUT, name) for name in ("MetadataIndex", "BytesStorageMetadata", "StorageMeta", "_MEM_FORMAT_ENCODING")),
+    *((RECORDS, name) for name in ("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata")),
+    *((RECORDS, name) for name in ("MetadataIndex", "BytesStorageMetadata", "StorageMeta", "_MEM_FORMAT_ENCODING")),
     (FILES, "_StorageInfo"),
-    *((home, name) for home in ("pathlib", "pathlib._local") for name in ("PosixPath", "WindowsPath")),
+    *((module, name) for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "WindowsPath")),
     *(("torch", name) for name in ("Size", "strided", *NUMBERS)),
     ("torch.serialization", "_get_layout"),
     ("builtins", "getattr"),  # Python 3.11.0 to 3.11.3 pickle enum members with it
@@ -70,25 +70,25 @@ def open_dcp(folder: Path) -> TensorSource:
         raise CheckpointError(f"{folder} has no {METADATA}, which is written last", "a complete save") from None
     except OSError as error:
         raise CheckpointError(f"{folder / METADATA} cannot be read: {error.strerror or error}") from None
-    newest: dict[_Chunk, Tensor] = {}  # the last chunk read: the next rows are often in the same chunk
+    last_read: dict[_Chunk, Tensor] = {}  # at most one chunk: the next rows are often in the same chunk
 
     def load(chunk: _Chunk) -> Tensor:
-        if chunk not in newest:
-            newest.clear()
+        if chunk not in last_read:
+            last_read.clear()
             with open_inside(folder, chunk.file) as file:
                 file.seek(chunk.begin)
                 content = file.read(chunk.size_bytes)
-            newest[chunk] = load_tensor(content, f"bytes {chunk.begin} to {chunk.begin + chunk.size_bytes - 1}")
-        return newest[chunk]
+            last_read[chunk] = load_tensor(content, f"bytes {chunk.begin} to {chunk.begin + chunk.size_bytes - 1}")
+        return last_read[chunk]
 
     def read(name: str, rows: Span) -> Tensor:
         shape, dtype, _ = stored[name].outline
-        wanted = [chunk for chunk in stored[name].chunks if chunk.rows[0] < rows[1] and rows[0] < chunk.rows[1]]
+        overlapping = [chunk for chunk in stored[name].chunks if chunk.rows[0] < rows[1] and rows[0] < chunk.rows[1]]
         try:
-            for chunk in wanted:  # before allocating what crafted metadata may claim
+            for chunk in overlapping:  # before allocating what crafted metadata may claim
                 _check_file(folder, chunk, math.prod(chunk.sizes) * dtype.itemsize)
             out = torch.empty((rows[1] - rows[0], *shape[1:]), dtype=dtype)
-            for chunk in wanted:
+            for chunk in overlapping:
                 _copy(out, rows, chunk, load(chunk))
         except OSError as error:
             raise CheckpointError(
@@ -97,14 +97,14 @@ def open_dcp(folder: Path) -> TensorSource:
             ) from None
         return out
 
-    return TensorSource(place=folder, tensors={name: one.outline for name, one in stored.items()}, read=read)
+    return TensorSource(place=folder, tensors={name: tensor.outline for name, tensor in stored.items()}, read=read)
 
 
 def _tensors(metadata: Any) -> dict[str, _StoredTensor]:
     """All tensors; raises unless the chunks of each cover it exactly once."""
     if not _is_kind(metadata, "Metadata"):
-        got = metadata.kind.name if isinstance(metadata, PickledObject) else type(metadata).__name__
-        raise CheckpointError(f"it holds a {got}", "the metadata of a checkpoint")
+        kind = metadata.kind.name if isinstance(metadata, PickledObject) else type(metadata).__name__
+        raise CheckpointError(f"it holds a {kind}", "the metadata of a checkpoint")
     places: dict[tuple[str, Sizes], tuple[str, int, int]] = {}
     for index, info in _field(metadata, "storage_data", dict).items():
         if (
@@ -118,16 +118,16 @@ def _tensors(metadata: Any) -> dict[str, _StoredTensor]:
     if len({(file, begin) for file, begin, _ in places.values()}) < len(places):
         raise CheckpointError("two chunks have the same place in a file")
     entries = _field(metadata, "state_dict_metadata", dict).items()
-    return {name: _stored(name, one, places) for name, one in entries if _is_kind(one, "TensorStorageMetadata")}
+    return {name: _stored(name, x, places) for name, x in entries if _is_kind(x, "TensorStorageMetadata")}
 
 
-def _stored(name: Any, one: Any, places: Mapping[tuple[str, Sizes], tuple[str, int, int]]) -> _StoredTensor:
-    shape, about = _sizes(_field(one, "size", object)), _field(one, "properties", PickledObject).state
-    dtype = about[0] if type(about) is tuple and about else None
+def _stored(name: Any, record: Any, places: Mapping[tuple[str, Sizes], tuple[str, int, int]]) -> _StoredTensor:
+    shape, properties = _sizes(_field(record, "size", object)), _field(record, "properties", PickledObject).state
+    dtype = properties[0] if type(properties) is tuple and properties else None
     if not isinstance(dtype, GlobalName) or dtype.module != "torch" or dtype.name not in NUMBERS:
         raise CheckpointError(f"{name!r} has an unknown dtype", f"one of {', '.join(NUMBERS)}")
     chunks: list[_Chunk] = []
-    for chunk in _field(one, "chunks", list):
+    for chunk in _field(record, "chunks", list):
         offsets, sizes = _sizes(_field(chunk, "offsets", object)), _sizes(_field(chunk, "sizes", object))
         place = places.get((name, offsets))
         if place is None or len(offsets) != len(shape) or len(sizes) != len(shape):
@@ -137,14 +137,13 @@ def _stored(name: Any, one: Any, places: Mapping[tuple[str, Sizes], tuple[str, i
         if offsets[2:] != (0,) * len(offsets[2:]) or sizes[2:] != shape[2:]:
             raise CheckpointError(f"{name!r} is cut along its third dimension", "cuts along the first two")
         chunks.append(_Chunk(offsets, sizes, *place))
-    inside = math.prod(shape[2:])
+    inner = math.prod(shape[2:])
     cover = [
-        TensorChunk(rows=c.rows, cols=(c.cols[0] * inside, c.cols[1] * inside), file="", key="", crc32=0)
-        for c in chunks
+        TensorChunk(rows=c.rows, cols=(c.cols[0] * inner, c.cols[1] * inner), file="", key="", crc32=0) for c in chunks
     ]
-    wrong = find_coverage_fault(TensorEntry(dtype=dtype.name, shape=shape), cover)
-    if wrong:
-        raise CheckpointError(f"{name!r}: {wrong}")
+    fault = find_coverage_fault(TensorEntry(dtype=dtype.name, shape=shape), cover)
+    if fault:
+        raise CheckpointError(f"{name!r}: {fault}")
     cuts = {cut for chunk in chunks for cut in chunk.rows} if shape else set()
     return _StoredTensor(TensorOutline(shape, getattr(torch, dtype.name), tuple(sorted(cuts))), chunks)
 
@@ -165,12 +164,12 @@ def _check_file(folder: Path, chunk: _Chunk, needed_bytes: int) -> None:
     if not 0 <= chunk.begin <= chunk.begin + chunk.size_bytes <= size:
         raise CheckpointError(f"{chunk.file} has {size} bytes", chunk.begin + chunk.size_bytes)
     if chunk.size_bytes > needed_bytes + ARCHIVE_bytes:
-        got = f"{chunk.file} has {chunk.size_bytes} bytes for a chunk of {needed_bytes}"
-        raise CheckpointError(got, f"at most {ARCHIVE_bytes:,} more")
+        problem = f"{chunk.file} has {chunk.size_bytes} bytes for a chunk of {needed_bytes}"
+        raise CheckpointError(problem, f"at most {ARCHIVE_bytes:,} more")
 
 
 def _copy(out: Tensor, rows: Span, chunk: _Chunk, content: Tensor) -> None:
-    """Copy the rows that a chunk has into `out`, which holds the tensor's rows `rows`."""
+    """Copy a chunk's rows into `out`, which holds the tensor's rows `rows`."""
     if tuple(content.shape) != chunk.sizes or content.dtype != out.dtype:
         raise CheckpointError(
             f"{chunk.file} holds {tuple(content.shape)} of {content.dtype}", f"{chunk.sizes} of {out.dtype}"
@@ -182,7 +181,7 @@ def _copy(out: Tensor, rows: Span, chunk: _Chunk, content: Tensor) -> None:
 
 
 def _is_kind(value: object, name: str) -> TypeGuard[PickledObject]:
-    return isinstance(value, PickledObject) and value.kind == (ABOUT, name)
+    return isinstance(value, PickledObject) and value.kind == (RECORDS, name)
 
 
 def _fields(record: Any) -> dict[str, Any]:

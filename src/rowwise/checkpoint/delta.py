@@ -1,9 +1,9 @@
 """Smaller checkpoints: increments of changed rows, and weights in fewer bits.
 
-A reader sees an increment as a complete checkpoint: its folder has hard links to the files of its base, and its
-manifest lists the base's chunks, then its own. It restores the same bits as a full checkpoint. Only weights are
-rounded, never optimizer state (see `ops/quantise`). Known limits: replaced rows take disk space until the next full
-checkpoint; the changed rows are copied in memory, of a stream only their numbers.
+To a reader an increment is a complete checkpoint: its folder has hard links to the files of its base, and its manifest
+lists the base's chunks, then its own. It restores the same bits as a full checkpoint. Only weights are rounded, never
+optimizer state (see `ops/quantise`). Known limits: replaced rows take disk space until the next full checkpoint;
+changed rows are copied to memory, but of a stream only their numbers.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ RUN_rows = 1 << 22
 
 
 def round_shards(shards: Sequence[LocalShard], bits: Bits | None) -> list[LocalShard]:
-    """Mark tables to be written with so many bits per weight, if their row type has more."""
+    """Mark tables to be written with `bits` per weight, if their row type has more."""
 
     def is_wider(shard: LocalShard) -> bool:
         return shard.row_type is not None and bits is not None and shard.row_type.facts.weight_bits > bits
@@ -33,7 +33,7 @@ def round_shards(shards: Sequence[LocalShard], bits: Bits | None) -> list[LocalS
 
 
 def changed_rows(shards: Sequence[LocalShard], run_rows: int = RUN_rows) -> list[LocalShard]:
-    """The rows that changed: copies, or row numbers of a stream; shards without marks stay whole."""
+    """The changed rows: copies, or row numbers of a stream; shards without marks are returned as they are."""
     return [_changed(shard, run_rows) for shard in shards]
 
 
@@ -57,7 +57,7 @@ def encoded_outline(shard: LocalShard) -> Tensor:
 
 
 def encode(shard: LocalShard, rows: Tensor) -> Tensor:
-    """The rows of a shard as its file has them."""
+    """The rows of a shard as stored in its file."""
     if shard.bits is None:
         return rows
     assert shard.row_type is not None
@@ -89,7 +89,7 @@ def _changed(shard: LocalShard, run_rows: int) -> LocalShard:
     first, dtype = shard.rows[0], ids_dtype(shard.shape[0])
     runs = shard.touched.split(run_rows)  # as `nonzero` takes eight bytes for each row
     ids = torch.cat([(run.nonzero().flatten() + (first + k * run_rows)).to(dtype) for k, run in enumerate(runs)])
-    if shard.initial is not None:  # marks of all rows mean those that differ from the initial values
+    if shard.initial is not None:  # if all rows are marked, only those that differ from the initial values
         written = shard.written_rows().ids
         assert written is not None
         ids = ids[torch.isin(ids, written, assume_unique=True)]

@@ -27,7 +27,7 @@ class Difference(Value, frozen=True):
     kind: Kind
     first: str = ""  # its shape or type in the first checkpoint
     second: str = ""
-    rows: int | None = None  # number of rows that differ; None: cannot be compared
+    rows: int | None = None  # number of unequal rows; None if not comparable
     of_rows: int | None = None
     largest: float | None = None  # largest difference of two numbers; NaN if one of the two is NaN
 
@@ -69,16 +69,18 @@ def _compare(first: Checkpoint, second: Checkpoint, name: str) -> Difference | N
     if a.shape != b.shape:
         return Difference(name=name, kind="shape", first=str(a.shape), second=str(b.shape))
     types = (a.dtype, a.row_type, a.column_group), (b.dtype, b.row_type, b.column_group)
-    here, there = (_type(entry) for entry in (a, b))
+    type_a, type_b = (_type(entry) for entry in (a, b))
     if types[0] != types[1] and not (a.row_type and b.row_type):
-        return Difference(name=name, kind="type", first=here, second=there)
+        return Difference(name=name, kind="type", first=type_a, second=type_b)
     rows, largest = 0, 0.0
     for span in windows(a, b):
         unequal = _unequal(_window(first, name, span), _window(second, name, span), types[0] == types[1])
         rows += unequal.rows
         largest = math.nan if math.isnan(unequal.largest) else max(largest, unequal.largest)
     if types[0] != types[1]:
-        return Difference(name=name, kind="type", first=here, second=there, rows=rows, of_rows=a.rows, largest=largest)
+        return Difference(
+            name=name, kind="type", first=type_a, second=type_b, rows=rows, of_rows=a.rows, largest=largest
+        )
     return Difference(name=name, kind="values", rows=rows, of_rows=a.rows, largest=largest) if rows else None
 
 
@@ -100,13 +102,13 @@ def _window(checkpoint: Checkpoint, name: str, rows: Span) -> _TensorWindow:
 
 def _unequal(a: _TensorWindow, b: _TensorWindow, same_type: bool) -> _UnequalRows:
     """The number of rows that differ, and the largest difference."""
-    x, y = (_bits(one.stored if same_type else one.numbers) for one in (a, b))
+    x, y = (_bits(window.stored if same_type else window.numbers) for window in (a, b))
     differ_N = (x != y).any(1) if x.numel() else torch.zeros(len(x), dtype=torch.bool)
     if not bool(differ_N.any()):
         return _UnequalRows(0, 0.0)
-    u, v = (one.numbers.reshape(len(one.numbers), -1)[differ_N].double() for one in (a, b))
+    u, v = (x.numbers.reshape(len(x.numbers), -1)[differ_N].double() for x in (a, b))
     gap = (u - v).abs()
-    gap[(u == v) | (u.isnan() & v.isnan())] = 0.0  # infinity less infinity, or NaN less NaN, would be NaN
+    gap[(u == v) | (u.isnan() & v.isnan())] = 0.0  # inf - inf and NaN - NaN would be NaN
     return _UnequalRows(int(differ_N.sum()), gap.max().item() if gap.numel() else 0.0)
 
 
@@ -130,7 +132,7 @@ def _data(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 def _flat(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
     """The leaves of nested dicts by dotted path; lists are leaves."""
     if isinstance(value, dict) and value:
-        for key, inside in value.items():
-            yield from _flat(inside, f"{at}.{key}" if at else str(key))
+        for key, inner in value.items():
+            yield from _flat(inner, f"{at}.{key}" if at else str(key))
     else:
         yield at, value

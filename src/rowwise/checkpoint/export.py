@@ -24,7 +24,7 @@ from rowwise.checkpoint.windows import ProgressCounter, Tell, windows
 from rowwise.tables.managed import NO_ID
 from rowwise.tables.spec import RowType
 
-GROUP_bytes = 16 << 20  # of a row group, before it is compressed
+GROUP_bytes = 16 << 20  # of a row group, uncompressed
 
 
 def export_parquet(
@@ -32,7 +32,7 @@ def export_parquet(
 ) -> list[Path]:
     """A file for each table with columns `id` and `vector`, and with `state` a column for each optimizer slot.
 
-    Of a managed table it has the rows with an id.
+    For a managed table: the rows with an id.
 
     The schema's metadata has the table's name, its row type and the checkpoint's step.
     """
@@ -70,9 +70,9 @@ def own_names(checkpoint: Checkpoint, tables: Sequence[str] = (), *, state: bool
         chosen = choose_tables(tables_of(checkpoint.manifest), tables, checkpoint.folder)
         names = [n for table in chosen.values() for n in (table.name, *(table.state.values() if state else ()))]
     else:
-        wanted = ("model/", "rows/", "optimizer/") if state else ("model/",)
+        prefixes = ("model/", "rows/", "optimizer/") if state else ("model/",)
         chosen = tables_of(checkpoint.manifest)
-        names = [name for name in checkpoint.names() if name.startswith(wanted)]
+        names = [name for name in checkpoint.names() if name.startswith(prefixes)]
     ids = {t.ids: f"{t.path.removesuffix('stored')}ids.{t.table}" for t in chosen.values() if t.ids is not None}
     return {name: name.removeprefix("model/") for name in names} | ids
 
@@ -80,12 +80,12 @@ def own_names(checkpoint: Checkpoint, tables: Sequence[str] = (), *, state: bool
 def torchrec_names(
     checkpoint: Checkpoint, tables: Sequence[str] = (), sequences: Sequence[str] = (), prefix: str = ""
 ) -> dict[str, str]:
-    """TorchRec's names of tables: pooled ones in an EmbeddingBagCollection, sequences in an EmbeddingCollection.
+    """TorchRec's names of tables: pooled tables in an EmbeddingBagCollection, sequences in an EmbeddingCollection.
 
-    `prefix` is the path of the collection in the model, with a dot at its end; empty: load into the collection itself.
+    `prefix` is the path of the collection in the model, with a trailing dot; empty to load into the collection itself.
     """
-    every = tables_of(checkpoint.manifest)
-    chosen = choose_tables(every, tables, checkpoint.folder)
+    saved = tables_of(checkpoint.manifest)
+    chosen = choose_tables(saved, tables, checkpoint.folder)
     choose_tables(chosen, sequences, checkpoint.folder)
     names: dict[str, str] = {}
     for name, table in chosen.items():
@@ -96,14 +96,14 @@ def torchrec_names(
             )
         kind = "embeddings" if name in sequences else "embedding_bags"
         names[table.name] = f"{prefix}{kind}.{table.table}.weight"
-    twice = next((name for name in names.values() if list(names.values()).count(name) > 1), None)
-    if twice is not None:
-        raise CheckpointError(f"{checkpoint.folder}: several tables would be {twice!r}", hint="choose one with --table")
+    clash = next((name for name in names.values() if list(names.values()).count(name) > 1), None)
+    if clash is not None:
+        raise CheckpointError(f"{checkpoint.folder}: several tables would be {clash!r}", hint="choose one with --table")
     return names
 
 
 def load_window(checkpoint: Checkpoint, name: str, rows: Span, out: Tensor | None = None) -> Tensor:
-    """Rows of a tensor; of a table as float32."""
+    """Rows of a tensor; rows of a table as float32."""
     entry = checkpoint.entry(name)
     kind = None if entry.row_type is None else RowType.FP32
     if out is None:
@@ -120,7 +120,7 @@ def _load_mapped(checkpoint: Checkpoint, name: str, file: Path, progress: Progre
     count = entry.rows * entry.columns
     if not count:
         return torch.empty(entry.shape, dtype=dtype)
-    with file.open("xb") as opened:  # allocated now: on a full disk, writing to mapped memory would raise SIGBUS
+    with file.open("xb") as opened:  # allocated first: on a full disk, writing to mapped memory would raise SIGBUS
         os.posix_fallocate(opened.fileno(), 0, count * dtype.itemsize)
     out = torch.from_file(str(file), shared=True, size=count, dtype=dtype).view(entry.rows, *entry.shape[1:])
     for rows in windows(entry):
@@ -134,16 +134,16 @@ def _write_table(
 ) -> None:
     slots = {slot: name for slot, name in table.state.items() if checkpoint.entry(name).shape} if state else {}
     slots = {slot: name for slot, name in slots.items() if checkpoint.entry(name).dtype == "float32"}
-    about = {"table": table.table, "row_type": str(table.entry.row_type)}
+    metadata = {"table": table.table, "row_type": str(table.entry.row_type)}
     step = progress_in(checkpoint.manifest.data, "step")
-    about |= {} if step is None else {"step": str(step)}
+    metadata |= {} if step is None else {"step": str(step)}
     if state and "step" in table.state:
-        about["updates"] = str(int(checkpoint.load(table.state["step"])))
+        metadata["updates"] = str(int(checkpoint.load(table.state["step"])))
     columns = {"vector": table.name, **slots}
     types = {column: _type(checkpoint.entry(name).shape) for column, name in columns.items()}
     fields = [pa.field("id", pa.int64(), nullable=False)]
     fields += [pa.field(column, kind, nullable=False) for column, kind in types.items()]
-    schema = pa.schema(fields, metadata={f"rowwise.{key}": value for key, value in about.items()})
+    schema = pa.schema(fields, metadata={f"rowwise.{key}": value for key, value in metadata.items()})
     width = sum(4 * checkpoint.entry(name).columns for name in columns.values())
     entries = [checkpoint.entry(name) for name in columns.values()]
     with pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=False) as writer:
@@ -167,8 +167,8 @@ def _ids(checkpoint: Checkpoint, table: SavedTable, rows: Span) -> pa.Array:
 
 def _type(shape: tuple[int, ...]) -> pa.DataType:
     """A fixed-size list of float32; float32 for a number per row."""
-    inside = pa.field("item", pa.float32(), nullable=False)
-    return pa.list_(inside, shape[1]) if len(shape) == 2 else pa.float32()
+    item = pa.field("item", pa.float32(), nullable=False)
+    return pa.list_(item, shape[1]) if len(shape) == 2 else pa.float32()
 
 
 def _array(rows: Tensor, kind: pa.DataType) -> pa.Array:

@@ -26,7 +26,7 @@ from rowwise.tables.ops.checksum import crc32
 from rowwise.tables.spec import Value
 
 BUFFER_bytes = 1 << 20
-FIRST_bytes = 64 << 10  # of a file: most headers are shorter
+FIRST_bytes = 64 << 10  # read first of a file: most headers are shorter
 HEADER_bytes = 100_000_000  # the limit of the safetensors format
 CODES = {
     "float64": "F64", "int64": "I64", "uint64": "U64", "float32": "F32", "int32": "I32", "uint32": "U32",
@@ -39,7 +39,7 @@ BYTES = {code: NUMBERS[name] for name, code in CODES.items()}
 
 @contextmanager
 def reading_file(path: Folder) -> Iterator[None]:
-    """Turn an error of the system into a CheckpointError that names the file."""
+    """Turn an OSError into a CheckpointError that names the file."""
     try:
         yield
     except (CheckpointError, StorageError):
@@ -49,7 +49,7 @@ def reading_file(path: Folder) -> Iterator[None]:
 
 
 class ByteRange(NamedTuple):
-    """The range of bytes of a key in a file, with type and shape."""
+    """The bytes of a key in a file, with type and shape."""
 
     begin: int
     end: int
@@ -95,11 +95,11 @@ class FileHeader:
         at = 0
         for key, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
             begin, end = entry.data_offsets
-            sound = entry.dtype in BYTES and len(entry.shape) <= MAX_DIMS and all(n >= 0 for n in entry.shape)
-            if not sound or begin != at or end != begin + math.prod(entry.shape) * BYTES[entry.dtype]:
-                got = f"{entry.dtype[:20]!r} of shape {str(entry.shape)[:80]} from byte {begin} to {end}"
+            valid = entry.dtype in BYTES and len(entry.shape) <= MAX_DIMS and all(n >= 0 for n in entry.shape)
+            if not valid or begin != at or end != begin + math.prod(entry.shape) * BYTES[entry.dtype]:
+                description = f"{entry.dtype[:20]!r} of shape {str(entry.shape)[:80]} from byte {begin} to {end}"
                 raise ValueError(
-                    f"its header has {key[:200]!r} as {got}; expected a dtype and its size from byte {at} on"
+                    f"its header has {key[:200]!r} as {description}; expected a dtype and its size from byte {at} on"
                 )
             ranges[key] = ByteRange(len(content) + begin, len(content) + end, entry.dtype, entry.shape)
             at = end
@@ -109,7 +109,7 @@ class FileHeader:
 
     @classmethod
     def read(cls, folder: Folder, name: str, expected: CheckpointFile) -> Self:
-        """Read the header; raises unless it and the file's size are as in the manifest."""
+        """Read the header; raises unless it and the file's size match the manifest."""
         path = folder / name
         with reading_file(path):
             size = size_of_file(folder, name)
@@ -125,8 +125,8 @@ class FileHeader:
         try:
             return cls.parse(content, size - len(content))
         except ValueError as error:
-            why = printable(str(error)).replace("\n", " ")[:300]
-            raise CheckpointError(f"{path} is damaged: {why}; use another checkpoint") from None
+            fault = printable(str(error)).replace("\n", " ")[:300]
+            raise CheckpointError(f"{path} is damaged: {fault}; use another checkpoint") from None
 
 
 def write_file(

@@ -1,6 +1,6 @@
 """Imports weights of other programs as a checkpoint: matches tensors by name, then copies them.
 
-TorchRec's names of tables are known; for nn.EmbeddingBag and others, `--map` gives the names. Not supported: optimizer
+TorchRec's table names are recognised; for nn.EmbeddingBag and others, `--map` gives the names. Not supported: optimizer
 state, whose layout every program defines for itself.
 """
 
@@ -53,40 +53,40 @@ def open_source(path: Path) -> TensorSource:
 
 
 def match(source: TensorSource, maps: Sequence[str] = (), path: str = "embeddings") -> ImportMatch:
-    """Match tensors by `maps`, then by TorchRec's names of tables.
+    """Match tensors by `maps`, then by TorchRec's table names.
 
     Args:
         source: the tensors of the other program.
         maps: OLD=NEW; NEW is `table:<name>`, or a name of the model's state dict. A `*` matches any text.
         path: of the module with the tables.
     """
-    wanted = _match_by_maps(source, maps)
+    targets = _match_by_maps(source, maps)
     for name in source.tensors:
         torchrec_name = TORCHREC.fullmatch(name)
-        if torchrec_name and name not in wanted:
-            wanted[name] = TABLE + torchrec_name[1]
-    taken = [_match_tensor(name, source.tensors[name], wanted[name], path) for name in source.tensors if name in wanted]
+        if torchrec_name and name not in targets:
+            targets[name] = TABLE + torchrec_name[1]
+    taken = [_match_tensor(name, x, targets[name], path) for name, x in source.tensors.items() if name in targets]
     by_target: dict[str, str] = {}
-    for one in taken:
-        other = by_target.setdefault(one.target, one.source)
-        if other != one.source:
+    for tensor in taken:
+        earlier = by_target.setdefault(tensor.target, tensor.source)
+        if earlier != tensor.source:
             raise CheckpointError(
-                f"{source.place}: {other!r} and {one.source!r} are both {one.target!r}",
+                f"{source.place}: {earlier!r} and {tensor.source!r} are both {tensor.target!r}",
                 hint="map one of them to another name",
             )
     if not taken:
         names = ", ".join(list(source.tensors)[:8])
-        how = f"say which tensors are tables: --map OLD={TABLE}NAME; there are {names}"
-        raise CheckpointError(f"{source.place}: no tensor is called as TorchRec calls tables; {how}")
-    return ImportMatch(taken=tuple(taken), left=tuple(name for name in source.tensors if name not in wanted))
+        how = f"name the tables with --map OLD={TABLE}NAME; there are {names}"
+        raise CheckpointError(f"{source.place}: no tensor has a TorchRec table name; {how}")
+    return ImportMatch(taken=tuple(taken), left=tuple(name for name in source.tensors if name not in targets))
 
 
 def import_matched(
     source: TensorSource, matching: ImportMatch, folder: Path, tell: Tell | None = None
 ) -> CheckpointManifest:
     """Write a checkpoint of the matched tensors, for a warm start; the folder must not exist."""
-    names = {one.target: one.source for one in matching.taken}
-    shards = [shard_outline(one.target, _entry(one)) for one in matching.taken]
+    names = {tensor.target: tensor.source for tensor in matching.taken}
+    shards = [shard_outline(tensor.target, _entry(tensor)) for tensor in matching.taken]
 
     def fill(shard: LocalShard) -> None:
         name = names[shard.name]
@@ -96,12 +96,12 @@ def import_matched(
             rows = source.read(name, (first + begin, first + end))
             shard.tensor[begin:end].copy_(rows)
 
-    about = {"imported": {"from": str(source.place), "names": {one.target: one.source for one in matching.taken}}}
-    return write_streamed(folder, [shards], about, fill, tell)
+    data = {"imported": {"from": str(source.place), "names": names}}
+    return write_streamed(folder, [shards], data, fill, tell)
 
 
 def _match_by_maps(source: TensorSource, maps: Sequence[str]) -> dict[str, str]:
-    wanted: dict[str, str] = {}
+    targets: dict[str, str] = {}
     for text in maps:
         old, equals, new = text.partition("=")
         if not (old and equals and new.removeprefix(TABLE)) or old.count("*") > 1 or new.count("*") > old.count("*"):
@@ -111,15 +111,15 @@ def _match_by_maps(source: TensorSource, maps: Sequence[str]) -> dict[str, str]:
         if not hits:
             raise CheckpointError(f"{source.place} has no tensor {old!r}; {nearest_name(old, source.tensors)}")
         for name, hit in hits:
-            wanted[name] = new.replace("*", hit[1]) if "*" in new else new
-    return wanted
+            targets[name] = new.replace("*", hit[1]) if "*" in new else new
+    return targets
 
 
-def _match_tensor(name: str, outline: TensorOutline, wanted: str, path: str) -> MatchedTensor:
-    if not wanted.startswith(TABLE):
+def _match_tensor(name: str, outline: TensorOutline, new_name: str, path: str) -> MatchedTensor:
+    if not new_name.startswith(TABLE):
         kind = str(outline.dtype).removeprefix("torch.")
-        return MatchedTensor(source=name, target=f"model/{wanted}", shape=outline.shape, kind=kind)
-    table = wanted.removeprefix(TABLE)
+        return MatchedTensor(source=name, target=f"model/{new_name}", shape=outline.shape, kind=kind)
+    table = new_name.removeprefix(TABLE)
     if outline.dtype not in TYPES or len(outline.shape) != 2:
         raise CheckpointError(
             f"{name!r} cannot be table {table!r}: got {outline.shape} of {str(outline.dtype).removeprefix('torch.')}",
@@ -133,8 +133,8 @@ def _match_tensor(name: str, outline: TensorOutline, wanted: str, path: str) -> 
     return MatchedTensor(source=name, target=target, shape=outline.shape, kind=str(TYPES[outline.dtype]), table=table)
 
 
-def _entry(one: MatchedTensor) -> TensorEntry:
-    if one.table is None:
-        return TensorEntry(dtype=one.kind, shape=one.shape)
-    kind = RowType(one.kind)
-    return TensorEntry(dtype=kind.facts.numbers, shape=one.shape, row_type=kind)
+def _entry(tensor: MatchedTensor) -> TensorEntry:
+    if tensor.table is None:
+        return TensorEntry(dtype=tensor.kind, shape=tensor.shape)
+    kind = RowType(tensor.kind)
+    return TensorEntry(dtype=kind.facts.numbers, shape=tensor.shape, row_type=kind)

@@ -12,7 +12,7 @@ from rowwise.checkpoint.named import FAILED, checkpoints_of, home_of, step_in
 from rowwise.checkpoint.write import PART
 from rowwise.tables.spec import Value
 
-RANK = re.compile(r"(?:.+\.)?([0-9]{5})-[0-9]+\.safetensors")  # what a rank's files are called
+RANK = re.compile(r"(?:.+\.)?([0-9]{5})-[0-9]+\.safetensors")  # name of a rank's file
 
 
 class ListedCheckpoint(Value, frozen=True):
@@ -42,25 +42,25 @@ class ListedTensor(Value, frozen=True, rename={"chunks": "pieces"}):
 
 
 def list_checkpoints(path: Folder) -> list[ListedCheckpoint]:
-    """The checkpoints of a run, newest first; also damaged and incomplete ones."""
+    """The checkpoints of a run, newest first; including damaged and incomplete ones."""
     manifests: dict[Folder, CheckpointManifest | str] = {}
-    for one in checkpoints_of(path):
+    for folder in checkpoints_of(path):
         try:
-            manifests[one] = CheckpointManifest.read(one)
+            manifests[folder] = CheckpointManifest.read(folder)
         except CheckpointError as error:
-            manifests[one] = str(error)
-    last = next((one for one in manifests if step_in(one) is not None), None)
+            manifests[folder] = str(error)
+    last = next((folder for folder in manifests if step_in(folder) is not None), None)
     newest = manifests[last] if last is not None else ""
     best = best_step(newest.data) if isinstance(newest, CheckpointManifest) else None
-    listed = [_list(one, manifest, _marks(one, last, best)) for one, manifest in manifests.items()]
-    unfinished = sorted(filter(_is_ours, _without_manifest(path)))
+    listed = [_list(folder, manifest, _marks(folder, last, best)) for folder, manifest in manifests.items()]
+    unfinished = sorted(filter(_is_checkpoint_name, _without_manifest(path)))
     return listed + [ListedCheckpoint(name=name, marks=(), problem="not complete") for name in unfinished]
 
 
 def _without_manifest(path: Folder) -> list[str]:
-    """The names of folders beside checkpoints that have no manifest."""
+    """The names of folders among the checkpoints without a manifest."""
     if isinstance(path, Path):
-        return [one.name for one in home_of(path).iterdir() if one.is_dir() and not (one / NAME).exists()]
+        return [x.name for x in home_of(path).iterdir() if x.is_dir() and not (x / NAME).exists()]
     names = [name.removeprefix("ckpt/") for name in path.relative_names()]
     folders = {name.partition("/")[0] for name in names if "/" in name}
     return [name for name in folders if f"{name}/{NAME}" not in names]
@@ -80,13 +80,13 @@ def list_tensors(manifest: CheckpointManifest) -> list[ListedTensor]:
 
 
 def progress_in(data: dict[str, Any], key: str) -> Any:
-    """A field of the saved progress, such as `step` or `samples`; None if the data have none."""
+    """A field of the saved progress, such as `step` or `samples`; None if absent."""
     progress = data.get("progress", data)
     return progress.get(key) if isinstance(progress, dict) else None
 
 
 def best_step(data: dict[str, Any]) -> int | None:
-    """The step of the best checkpoint, as this checkpoint's data say."""
+    """The step of the best checkpoint, according to this checkpoint's data."""
     best = progress_in(data, "best")
     return _whole_number(best.get("step")) if isinstance(best, dict) else None
 
@@ -95,8 +95,9 @@ def _whole_number(number: object) -> int | None:
     return number if type(number) is int and 0 <= number < 1 << 62 else None
 
 
-def _marks(one: Folder, last: Folder | None, best: int | None) -> tuple[str, ...]:
-    marks = {"last": one == last, "best": best is not None and step_in(one) == best, FAILED: one.name == FAILED}
+def _marks(folder: Folder, last: Folder | None, best: int | None) -> tuple[str, ...]:
+    is_best = best is not None and step_in(folder) == best
+    marks = {"last": folder == last, "best": is_best, FAILED: folder.name == FAILED}
     return tuple(mark for mark, holds in marks.items() if holds)
 
 
@@ -106,13 +107,13 @@ def _list(folder: Folder, manifest: CheckpointManifest | str, marks: tuple[str, 
     ranks = {match[1] for match in map(RANK.fullmatch, manifest.files) if match}
     size_bytes = sum(file.size_bytes for file in manifest.files.values())
     saved_s = (folder / NAME).stat().st_mtime if isinstance(folder, Path) else folder.relative_names()[NAME].modified_s
-    when = file_time(saved_s).astimezone()
+    saved_at = file_time(saved_s).astimezone()
     return ListedCheckpoint(
         name=folder.name,
         marks=marks,
         step=_whole_number(progress_in(manifest.data, "step")),
         samples=_whole_number(progress_in(manifest.data, "samples")),
-        saved_at=when.isoformat(timespec="seconds"),
+        saved_at=saved_at.isoformat(timespec="seconds"),
         size_bytes=size_bytes,
         written_bytes=manifest.chain_bytes[-1] if manifest.chain_bytes else size_bytes,
         tensors=len(manifest.tensors),
@@ -129,6 +130,6 @@ def _describe_chain(manifest: CheckpointManifest) -> str:
     return f"{kind}, tables in {min(bits)} bits" if bits else kind
 
 
-def _is_ours(name: str) -> bool:
-    whole = name.removesuffix(PART)
-    return step_in(Path(whole)) is not None or whole == FAILED
+def _is_checkpoint_name(name: str) -> bool:
+    bare_name = name.removesuffix(PART)
+    return step_in(Path(bare_name)) is not None or bare_name == FAILED

@@ -1,7 +1,7 @@
 """Local shards: the rectangle of a tensor that a rank writes to a checkpoint, or fills from one.
 
 A shard is a view of memory, or rows of a `RowStream`; then `tensor` is on the meta device and has the shape only.
-Writers call `load` and readers `store` for shards of bounded size, so a stream may be larger than memory.
+Writers call `load` and readers `store` for shards of bounded size, so a stream may exceed memory.
 """
 
 import math
@@ -26,22 +26,22 @@ class LocalShard:
     """A rectangle of a tensor, as this rank stores it; see [Note: Chunks] in `manifest`."""
 
     name: str
-    tensor: Tensor  # a view of live memory: write it before it changes; of a stream the shape, without memory
+    tensor: Tensor  # a view of live memory: write it before it changes; for a stream a shape without memory
     shape: tuple[int, ...]  # of the whole tensor; of a table (rows, dim)
     rows: Span
-    cols: Span | None = None  # None: all
+    cols: Span | None = None  # None for all
     row_type: RowType | None = None  # of a table's rows
     column_group: int | None = None
     shared: bool = False  # every rank has an equal copy, and writes some of its rows
-    touched: Tensor | None = None  # a byte per row, not 0 if the row changed since the last save; None: not tracked
-    ids: Tensor | None = None  # row numbers of `tensor`, ascending, for an increment; None: it holds all of `rows`
+    touched: Tensor | None = None  # a byte per row, nonzero if changed since the last save; None if not tracked
+    ids: Tensor | None = None  # row numbers of `tensor`, ascending, for an increment; None for all of `rows`
     bits: Bits | None = None  # write weights with fewer bits
     stream: RowStream | None = None
-    stream_row: int = 0  # of the whole tensor: the first row of the stream
+    stream_row: int = 0  # row of the full tensor at which the stream begins
 
     @classmethod
     def whole(cls, name: str, tensor: Tensor, *, shared: bool = True) -> Self:
-        """A whole tensor that is no table: `shared` if all ranks list it, else only one rank may."""
+        """A full tensor that is not a table: `shared` if all ranks list it, else only one rank may."""
         shape, tensor = tuple(tensor.shape), tensor.detach()
         tensor = tensor if shape else tensor.view(1)
         return cls(name=name, tensor=tensor, shape=shape, rows=(0, len(tensor)), shared=shared)
@@ -67,7 +67,7 @@ class LocalShard:
 
     @property
     def initial(self) -> InitialValues | None:
-        """The values of rows of a stream that were never written; None: all rows were."""
+        """The values of a stream's unwritten rows; None if all rows are written."""
         return None if self.stream is None or self.ids is not None else self.stream.initial
 
     def cut(self, begin: int, end: int) -> Self:
@@ -84,7 +84,7 @@ class LocalShard:
             rows = self.stream.read(self.rows[0] - self.stream_row, self.rows[1] - self.stream_row)
         else:
             rows = self.stream.read_rows(self.ids.long() - self.stream_row)
-        # A number per row may be saved once for each column block.
+        # A number per row may be saved once per column block.
         return rows if rows.dim() == self.tensor.dim() else rows.unsqueeze(1).expand(self.tensor.shape)
 
     def store(self, rows: Tensor) -> None:
@@ -100,7 +100,7 @@ class LocalShard:
         self.stream.write_rows(rows + self.rows[0] - self.stream_row, values.view(len(values), *self.stream.shape[1:]))
 
     def written_rows(self) -> Self:
-        """The rows of the stream that do not have their initial values."""
+        """The rows of the stream other than those with initial values."""
         assert self.stream is not None
         first = self.stream_row
         ids = self.stream.written(self.rows[0] - first, self.rows[1] - first) + first

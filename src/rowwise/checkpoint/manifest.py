@@ -2,15 +2,14 @@
 
 Every byte has a checksum: each chunk, the header of each file, and the manifest. Nothing is compressed.
 
-[Note: Chunks]
-Names and shapes of tensors do not depend on the plan. A chunk is a rectangle of rows and columns of a tensor,
-written by a rank that held it. Every tensor counts as (rows, columns): its first dimension, and the product of all
-others; a scalar is one row of one column. A table is (rows, dim) for every row type, and a chunk stores its columns as
-a tile does: int8 rows have the scales of their groups first, then the codes. Rows may be rounded to fewer bits:
-8 are int8 rows of one group, 4 those of [Note: Four bits] in `tables/ops/_cpp/quantise.h`. Chunks without `ids` cover
+[Note: Chunks] Names and shapes of tensors do not depend on the plan. A chunk is a rectangle of rows and columns of a
+tensor, written by a rank that held it. Every tensor counts as (rows, columns): its first dimension, and the product of
+all others; a scalar is one row of one column. A table is (rows, dim) for every row type, and a chunk stores its columns
+as a tile does: int8 rows have the scales of their groups first, then the codes. Rows may be rounded to fewer bits: 8
+are int8 rows of one group, 4 those of [Note: Four bits] in `tables/ops/_cpp/quantise.h`. Chunks without `ids` cover
 each element once. A chunk with `ids` holds rows that changed since an earlier checkpoint; chunks are applied in the
-order in which they are listed. A chunk with `initial` is in no file: its rows have the values that they were made with,
-as those of a table on disk that never changed.
+order in which they are listed. A chunk with `initial` is in no file: its rows have their initial values, as unchanged
+rows of a table on disk.
 """
 
 import math
@@ -54,11 +53,11 @@ class TensorChunk(Value, frozen=True, omit_defaults=True):
     """A rectangle of a tensor, under a key of a safetensors file."""
 
     rows: Span
-    cols: Span | None  # None: all
+    cols: Span | None  # None for all
     file: str
     key: str
     crc32: int  # of the chunk's bytes
-    bits: Bits | None = None  # 8 or 4: rounded to fewer bits than the row type has
+    bits: Bits | None = None  # 8 or 4 if rounded to fewer bits than the row type
     ids: ChunkRows | None = None
     initial: InitialValues | None = None
 
@@ -117,24 +116,24 @@ class TensorEntry(Value, frozen=True, rename={"chunks": "pieces"}):
         return chunk.count * self.chunk_width(chunk) * (1 if chunk.bits else NUMBERS[self.dtype])
 
     def find_fault(self, chunk: TensorChunk) -> str | None:
-        """Why a chunk does not fit this tensor; None: it fits."""
+        """The reason why a chunk does not fit this tensor, or None."""
         (row, rows), (col, cols) = chunk.rows, self.chunk_cols(chunk)
-        what = f"{self.describe(chunk.rows, (col, cols))}"
+        place = f"{self.describe(chunk.rows, (col, cols))}"
         if not (0 <= row <= rows <= self.rows and 0 <= col <= cols <= self.columns):
-            return f"{what} are outside of its shape {str(self.shape)[:80]}"
+            return f"{place} are outside of its shape {str(self.shape)[:80]}"
         if self.row_type is not None:
             block = (self.column_group or self.columns) if self.scaled else 1
             if col == cols or col % block or (cols % block and cols != self.columns):
-                return f"{what} are cut inside of a group of columns"
+                return f"{place} are cut inside of a group of columns"
         elif chunk.bits is not None:
-            return f"{what} are rounded to {chunk.bits} bits, but the tensor is no table"
+            return f"{place} are rounded to {chunk.bits} bits, but the tensor is no table"
         if chunk.initial is not None:
             if chunk.ids is not None or chunk.bits is not None or chunk.file:
-                return f"{what} have initial values, and are in a file too"
+                return f"{place} have initial values, and are in a file too"
             if self.row_type is None and not isinstance(chunk.initial.init, Constant):
-                return f"{what} have random initial values, but the tensor is no table"
+                return f"{place} have random initial values, but the tensor is no table"
         if chunk.ids is not None and not (self.shape and 0 <= chunk.ids.count <= rows - row):
-            return f"{what} are {chunk.ids.count} of {rows - row} rows"
+            return f"{place} are {chunk.ids.count} of {rows - row} rows"
         return None
 
     def describe(self, rows: Span, cols: Span) -> str:
@@ -178,8 +177,8 @@ class CheckpointManifest(Value, frozen=True):
                 f"{folder} is not a checkpoint: it has no {NAME}", hint="choose another folder"
             ) from None
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-            why = printable(str(error)).replace("\n", " ")[:300]
-            raise CheckpointError(f"{path} is damaged: {why}; use another checkpoint") from None
+            fault = printable(str(error)).replace("\n", " ")[:300]
+            raise CheckpointError(f"{path} is damaged: {fault}; use another checkpoint") from None
         except (CheckpointError, StorageError):
             raise
         except OSError as error:
@@ -190,12 +189,12 @@ class CheckpointManifest(Value, frozen=True):
             raise CheckpointError(f"{path} is damaged: it does not match its checksum; use another checkpoint")
         return manifest
 
-    def check(self, where: str, way_out: str = "") -> None:
+    def check(self, where: str, suffix: str = "") -> None:
         """Raise unless names are safe, the chunks of each tensor cover it exactly once, and all are in listed files."""
         for name in self.files:
             fault = fault_of_name(name)
             if fault:
-                raise CheckpointError(f"{where}: file {name[:80]!r} is not used: {fault}{way_out}")
+                raise CheckpointError(f"{where}: file {name[:80]!r} is not used: {fault}{suffix}")
         used: dict[str, int] = dict.fromkeys(self.files, 0)
         keys: set[tuple[str, str]] = set()
         count = 0
@@ -205,29 +204,27 @@ class CheckpointManifest(Value, frozen=True):
             fault = fault or next((f"{p.file!r} is not listed" for p in stored if p.file not in self.files), None)
             fault = fault or find_coverage_fault(entry, [chunk for chunk in entry.chunks if chunk.ids is None])
             if fault:
-                raise CheckpointError(f"{where}: tensor {name[:200]!r}: {fault}{way_out}")
+                raise CheckpointError(f"{where}: tensor {name[:200]!r}: {fault}{suffix}")
             count += len(stored)
             for chunk in stored:
                 used[chunk.file] += entry.chunk_bytes(chunk)
                 keys.add((chunk.file, chunk.key))
         for name, size_bytes in used.items():
             if size_bytes > self.files[name].size_bytes:
-                got = f"{self.files[name].size_bytes} bytes, but its chunks have {size_bytes}"
-                raise CheckpointError(f"{where}: file {name!r} has {got}{way_out}")
+                sizes = f"{self.files[name].size_bytes} bytes, but its chunks have {size_bytes}"
+                raise CheckpointError(f"{where}: file {name!r} has {sizes}{suffix}")
         if len(keys) < count:
-            raise CheckpointError(
-                f"{where}: two chunks have the same key in a file", f"one key for each chunk{way_out}"
-            )
+            raise CheckpointError(f"{where}: two chunks have the same key in a file", f"one key for each chunk{suffix}")
 
 
 def _check_format(path: Folder, plain: Any) -> None:
     if isinstance(plain, dict) and plain.get("format", FORMAT) != FORMAT:
-        got = repr(plain["format"])[:40]
-        raise CheckpointError(f"{path} has format {got}; this rowwise reads format {FORMAT}: use the one that wrote it")
+        fmt = repr(plain["format"])[:40]
+        raise CheckpointError(f"{path} has format {fmt}; this rowwise reads format {FORMAT}: use the one that wrote it")
 
 
 def find_entry_fault(name: str, entry: TensorEntry) -> str | None:
-    """Why the name, type or shape of a tensor is not allowed; None: they are."""
+    """The reason why the name, type or shape of a tensor is not allowed, or None."""
     fault = next(filter(None, (fault_of_name(part, LONGEST_NAME) for part in name.split("/"))), None)
     if fault:
         return f"its name is not used: {fault}"
@@ -250,10 +247,10 @@ def find_entry_fault(name: str, entry: TensorEntry) -> str | None:
 
 
 def find_coverage_fault(entry: TensorEntry, chunks: Sequence[TensorChunk]) -> str | None:
-    """The first element that is in no chunk, or in two; None: the chunks cover the tensor exactly once.
+    """The first elements in no chunk or in two; None if the chunks cover the tensor exactly once.
 
     The top-left and bottom-right corners of a rectangle count 1, the other two -1. The counts of all chunks equal those
-    of the whole tensor if and only if the chunks cover it exactly once. The time is that of sorting the corners.
+    of the whole tensor if and only if the chunks cover it exactly once. It takes O(n log n) for n chunks.
     """
     corners: Counter[Span] = Counter()
     whole = (-1, (0, entry.rows), (0, entry.columns))
@@ -262,11 +259,11 @@ def find_coverage_fault(entry: TensorEntry, chunks: Sequence[TensorChunk]) -> st
         corners[rows[0], cols[1]] -= sign
         corners[rows[1], cols[0]] -= sign
         corners[rows[1], cols[1]] += sign
-    odd = sorted(corner for corner, count in corners.items() if count)
-    if not odd:
+    unbalanced = sorted(corner for corner, count in corners.items() if count)
+    if not unbalanced:
         return None
-    (row, col), (_, col_end) = odd[:2]  # the first corner's count: how often its element is covered too often
-    row_end = min(r for r, c in odd if r > row and c < col_end)
+    (row, col), (_, col_end) = unbalanced[:2]  # the sign of the first corner's count: covered twice, or not at all
+    row_end = min(r for r, c in unbalanced if r > row and c < col_end)
     if not (0 <= row < entry.rows and 0 <= col < entry.columns):
         return f"{entry.describe((row, row_end), (col, col_end))} are outside of its shape {str(entry.shape)[:80]}"
     where = entry.describe((row, min(row_end, entry.rows)), (col, min(col_end, entry.columns)))

@@ -1,4 +1,4 @@
-"""Finds what users name: a run or a checkpoint by its path, tables of a checkpoint by name."""
+"""Resolves names from users: a run or a checkpoint by its path, tables of a checkpoint by name."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,9 +16,9 @@ from rowwise.tables.spec import RowType, Table, Value
 
 FAILED = "failed"
 NONE_YET = "a run that has saved one, at its end or every save.every steps"
-STEP = re.compile(r"step-([0-9]{1,18})")  # as users write it; in the name of a folder it has all its digits
+STEP = re.compile(r"step-([0-9]{1,18})")  # as users write it; folder names have leading zeros
 STEP_DIGITS, VERSION_DIGITS = 9, 6
-VERSIONS = "versions"  # the folder of versions in one that is served
+VERSIONS = "versions"  # the folder of versions in a served folder
 
 
 class SavedTable(Value, frozen=True):
@@ -32,7 +32,7 @@ class SavedTable(Value, frozen=True):
 
     @property
     def ids(self) -> str | None:
-        """The tensor with the id of each row, if the table is managed; else ids are row numbers."""
+        """The tensor with the id of each row, if the table is managed; else None, as ids are row numbers."""
         return self.state.get(ID)
 
     def spec(self, row_type: RowType | None = None) -> Table:
@@ -45,7 +45,7 @@ class SavedTable(Value, frozen=True):
 
 def open_named(path: Folder) -> Checkpoint:
     """Open a checkpoint, or the last complete one of a run."""
-    chosen = [one for one in checkpoints_of(path) if one == path or step_in(one) is not None]
+    chosen = [folder for folder in checkpoints_of(path) if folder == path or step_in(folder) is not None]
     if not chosen:
         raise CheckpointError(f"{path} has no checkpoint yet", NONE_YET)
     checkpoint = Checkpoint.open(chosen[0])
@@ -54,7 +54,7 @@ def open_named(path: Folder) -> Checkpoint:
 
 
 def is_checkpoint(folder: Folder) -> bool:
-    """Whether a folder has a manifest; whether that is sound is seen when it is read."""
+    """Whether a folder has a manifest, valid or not."""
     if isinstance(folder, Path):
         return (folder / NAME).exists()
     try:
@@ -67,38 +67,38 @@ def is_checkpoint(folder: Folder) -> bool:
 def checkpoints_of(path: Folder) -> Sequence[Folder]:
     """The complete checkpoints of a run, newest first; or the one at this path."""
     if isinstance(path, StorageFolder):
-        return _complete_ones(path)
+        return _checkpoints_at_url(path)
     if is_checkpoint(path):
         return [path]
-    return _newest_first(one.parent for one in home_of(path).glob(f"*/{NAME}") if not one.parent.name.endswith(PART))
+    return _newest_first(x.parent for x in home_of(path).glob(f"*/{NAME}") if not x.parent.name.endswith(PART))
 
 
-def _complete_ones(path: StorageFolder) -> Sequence[Folder]:
-    """The complete checkpoints at a URL; it may be that of a checkpoint, of the folder above, or of a run."""
+def _checkpoints_at_url(path: StorageFolder) -> Sequence[Folder]:
+    """The complete checkpoints at the URL of a checkpoint, of its parent folder, or of a run."""
     names = path.relative_names()
     if NAME in names:
         return [path]
-    heads = {name.removesuffix(f"/{NAME}").removeprefix("ckpt/") for name in names if name.endswith(f"/{NAME}")}
-    inside = path / "ckpt" if any(name.startswith("ckpt/") for name in names) else path
+    folders = {name.removesuffix(f"/{NAME}").removeprefix("ckpt/") for name in names if name.endswith(f"/{NAME}")}
+    parent = path / "ckpt" if any(name.startswith("ckpt/") for name in names) else path
     if not names:
         raise CheckpointError(
             f"{path} has no objects",
             "the URL of a checkpoint, or of a folder that rowwise ckpt copy wrote checkpoints to",
         )
-    return _newest_first(inside / head for head in heads if "/" not in head)
+    return _newest_first(parent / folder for folder in folders if "/" not in folder)
 
 
 def home_of(path: Path) -> Path:
     """The folder of a run's checkpoints; `path` is that folder, or the run's."""
     if not path.exists():
         raise CheckpointError(f"{path}: no such folder", "a checkpoint or a run, such as runs/dlrm-synthetic/1")
-    for inside in ("ckpt", VERSIONS):
-        if (path / inside).is_dir():
-            return path / inside
+    for name in ("ckpt", VERSIONS):
+        if (path / name).is_dir():
+            return path / name
     if path.is_dir() and not path.name.endswith(PART) and any(map(step_in, path.iterdir())):
         return path
-    why = "was not completed" if path.name.endswith(PART) else f"is no checkpoint: it has no {NAME}; nor a run"
-    raise CheckpointError(f"{path} {why}", "a folder such as runs/dlrm-synthetic/1 or .../ckpt/step-000000100")
+    problem = "was not completed" if path.name.endswith(PART) else f"is no checkpoint: it has no {NAME}; nor a run"
+    raise CheckpointError(f"{path} {problem}", "a folder such as runs/dlrm-synthetic/1 or .../ckpt/step-000000100")
 
 
 def step_in(path: Folder) -> int | None:
@@ -114,13 +114,13 @@ def tables_of(manifest: CheckpointManifest) -> dict[str, SavedTable]:
     for name, entry in manifest.tensors.items():
         if entry.row_type is None:
             continue
-        whole = name.removeprefix("model/")
-        path, _, table = whole.rpartition(".")
-        lead = f"rows/{whole}/"
-        state = {other.removeprefix(lead): other for other in manifest.tensors if other.startswith(lead)}
+        full_name = name.removeprefix("model/")
+        path, _, table = full_name.rpartition(".")
+        lead = f"rows/{full_name}/"
+        state = {key.removeprefix(lead): key for key in manifest.tensors if key.startswith(lead)}
         tables.append(SavedTable(table=table, path=path, name=name, entry=entry, state=state))
-    names = [one.table for one in tables]
-    return {one.table if names.count(one.table) == 1 else f"{one.path}.{one.table}": one for one in tables}
+    names = [table.table for table in tables]
+    return {t.table if names.count(t.table) == 1 else f"{t.path}.{t.table}": t for t in tables}
 
 
 def choose_tables(tables: Mapping[str, SavedTable], wanted: Sequence[str], where: Folder) -> dict[str, SavedTable]:
@@ -133,7 +133,7 @@ def choose_tables(tables: Mapping[str, SavedTable], wanted: Sequence[str], where
 
 
 def _newest_first(folders: Iterable[Folder]) -> list[Folder]:
-    """Those that are named as checkpoints; that of a failed run is the last one."""
+    """The folders with a checkpoint's name; a failed run's checkpoint comes last."""
     steps = {folder: step_in(folder) for folder in folders}
-    known = [folder for folder, step in steps.items() if step is not None or folder.name == FAILED]
-    return sorted(known, key=lambda folder: (steps[folder] is None, -(steps[folder] or 0)))
+    named = [folder for folder, step in steps.items() if step is not None or folder.name == FAILED]
+    return sorted(named, key=lambda folder: (steps[folder] is None, -(steps[folder] or 0)))

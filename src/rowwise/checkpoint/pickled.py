@@ -1,7 +1,7 @@
 """Reads a pickle as plain data: imports nothing, calls nothing, bounded in time and memory.
 
-Python's unpickler runs what a file asks for. This one knows the few opcodes of state dicts and their metadata; an
-object becomes a `PickledObject` with the names and arguments in the file. Keys of dicts are strings, integers and
+Python's unpickler runs code that the file names. This one supports only the opcodes of state dicts and their metadata;
+an object becomes a `PickledObject` with the names and arguments in the file. Keys of dicts are strings, integers and
 `PickledObject`s only: hashing nested tuples can take exponential time. Not supported: protocols 0 and 1.
 """
 
@@ -34,33 +34,33 @@ class PickledObject:
     state: Any = field(default=None, repr=False)
 
 
-def read_pickle(content: bytes | io.BytesIO, known: Collection[tuple[str, str]] | None) -> Any:
-    """The content of a pickle; `known`: the only module and class names allowed in it, None: any."""
-    machine = _Machine(known)
+def read_pickle(content: bytes | io.BytesIO, allowed: Collection[tuple[str, str]] | None) -> Any:
+    """The content of a pickle; `allowed`: the accepted (module, name) pairs, None for all."""
+    machine = _Machine(allowed)
     content = io.BytesIO(content) if isinstance(content, bytes) else content
     try:
         for count, (opcode, arg, _) in enumerate(pickletools.genops(content)):
             if count > MAX_INSTRUCTIONS:
                 raise CheckpointError(f"it has more than {MAX_INSTRUCTIONS:,} instructions")
-            act = ACTIONS.get(opcode.name)
-            if act is None:
+            action = ACTIONS.get(opcode.name)
+            if action is None:
                 raise CheckpointError(f"it has the opcode {opcode.name}, which no state dict has")
-            act(machine, arg)
+            action(machine, arg)
     except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
         raise CheckpointError(f"it is not a pickle, or damaged: {str(error)[:80]!r}") from None
-    return machine.answer
+    return machine.result
 
 
 @final
 class _Machine:
     """The stack and the memo of a pickle."""
 
-    def __init__(self, known: Collection[tuple[str, str]] | None) -> None:
-        self._known = known
+    def __init__(self, allowed: Collection[tuple[str, str]] | None) -> None:
+        self._allowed = allowed
         self._marks: list[int] = []
         self._memo: list[Any] = []
         self.stack: list[Any] = []
-        self.answer: Any = None
+        self.result: Any = None
 
     def push(self, value: Any) -> None:
         self.stack.append(value)
@@ -84,9 +84,9 @@ class _Machine:
     def name(self, module: Any, name: Any) -> None:
         global_name = GlobalName(module, name)
         if not (isinstance(module, str) and isinstance(name, str)):
-            raise CheckpointError("it has a name that is no text")
-        if self._known is not None and global_name not in self._known:
-            raise CheckpointError(f"it names {f'{module}.{name}'[:80]!r}, which no such file has")
+            raise CheckpointError("it has a name that is not text")
+        if self._allowed is not None and global_name not in self._allowed:
+            raise CheckpointError(f"it names {f'{module}.{name}'[:80]!r}, which is not allowed in such a file")
         self.push(global_name)
 
     def make(self) -> None:
@@ -131,7 +131,7 @@ class _Machine:
         self.push(self._memo[index])
 
     def stop(self, _: None) -> None:
-        (self.answer,) = self.take(1)
+        (self.result,) = self.take(1)
 
 
 def _constant(value: Any) -> Callable[[_Machine, Any], None]:

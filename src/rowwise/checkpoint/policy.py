@@ -1,15 +1,14 @@
 """Decides whether the next checkpoint is full or an increment: Check-N-Run's intermittent policy.
 
-A chain is a full checkpoint and the increments after it. A checkpoint costs the bytes that are written, and, as often
-as a run restores it, the bytes that are read: all of the chain. Early in a chain the cost of the full checkpoint is
-spread over few increments; late in it each restore reads much. The average cost over the chain falls as long as the
-next increment costs less than the average so far; then a full checkpoint is due. Known limits: disk space has no cost;
-a chain has at most `longest` increments.
+A chain is a full checkpoint and the increments after it. A checkpoint costs the bytes written, plus the expected bytes
+that restores read: the whole chain. Early in a chain few increments share the cost of the full checkpoint; late in it
+each restore reads much. The average cost over the chain falls while the next increment costs less than the average so
+far; then a full checkpoint is due. Known limits: disk space has no cost; a chain has at most `longest` increments.
 """
 
 from collections.abc import Sequence
 
-LONGEST = 16  # increments in a chain
+LONGEST = 16  # max. increments in a chain
 RESTORES = 0.02  # per checkpoint: a failure a day, two checkpoints an hour
 
 
@@ -24,11 +23,11 @@ def is_full_due(
     """Whether the next checkpoint is a full one.
 
     Args:
-        chain_bytes: bytes written by the full checkpoint and by each increment since; empty: there is none.
+        chain_bytes: bytes written by the full checkpoint and by each increment since; empty without one.
         full_bytes: bytes of a full checkpoint now.
         increment_bytes: bytes of an increment now.
         restores: expected restores per checkpoint.
-        longest: most increments in a chain.
+        longest: max. increments in a chain.
     """
     if not chain_bytes or len(chain_bytes) > longest or increment_bytes >= full_bytes:
         return True

@@ -1,8 +1,8 @@
 """Reads a checkpoint: tensors by name, whole or any rectangle, every chunk verified as it is read.
 
-Only chunks that overlap the rectangle are read. A chunk that fits is read straight into the target's memory. Others
-are read a few rows at a time: columns are selected, and rows of another row type are converted through float32. Equal
-row types are copied without rounding. If a chunk is damaged, the target keeps what was read before.
+Only chunks that overlap the rectangle are read. A chunk of the same layout is read straight into the target's memory.
+Others are read a few rows at a time: columns are selected, and rows of another row type are converted through float32.
+Equal row types are copied without rounding. If a chunk is damaged, the target keeps what was read before.
 """
 
 import difflib
@@ -35,7 +35,7 @@ from rowwise.tables.spec import Constant, RowType, Table, Value
 
 THREADS = 2  # checksums take longer than reading
 STORE_THREADS = 8  # requests to an object store take longer than checksums
-RUN_bytes = 64 << 20  # least bytes of a task for a thread
+RUN_bytes = 64 << 20  # min. bytes of a thread's task
 RANGE_bytes = 8  # a row rounded to fewer bits begins with two floats
 
 
@@ -54,8 +54,8 @@ def reading_data(folder: Folder) -> Iterator[None]:
     try:
         yield
     except msgspec.ValidationError as error:
-        why = printable(str(error))[:200].replace("\n", " ")
-        raise CheckpointError(f"{folder / NAME}: its data are not those of a training run: {why}") from error
+        problem = printable(str(error))[:200].replace("\n", " ")
+        raise CheckpointError(f"{folder / NAME}: its data are not those of a training run: {problem}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Checkpoint:
         return self.manifest.tensors[name]
 
     def load(self, name: str, rows: Span | None = None, cols: Span | None = None) -> Tensor:
-        """A tensor, or a rectangle of it, as it is stored."""
+        """A tensor, or a rectangle of it, in its stored type."""
         entry = self.entry(name)
         rows, columns = rows or (0, entry.rows), cols or (0, entry.columns)
         if not (0 <= rows[0] <= rows[1] <= entry.rows and 0 <= columns[0] <= columns[1] <= entry.columns):
@@ -91,8 +91,8 @@ class Checkpoint:
                 self._find_range(name, copy.chunk, copy.chunk)
         plain = cols is None and entry.row_type is None
         shape = entry.shape[1:] if plain else (entry.stored_width(columns),)
-        make = torch.zeros if entry.scaled else torch.empty  # scaled rows end with padding, which is not filled
-        out = make((rows[1] - rows[0], *shape), dtype=getattr(torch, entry.dtype))
+        allocate = torch.zeros if entry.scaled else torch.empty  # scaled rows end with padding, which is not filled
+        out = allocate((rows[1] - rows[0], *shape), dtype=getattr(torch, entry.dtype))
         self.copy_into(out, name, rows, cols)
         return out if entry.shape else out.reshape(())
 
@@ -104,7 +104,7 @@ class Checkpoint:
         cols: Span | None = None,
         row_type: RowType | None = None,
     ) -> None:
-        """Fill `out` with a rectangle of a tensor; `row_type`: that of `out`, if it differs from the table's."""
+        """Fill `out` with a rectangle of a tensor; `row_type`: of `out`, by default the table's."""
         entry = self.entry(name)
         group = entry.column_group if row_type in (None, entry.row_type) else None
         rows, kind = rows or (0, entry.rows), row_type or entry.row_type
@@ -133,7 +133,7 @@ class Checkpoint:
         if same and self._fill_changed(shard):
             return
         begin, cuts = shard.rows[0], sorted({chunk.rows[1] for chunk in entry.chunks})
-        # Windows that end with chunks, as a chunk is read whole for each window that it overlaps.
+        # Windows end at chunk boundaries, as each window reads all of the chunks that it overlaps.
         for first, end in cut_rows(len(out), max(1, shard.row_bytes), [cut - begin for cut in cuts]):
             window = shard.cut(begin + first, begin + end)
             buffer = window.allocate()
@@ -141,7 +141,7 @@ class Checkpoint:
             window.store(buffer.tensor)
 
     def fill_all(self, shards: Iterable[LocalShard]) -> None:
-        """Fill several shards, which must not overlap, with several threads."""
+        """Fill shards, which must not overlap, in several threads."""
         with ThreadPoolExecutor(THREADS if isinstance(self.folder, Path) else STORE_THREADS) as pool:
             for _ in pool.map(self.fill, [run for shard in shards for run in self._split_rows(shard)]):
                 pass
@@ -171,9 +171,9 @@ class Checkpoint:
 
     def verify(self) -> None:
         """Read everything; raises one error that lists all damaged chunks."""
-        listed = "; ".join(f"{bad.place} of tensor {bad.tensor!r}: {bad.why}" for bad in self.find_damage())
-        if listed:
-            raise CheckpointError(f"{listed} (`rowwise ckpt verify RUN` names one without damage)")
+        damage = "; ".join(f"{bad.place} of tensor {bad.tensor!r}: {bad.why}" for bad in self.find_damage())
+        if damage:
+            raise CheckpointError(f"{damage} (`rowwise ckpt verify RUN` names an undamaged one)")
 
     def find_damage(self, tell: Callable[[TensorEntry, TensorChunk], None] | None = None) -> list[DamagedChunk]:
         """All damaged chunks; `tell` is called after each chunk."""
@@ -191,7 +191,7 @@ class Checkpoint:
         return damage
 
     def _fill_changed(self, shard: LocalShard) -> bool:
-        """Fill a stream whose other rows have the same initial values already; False: nothing was done."""
+        """Fill the changed rows of a stream whose other rows already have their initial values; False if it cannot."""
         entry = self.entry(shard.name)
         cols = shard.cols or (0, entry.columns)
         copies = list(copy_regions(entry, shard.rows, cols))
@@ -201,9 +201,9 @@ class Checkpoint:
             return False
         for copy in copies:
             if copy.chunk.ids is not None:
-                for where, rows in self._read_rows(shard.name, copy):
-                    assert isinstance(where, Tensor)
-                    shard.store_rows(where.long() + copy.rows_to[0], rows)
+                for index, rows in self._read_rows(shard.name, copy):
+                    assert isinstance(index, Tensor)
+                    shard.store_rows(index.long() + copy.rows_to[0], rows)
         return True
 
     def _fill_memory(self, shard: LocalShard, *, same: bool) -> None:
@@ -230,9 +230,9 @@ class Checkpoint:
                 continue
             spans_from = stored_spans(entry, chunk_cols[1] - chunk_cols[0], copy.cols_from)
             spans_to = stored_spans(entry, cols[1] - cols[0], copy.cols_to)
-            for where, buffer in self._read_rows(shard.name, copy):
+            for index, buffer in self._read_rows(shard.name, copy):
                 for span_from, span_to in zip(spans_from, spans_to, strict=True):
-                    rows[where, slice(*span_to)] = buffer[:, slice(*span_from)]
+                    rows[index, slice(*span_to)] = buffer[:, slice(*span_from)]
 
     def _fill_floats(self, flat: Tensor, shard: LocalShard) -> None:
         """Fill a row type without scales from another row type: rounds to nearest."""
@@ -241,14 +241,14 @@ class Checkpoint:
         for copy in copy_regions(entry, shard.rows, shard.cols or (0, entry.columns)):
             chunk_cols = entry.chunk_cols(copy.chunk)
             rows = flat[slice(*copy.rows_to)]
-            for where, buffer in self._read_rows(shard.name, copy):
+            for index, buffer in self._read_rows(shard.name, copy):
                 weights = unpack(buffer, chunk_cols[1] - chunk_cols[0], entry.row_type, entry.column_group)
-                rows[where, slice(*copy.cols_to)] = weights[:, slice(*copy.cols_from)].to(rows.dtype)
+                rows[index, slice(*copy.cols_to)] = weights[:, slice(*copy.cols_from)].to(rows.dtype)
 
     def _fill_scaled(self, flat: Tensor, shard: LocalShard) -> None:
         """Fill a row type with scales from another row type.
 
-        A scale needs all columns of its group, which may be in several chunks: so whole rows are collected in float32.
+        A scale needs all columns of its group, which may be in several chunks: so full rows are collected in float32.
         """
         entry, cols = self.entry(shard.name), shard.cols or (0, self.entry(shard.name).columns)
         assert shard.row_type is not None
@@ -267,14 +267,14 @@ class Checkpoint:
         for at, buffer in self._read_chunk(name, chunk):
             if ids is None:
                 begin, end = max(first, at), min(last, at + len(buffer))
-                where, chosen = slice(begin - first, end - first), slice(begin - at, end - at)
+                index, chosen = slice(begin - first, end - first), slice(begin - at, end - at)
             else:
-                near = ids[at : at + len(buffer)] - chunk.rows[0]
-                begin, end = torch.searchsorted(near, torch.tensor([first, last])).tolist()
-                where, chosen = near[begin:end] - first, slice(begin, end)
+                relative = ids[at : at + len(buffer)] - chunk.rows[0]
+                begin, end = torch.searchsorted(relative, torch.tensor([first, last])).tolist()
+                index, chosen = relative[begin:end] - first, slice(begin, end)
             if begin < end:
                 cols = entry.chunk_cols(chunk)
-                yield where, decode_rows(buffer[chosen], entry, chunk.bits, cols[1] - cols[0])
+                yield index, decode_rows(buffer[chosen], entry, chunk.bits, cols[1] - cols[0])
 
     def _read_ids(self, name: str, chunk: TensorChunk) -> Tensor | None:
         """The row numbers of a chunk of changed rows; None for a full chunk."""
@@ -314,12 +314,12 @@ class Checkpoint:
     def _read(
         self, name: str, chunk: TensorChunk, run: TensorChunk | ChunkRows, out: Tensor
     ) -> Iterator[tuple[int, Tensor]]:
-        """Read a chunk or its row numbers into `out`; an `out` with fewer rows is a buffer that is used again."""
+        """Read a chunk or its row numbers into `out`; an `out` with fewer rows is a reused buffer."""
         step = min(len(out), max(1, BUFFER_bytes // max(1, out[:1].numel() * out.element_size()))) or 1
         if not isinstance(self.folder, Path) and len(out) == run.count:
             step = max(
                 1, run.count
-            )  # from a store at once, by several requests; from a file in steps that stay in cache
+            )  # from a store at once, in several requests; from a file in steps that fit in cache
         sum32, stored = 0, self._find_range(name, chunk, run)
         opened = open_range(self.folder, chunk.file, stored.begin, stored.end)
         with reading_file(self.folder / chunk.file), opened as file:
@@ -333,13 +333,13 @@ class Checkpoint:
         if sum32 != run.crc32:
             self._raise_damaged(name, chunk, "do not match their checksum")
 
-    def _raise_damaged(self, name: str, chunk: TensorChunk, why: str) -> NoReturn:
+    def _raise_damaged(self, name: str, chunk: TensorChunk, fault: str) -> NoReturn:
         entry, path = self.entry(name), self.folder / chunk.file
-        what = f"{entry.describe(chunk.rows, entry.chunk_cols(chunk))} of tensor {name!r}"
-        raise CheckpointError(f"{path} is damaged: {what} {why}; use another checkpoint")
+        place = f"{entry.describe(chunk.rows, entry.chunk_cols(chunk))} of tensor {name!r}"
+        raise CheckpointError(f"{path} is damaged: {place} {fault}; use another checkpoint")
 
     def find_rows(self, name: str, chunk: TensorChunk) -> ByteRange:
-        """Where a chunk of rows is in its file."""
+        """The bytes of a chunk of rows in its file."""
         return self._find_range(name, chunk, chunk)
 
     def check_rows(self, name: str, chunk: TensorChunk) -> None:
@@ -365,8 +365,8 @@ class Checkpoint:
         stored = self.header(chunk.file).ranges.get(run.key)
         if stored is None:
             self._raise_damaged(name, chunk, f"are not in its header, which has no key {run.key[:200]!r}")
-        got = (stored.code, stored.shape[:1], math.prod(stored.shape[1:]))
-        if got != (CODES[kind], (rows,), width):
+        layout = (stored.code, stored.shape[:1], math.prod(stored.shape[1:]))
+        if layout != (CODES[kind], (rows,), width):
             expected = f"{rows} rows of {width} {CODES[kind]}"
             self._raise_damaged(
                 name, chunk, f"are {stored.code} of shape {stored.shape} in its header, expected {expected}"
@@ -394,11 +394,11 @@ def _initial_rows(entry: TensorEntry, chunk: TensorChunk, at: int, count: int) -
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
     words = list(known)
-    near = difflib.get_close_matches(name, words, n=1, cutoff=0.5)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    more = f" and {len(words) - 8} more" if len(words) > 8 else ""
-    return f"there are {', '.join(words[:8]) or 'none'}{more}"
+    matches = difflib.get_close_matches(name, words, n=1, cutoff=0.5)
+    if matches:
+        return f"did you mean {matches[0]!r}?"
+    suffix = f" and {len(words) - 8} more" if len(words) > 8 else ""
+    return f"there are {', '.join(words[:8]) or 'none'}{suffix}"
 
 
 def read_into(file: OpenRange, memory: memoryview) -> None:

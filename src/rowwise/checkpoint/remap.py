@@ -1,4 +1,4 @@
-"""Rewrites a checkpoint for another id map of a table: rows move along, so that training can continue.
+"""Rewrites a checkpoint for another id map of a table: rows are moved to match, so that training can continue.
 
 [Note: Moved rows] in `tables/ids/remap.py` defines the new rows. Other tensors are copied. Known limits: memory for one
 tensor of old rows as stored, and 4 bytes per id for each part of the map.
@@ -55,7 +55,7 @@ class _MappedTensors:
 
     table: str
     path: str  # of the module, with a dot at its end
-    known: MapIdentity
+    identity: MapIdentity
 
     @property
     def maps(self) -> str:
@@ -64,7 +64,7 @@ class _MappedTensors:
 
     def stored(self, index: int) -> str:
         """The name of a part's rows, as in `ids.open.stored_tables`, without the prefix model/ or rows/."""
-        end = f"-{index}" if len(self.known.shape.parts) > 1 else ""
+        end = f"-{index}" if len(self.identity.shape.parts) > 1 else ""
         return f"{self.path}stored.{self.table}{end}"
 
 
@@ -72,7 +72,7 @@ class _MappedTensors:
 class _RemapPlan:
     """New tensors, tensors whose rows move, and tensors to omit; all others are copied."""
 
-    whole: dict[str, Tensor] = field(default_factory=dict)  # new contents by name
+    contents: dict[str, Tensor] = field(default_factory=dict)  # of new tensors, by name
     from_rows: dict[str, Move] = field(default_factory=dict)  # by name: rows and state that move
     omitted: set[str] = field(default_factory=set)
 
@@ -87,17 +87,17 @@ def remap(
         folder: the target; must not exist.
         table: its name in the model.
         file: the new map, see `ids.file`.
-        counts: the probe file of `rowwise compress`, with a count for each id; None: all ids weigh the same.
+        counts: the probe file of `rowwise compress`, with a count for each id; by default all ids weigh the same.
         tell: called with the bytes done, and the total.
     """
     if folder.exists():
         raise CheckpointError(f"{folder} exists already", hint="choose another name")
     homes = _find_mapped(checkpoint, table)
-    ids = homes[0].known.shape.ids
+    ids = homes[0].identity.shape.ids
     new = load(file, Table(name=table, rows=ids, dim=1))
     weights_N = None if counts is None else _weights(counts, table, ids)
     plan, results = _RemapPlan(), list[RemappedTable]()
-    moves_of: dict[str, tuple[Move, ...]] = {}  # by the old map's digest: modules may share a map
+    moves_of: dict[str, tuple[Move, ...]] = {}  # by digest of the old map, which modules may share
     for home in homes:
         _change_map(checkpoint, home, new, plan)
         old = _old_map(checkpoint, home)
@@ -128,27 +128,29 @@ def _find_mapped(checkpoint: Checkpoint, table: str) -> list[_MappedTensors]:
             continue
         names.append(match["table"])
         if match["table"] in (table, table + ENDING):
-            known = decode_identity(checkpoint.load(name))
-            homes.append(_MappedTensors(table=match["table"], path=match["path"] or "", known=known))
-    digests = {home.known.digest for home in homes if home.table == table}
-    if digests:  # a table whose name only ends like a linear part's has another map
-        return sorted((home for home in homes if home.known.digest in digests), key=lambda home: home.table)
+            identity = decode_identity(checkpoint.load(name))
+            homes.append(_MappedTensors(table=match["table"], path=match["path"] or "", identity=identity))
+    digests = {home.identity.digest for home in homes if home.table == table}
+    if digests:  # excludes tables with another map whose name merely ends like a linear part's
+        return sorted((home for home in homes if home.identity.digest in digests), key=lambda home: home.table)
     if table in tables_of(checkpoint.manifest):
-        why = "has no id map: each id has a row of its own"
+        problem = "has no id map: each id has a row of its own"
     else:
-        why = f"is none with an id map; {nearest_name(table, sorted(set(names)))}"
-    raise CheckpointError(f"{checkpoint.folder}: table {table!r} {why}")
+        problem = f"is not a table with an id map; {nearest_name(table, sorted(set(names)))}"
+    raise CheckpointError(f"{checkpoint.folder}: table {table!r} {problem}")
 
 
 def _old_map(checkpoint: Checkpoint, home: _MappedTensors) -> IdMap:
-    known = home.known
-    count = 0 if known.folding is None else known.folding.count
+    identity = home.identity
+    count = 0 if identity.folding is None else identity.folding.count
     words, *fold_words = (checkpoint.load(home.maps + name).numpy() for name in _words(count))
-    old = IdMap(shape=known.shape, words=words, about=known.about, folding=known.folding, fold_words=tuple(fold_words))
-    if old.digest != known.digest:
+    old = IdMap(
+        shape=identity.shape, words=words, about=identity.about, folding=identity.folding, fold_words=tuple(fold_words)
+    )
+    if old.digest != identity.digest:
         raise CheckpointError(
             f"{checkpoint.folder}: table {home.table!r}: its id map is damaged: digest {old.digest}",
-            known.digest,
+            identity.digest,
             hint="use another checkpoint",
         )
     return old
@@ -164,9 +166,9 @@ def _change_map(checkpoint: Checkpoint, home: _MappedTensors, new: IdMap, plan: 
     text = torch.frombuffer(bytearray(msgspec.json.encode(identity)), dtype=torch.uint8)
     all_words = zip(_words(len(new.fold_words)), (new.words, *new.fold_words), strict=True)
     tensors = {name: torch.from_numpy(words) for name, words in all_words} | {IDENTITY: text}
-    plan.whole.update({home.maps + name: tensor for name, tensor in tensors.items()})
+    plan.contents.update({home.maps + name: tensor for name, tensor in tensors.items()})
     words = re.compile(re.escape(home.maps) + r"words(_\d+)?")
-    plan.omitted.update(name for name in checkpoint.names() if words.fullmatch(name) and name not in plan.whole)
+    plan.omitted.update(name for name in checkpoint.names() if words.fullmatch(name) and name not in plan.contents)
 
 
 def _dim(checkpoint: Checkpoint, home: _MappedTensors) -> int:
@@ -177,7 +179,7 @@ def _dim(checkpoint: Checkpoint, home: _MappedTensors) -> int:
 
 def _tensors(checkpoint: Checkpoint, home: _MappedTensors, index: int) -> Iterator[str]:
     """The names of a part's rows and their state; raises for shapes that cannot be moved."""
-    name, rows = home.stored(index), home.known.shape.parts[index].rows
+    name, rows = home.stored(index), home.identity.shape.parts[index].rows
     entry = checkpoint.entry(f"model/{name}")
     if entry.row_type is None or entry.rows != rows:
         raise CheckpointError(
@@ -198,10 +200,10 @@ def _tensors(checkpoint: Checkpoint, home: _MappedTensors, index: int) -> Iterat
 
 
 def _weights(path: Path, table: str, ids: int) -> NDArray[np.int64]:
-    """The count of each id plus one, so that ids that never occurred have a weight, too."""
+    """The count of each id plus one, so that unseen ids have a weight, too."""
     name = COUNTS + table
     try:
-        open_regular(path).close()  # a pipe is not waited for
+        open_regular(path).close()  # raises for a pipe instead of waiting for it
         with safe_open(path, "numpy") as file:
             if name not in file.keys():  # noqa: SIM118 - not a dict
                 tables = [key.removeprefix(COUNTS) for key in file.keys() if key.startswith(COUNTS)]  # noqa: SIM118
@@ -234,22 +236,22 @@ def _result(home: _MappedTensors, moves: tuple[Move, ...], ids: int) -> Remapped
 def _write(
     checkpoint: Checkpoint, folder: Path, plan: _RemapPlan, weights_N: NDArray[np.int64] | None, tell: Tell | None
 ) -> CheckpointManifest:
-    whole = {name: LocalShard.whole(name, tensor) for name, tensor in plan.whole.items()}
-    rest, shards = dict(whole), list[LocalShard]()
+    new_shards = {name: LocalShard.whole(name, tensor) for name, tensor in plan.contents.items()}
+    remaining, shards = dict(new_shards), list[LocalShard]()
     for name, entry in checkpoint.manifest.tensors.items():
-        if name in rest:
-            shards.append(shard_outline(name, rest.pop(name).entry))
+        if name in remaining:
+            shards.append(shard_outline(name, remaining.pop(name).entry))
         elif name in plan.from_rows:
             shape = (plan.from_rows[name].rows, *entry.shape[1:])
             shards.append(shard_outline(name, structs.replace(entry, shape=shape)))
         elif name not in plan.omitted:
             shards.append(shard_outline(name, entry))
-    shards += [shard_outline(name, shard.entry) for name, shard in rest.items()]
+    shards += [shard_outline(name, shard.entry) for name, shard in remaining.items()]
     mover = _Mover(checkpoint, weights_N)
 
     def fill(shard: LocalShard) -> None:
-        if shard.name in whole:
-            shard.tensor.copy_(whole[shard.name].cut(*shard.rows).tensor)
+        if shard.name in new_shards:
+            shard.tensor.copy_(new_shards[shard.name].cut(*shard.rows).tensor)
         elif shard.name in plan.from_rows:
             mover.fill(shard, plan.from_rows[shard.name])
         else:
@@ -260,15 +262,15 @@ def _write(
 
 @final
 class _Mover:
-    """Fills shards of rows that move; keeps the old tensor between shards, so that each tensor is read once."""
+    """Fills shards of rows that move; caches the old tensor between shards, so each tensor is read once."""
 
     def __init__(self, checkpoint: Checkpoint, weights_N: NDArray[np.int64] | None) -> None:
         self._checkpoint, self._weights_N = checkpoint, weights_N
-        self._last: tuple[str, Tensor] | None = None
+        self._cached: tuple[str, Tensor] | None = None
 
     def fill(self, shard: LocalShard, move: Move) -> None:
         """Fill rows of a table, or of its state."""
-        entry, old = self._checkpoint.entry(shard.name), self._old(shard.name)
+        entry, old = self._checkpoint.entry(shard.name), self._load_old(shard.name)
         means = torch.from_numpy(
             average_rows(
                 move,
@@ -285,12 +287,12 @@ class _Mover:
         rows[kept_K] = old[same_R[kept_K]]
         shard.tensor.copy_(rows.view(shard.tensor.shape))
 
-    def _old(self, name: str) -> Tensor:
-        if self._last is None or self._last[0] != name:
-            self._last = None  # free its memory before the next is read
+    def _load_old(self, name: str) -> Tensor:
+        if self._cached is None or self._cached[0] != name:
+            self._cached = None  # frees its memory before the next tensor is read
             tensor = self._checkpoint.load(name)
-            self._last = (name, tensor.view(len(tensor), -1))
-        return self._last[1]
+            self._cached = (name, tensor.view(len(tensor), -1))
+        return self._cached[1]
 
     def _weights(self, ids_N: Ids) -> NDArray[np.floating]:
         return np.ones(len(ids_N)) if self._weights_N is None else self._weights_N[ids_N].astype(np.float64)

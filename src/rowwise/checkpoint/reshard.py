@@ -1,4 +1,4 @@
-"""Intersects the chunks of a tensor with a rectangle that is read, whatever plans either belongs to."""
+"""Intersects the chunks of a tensor with a rectangle to read; neither depends on a plan."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -24,7 +24,7 @@ def copy_regions(entry: TensorEntry, rows: Span, cols: Span) -> Iterator[CopyReg
         chunk_cols = entry.chunk_cols(chunk)
         row, col = _intersect(chunk.rows, rows), _intersect(chunk_cols, cols)
         if row[0] < row[1] and col[0] < col[1]:
-            if chunk.initial is not None:  # makes no more rows than are read
+            if chunk.initial is not None:  # generate only the rows to read
                 chunk, chunk_cols = structs.replace(chunk, rows=row, cols=col), col
             yield CopyRegion(
                 chunk=chunk,

@@ -21,11 +21,11 @@ from rowwise.tables.spec import RowType, Table
 STATE = ("optimizers", "recorder")  # data of the manifest that belongs to tensors of state
 
 
-def retype_tables(checkpoint: Checkpoint, every: RowType | None, some: Mapping[str, RowType]) -> dict[str, Table]:
-    """The tables of a checkpoint with new row types: `every` for all, `some` by name."""
+def retype_tables(checkpoint: Checkpoint, default: RowType | None, by_name: Mapping[str, RowType]) -> dict[str, Table]:
+    """The tables of a checkpoint with new row types: `by_name`, else `default`, else unchanged."""
     tables = tables_of(checkpoint.manifest)
-    choose_tables(tables, list(some), checkpoint.folder)
-    return {name: table.spec(some.get(name, every)) for name, table in tables.items()}
+    choose_tables(tables, list(by_name), checkpoint.folder)
+    return {name: table.spec(by_name.get(name, default)) for name, table in tables.items()}
 
 
 def rewrite(
@@ -37,26 +37,26 @@ def rewrite(
         checkpoint: the source.
         folder: the target; must not exist.
         plan: the plan of all tables of the checkpoint.
-        tables: with their new row types, see `retype_tables`. Nothing is rounded where types stay.
-        state: whether to copy optimizer state, random numbers and all else that is no weight.
-        tell: called with the bytes done, and the total.
+        tables: with their new row types, see `retype_tables`. Equal types are copied without rounding.
+        state: whether to copy optimizer state, random numbers and everything else but weights.
+        tell: called with (bytes done, total).
     """
     saved = tables_of(checkpoint.manifest)
-    twice = [name for name, times in Counter(table.table for table in saved.values()).items() if times > 1]
-    if twice:
-        what = f"{checkpoint.folder} has several tables {twice[0]!r}"
-        raise CheckpointError(f"{what}, which a plan could not tell apart", hint="export them by their paths instead")
+    duplicates = [name for name, times in Counter(table.table for table in saved.values()).items() if times > 1]
+    if duplicates:
+        what = f"{checkpoint.folder} has several tables {duplicates[0]!r}"
+        raise CheckpointError(f"{what}, which is ambiguous in a plan", hint="export them by their paths instead")
     plan.validate(list(tables.values()))
     own_W: list[list[LocalShard]] = [[] for _ in range(plan.world)]
     shared: list[LocalShard] = []
-    taken: set[str] = set()
+    table_tensors: set[str] = set()
     for name, table in saved.items():
         tiles = plan.tiles_of(table.table)
         for shard, rank in _table_shards(checkpoint, table, tables[name], tiles, state=state):
             (shared if rank is None else own_W[rank]).append(shard)
-        taken |= {table.name, *table.state.values()}
+        table_tensors |= {table.name, *table.state.values()}
     for name, entry in checkpoint.manifest.tensors.items():
-        if name not in taken and (state or name.startswith("model/")):
+        if name not in table_tensors and (state or name.startswith("model/")):
             shared.append(shard_outline(name, entry))
     order = {name: k for k, name in enumerate(checkpoint.names())}
     dealt_W = deal_shared(shared, [sum(shard.size_bytes for shard in own) for own in own_W])
@@ -70,18 +70,18 @@ def rewrite(
 def _table_shards(
     checkpoint: Checkpoint, saved: SavedTable, table: Table, tiles: Sequence[Tile], *, state: bool
 ) -> list[tuple[LocalShard, int | None]]:
-    """The shards of a table and its state, each with its rank; None: all ranks have it."""
+    """The shards of a table and its state, each with its rank; None if all ranks have it."""
     names = {saved.name: TensorEntry.of(table)}
     names |= {name: checkpoint.entry(name) for name in saved.state.values() if state or name == saved.ids}
-    copied = len(tiles) > 1 and all(tile.rows == (0, table.rows) and tile.cols == (0, table.dim) for tile in tiles)
+    replicated = len(tiles) > 1 and all(tile.rows == (0, table.rows) and tile.cols == (0, table.dim) for tile in tiles)
     shards: list[tuple[LocalShard, int | None]] = []
-    for name, one in names.items():
-        if copied:
-            shards.append((shard_outline(name, one), None))
-        elif not one.shape:
-            shards.append((shard_outline(name, one), min(tile.rank for tile in tiles)))
-        elif one.shape == saved.entry.shape:
-            shards += [(shard_outline(name, one, tile.rows, tile.cols), tile.rank) for tile in tiles]
+    for name, entry in names.items():
+        if replicated:
+            shards.append((shard_outline(name, entry), None))
+        elif not entry.shape:
+            shards.append((shard_outline(name, entry), min(tile.rank for tile in tiles)))
+        elif entry.shape == saved.entry.shape:
+            shards += [(shard_outline(name, entry, tile.rows, tile.cols), tile.rank) for tile in tiles]
         else:  # a number per row: written by the tile with the first columns
-            shards += [(shard_outline(name, one, tile.rows), tile.rank) for tile in tiles if tile.cols[0] == 0]
+            shards += [(shard_outline(name, entry, tile.rows), tile.rank) for tile in tiles if tile.cols[0] == 0]
     return shards

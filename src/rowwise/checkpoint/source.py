@@ -1,4 +1,4 @@
-"""Opens files of other programs as named tensors, whose rows are read on demand.
+"""Opens files of other programs as named tensors, with rows read on demand.
 
 No code in a file runs: torch files are loaded with `weights_only`, after `pickled` has checked that the pickle is
 bounded in time and memory.
@@ -31,7 +31,7 @@ UNREADABLE = (
     pickle.UnpicklingError, EOFError, RuntimeError, ValueError, LookupError, AttributeError, TypeError, ImportError,
     ArithmeticError, AssertionError, MemoryError, struct.error, zipfile.BadZipFile,
 )  # fmt: skip
-ARCHIVE = b"PK"  # begins a file of torch since 1.6
+ARCHIVE = b"PK"  # first bytes of torch files since 1.6
 PICKLE_bytes = 1 << 28
 OLD_PICKLES = 5  # a file of torch before 1.6 begins with five pickles
 MAX_NAMES, MAX_DEPTH = 100_000, 100  # of nested dicts
@@ -80,19 +80,19 @@ def open_torch(path: Path) -> TensorSource:
 
 
 def load_tensor(content: bytes, where: str) -> Tensor:
-    """The tensor in a file of torch.save, of which torch.distributed.checkpoint has one for each chunk.
+    """The tensor in a file of torch.save; torch.distributed.checkpoint writes one per chunk.
 
     Since 2.10 torch compares the size of a tensor with the bytes of its record.
     """
     try:
         if not content.startswith(ARCHIVE):
-            raise CheckpointError("it is no archive")
+            raise CheckpointError("it is not an archive")
         _check_bounded(io.BytesIO(content))
         with warnings.catch_warnings(action="ignore"):  # torch warns of pickle protocols
-            found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        if not isinstance(found, Tensor):
-            raise CheckpointError(f"it holds a {type(found).__name__}")
-        ((_, tensor),) = _flat(found, len(content))
+            loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        if not isinstance(loaded, Tensor):
+            raise CheckpointError(f"it holds a {type(loaded).__name__}")
+        ((_, tensor),) = _flat(loaded, len(content))
         return tensor
     except (OSError, *UNREADABLE) as error:
         raise CheckpointError(f"{where} are no tensor of torch.save: {_reason(error)}") from None
@@ -101,7 +101,7 @@ def load_tensor(content: bytes, where: str) -> Tensor:
 def open_safetensors(path: Path) -> TensorSource:
     outlines: dict[str, TensorOutline] = {}
     try:
-        open_regular(path).close()  # raises for a pipe, which safe_open would wait for
+        open_regular(path).close()  # raises for a pipe, on which safe_open would block
         file = safe_open(path, "pt")
         for name in file.keys():  # noqa: SIM118 - not a dict
             slices = file.get_slice(name)
@@ -109,8 +109,8 @@ def open_safetensors(path: Path) -> TensorSource:
             rows = slices[:0] if shape else file.get_tensor(name)
             outlines[name] = TensorOutline(shape, rows.dtype)
     except (SafetensorError, OSError) as error:
-        why = printable(str(error)).partition("\n")[0]
-        raise CheckpointError(f"{path} cannot be read: {why}", KINDS) from None
+        reason = printable(str(error)).partition("\n")[0]
+        raise CheckpointError(f"{path} cannot be read: {reason}", KINDS) from None
 
     def read(name: str, rows: Span) -> Tensor:
         return file.get_slice(name)[slice(*rows)] if outlines[name].shape else file.get_tensor(name).view(1)
@@ -152,21 +152,21 @@ def _check_bounded(file: BinaryIO) -> None:
 
 
 def _flat(content: Any, size_bytes: int) -> Iterator[tuple[str, Tensor]]:
-    """Tensors by dotted path; raises for tensors that are larger than their storage or the file."""
+    """Tensors by dotted path; raises for tensors larger than their storage or the file."""
     stack: list[tuple[str, Any, int]] = [("", content, 0)]
     count = 0
     while stack:
-        name, one, depth = stack.pop()
+        name, value, depth = stack.pop()
         count += 1
         if count > MAX_NAMES or depth > MAX_DEPTH:
             raise CheckpointError(f"it has more than {MAX_NAMES:,} entries, or dicts more than {MAX_DEPTH} deep")
-        if isinstance(one, Tensor):
-            if one.layout != torch.strided or one.device.type != "cpu" or one.is_quantized:
-                raise CheckpointError(f"{name!r} is not a plain tensor: it is {one.layout} on {one.device}")
-            storage_bytes = one.untyped_storage().nbytes()
-            if one.numel() * one.element_size() > storage_bytes or storage_bytes > size_bytes:
-                raise CheckpointError(f"{name!r} has {one.numel()} numbers, more than the file holds")
-            yield name, one.detach()
-        elif isinstance(one, Mapping):
+        if isinstance(value, Tensor):
+            if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+                raise CheckpointError(f"{name!r} is not a plain tensor: it is {value.layout} on {value.device}")
+            storage_bytes = value.untyped_storage().nbytes()
+            if value.numel() * value.element_size() > storage_bytes or storage_bytes > size_bytes:
+                raise CheckpointError(f"{name!r} has {value.numel()} numbers, more than the file holds")
+            yield name, value.detach()
+        elif isinstance(value, Mapping):
             lead = f"{name}." if name else ""
-            stack += [(f"{lead}{key}", inside, depth + 1) for key, inside in reversed(list(one.items()))]
+            stack += [(f"{lead}{key}", inner, depth + 1) for key, inner in reversed(list(value.items()))]

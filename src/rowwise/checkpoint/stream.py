@@ -1,7 +1,7 @@
-"""Writes a checkpoint from tensors that are read window by window, so they need not fit into memory.
+"""Writes a checkpoint from tensors read window by window, which need not fit into memory.
 
-The shards describe what each rank writes; their tensors are on the meta device. Unlike a `RowStream`, which is one
-tensor's, a `Read` function reads all of them.
+The shards describe what each rank writes; their tensors are on the meta device. Unlike a `RowStream` of one tensor, a
+`Read` function reads all of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ def write_streamed(
 
 @final
 class _WindowReader:
-    """Reads windows of several chunks, so that chunks of the source are not read again for each chunk written."""
+    """Reads windows of several chunks, so that a source chunk is not read again for each written chunk."""
 
     def __init__(self, read: Read, progress: ProgressCounter) -> None:
         self._read, self._progress = read, progress
@@ -69,10 +69,10 @@ class _WindowReader:
         def load(cut: LocalShard) -> Tensor:
             window = self._window
             if window is None or not _covers(window, cut):
-                whole = next(shard for shard in by_name[cut.name] if _covers(shard, cut))
-                row_bytes = max(whole.row_bytes, 4 * whole.columns)  # rows of another type pass through float32
-                end = min(whole.rows[1], cut.rows[0] + max(1, windows.WINDOW_bytes // max(1, row_bytes)))
-                self._window = window = whole.cut(cut.rows[0], max(end, cut.rows[1])).allocate()
+                source = next(shard for shard in by_name[cut.name] if _covers(shard, cut))
+                row_bytes = max(source.row_bytes, 4 * source.columns)  # rows of another type pass through float32
+                end = min(source.rows[1], cut.rows[0] + max(1, windows.WINDOW_bytes // max(1, row_bytes)))
+                self._window = window = source.cut(cut.rows[0], max(end, cut.rows[1])).allocate()
                 self._read(window)
             self._progress.add(cut.size_bytes)
             return window.cut(*cut.rows).tensor
@@ -81,5 +81,5 @@ class _WindowReader:
 
 
 def _covers(shard: LocalShard, cut: LocalShard) -> bool:
-    inside = shard.rows[0] <= cut.rows[0] and cut.rows[1] <= shard.rows[1]
-    return inside and (shard.name, shard.cols) == (cut.name, cut.cols)
+    covers_rows = shard.rows[0] <= cut.rows[0] and cut.rows[1] <= shard.rows[1]
+    return covers_rows and (shard.name, shard.cols) == (cut.name, cut.cols)

@@ -27,7 +27,7 @@ class _StoredTile(NamedTuple):
     rows: Tensor | RowStream
     state: dict[str, Tensor | RowStream]
     touched: Tensor | None
-    first: bool  # of the table's tiles on all ranks
+    first: bool  # whether it is the first of the table's tiles on all ranks
     shared: bool  # every rank has an equal copy
     per_block: bool  # numbers per row differ between column tiles
 
@@ -58,7 +58,7 @@ def tensor_entries(path: str, module: AnyEmbeddings) -> dict[str, TensorEntry]:
 
 
 def is_needed_for_lookups(name: str) -> bool:
-    """Whether a tensor is read for inference: not optimizer state, but the ids of managed tables are."""
+    """Whether inference reads a tensor: weights and the ids of managed tables, not optimizer state."""
     return not name.startswith("rows/") or name.endswith(f"/{ID}")
 
 
@@ -80,7 +80,7 @@ def shards_to_read(path: str, module: AnyEmbeddings, saved: Mapping[str, TensorE
         arena.mark_all()  # the next checkpoint must save all rows
     for stored in _stored_tiles(module):
         if not isinstance(stored.rows, Tensor):
-            stored.rows.forget()  # rows that the checkpoint does not list have their initial values
+            stored.rows.forget()  # rows absent from the checkpoint have their initial values
         yield _rows(path, stored)
         for slot, state in stored.state.items():
             entry = saved.get(f"rows/{full_name(path, stored.table)}/{slot}")
@@ -113,7 +113,7 @@ def _blocks(stored: _StoredTile) -> Span:
 
 
 def _state(path: str, stored: _StoredTile, slot: str, blocks: Span | None) -> LocalShard:
-    """A shard of optimizer state; `blocks`: the column blocks that its number per row is saved for."""
+    """A shard of optimizer state; `blocks`: the column blocks for which its number per row is saved."""
     table, tile = stored.table, stored.tile
     state, stream = outline_stream(stored.state[slot])
     shape, rows, cols = (table.rows, table.dim)[: state.dim()], tile.rows, None

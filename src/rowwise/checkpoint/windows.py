@@ -1,4 +1,4 @@
-"""Windows of rows, in which a tensor of any size is processed with little memory."""
+"""Windows of rows, for processing a tensor of any size in little memory."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -7,20 +7,20 @@ from typing import final
 from rowwise.checkpoint.manifest import Span, TensorEntry
 
 WINDOW_bytes = 128 << 20  # several chunks, or a chunk of each of several column tiles
-Tell = Callable[[int, int], None]  # called with the amount done, and the total
+Tell = Callable[[int, int], None]  # called with (done, total)
 
 
 @final
 class ProgressCounter:
-    """Counts what is done of a total, and tells it."""
+    """Counts completed work, and reports (done, total) to a callback."""
 
     def __init__(self, tell: Tell | None, total: int, done: int = 0) -> None:
-        self._tell, self._total, self._done = tell, total, done
+        self._report, self._total, self._done = tell, total, done
 
     def add(self, amount: int) -> None:
         self._done += amount
-        if self._tell is not None:
-            self._tell(self._done, self._total)
+        if self._report is not None:
+            self._report(self._done, self._total)
 
 
 def windows(entry: TensorEntry, *others: TensorEntry) -> Iterator[Span]:
@@ -30,11 +30,11 @@ def windows(entry: TensorEntry, *others: TensorEntry) -> Iterator[Span]:
 
 
 def cut_rows(rows: int, row_bytes: int, cuts: Sequence[int]) -> Iterator[Span]:
-    """Consecutive spans of at most `WINDOW_bytes`, each up to the last cut within that size, if there is one."""
-    at, most = 0, max(1, WINDOW_bytes // row_bytes)
+    """Consecutive spans of at most `WINDOW_bytes`, each up to the last cut within that size, if any."""
+    at, max_rows = 0, max(1, WINDOW_bytes // row_bytes)
     while at < rows:
-        reach = min(rows, at + most)
-        k = bisect_right(cuts, reach)
-        end = cuts[k - 1] if k and cuts[k - 1] > at and reach < rows else reach
+        limit = min(rows, at + max_rows)
+        k = bisect_right(cuts, limit)
+        end = cuts[k - 1] if k and cuts[k - 1] > at and limit < rows else limit
         yield at, end
         at = end

@@ -44,7 +44,7 @@ from rowwise.parallel.comm.solo import solo
 from rowwise.parallel.comm.status import all_gather_text, gather_object
 from rowwise.tables.spec import Value
 
-THREADS = 2  # one waits for the disk, or computes a checksum, while the other writes
+THREADS = 2  # one writes while the other computes a checksum or waits for the disk
 T = TypeVar("T")
 Load = Callable[[LocalShard], Tensor]  # the rows of a shard
 
@@ -75,19 +75,19 @@ def write(
     base: Checkpoint | None = None,
     sizes: FileSizes | None = None,
 ) -> CheckpointManifest:
-    """Save the shards of all ranks, and rank 0's `data` in the manifest; a collective. The folder must not exist.
+    """Save the shards of all ranks, and rank 0's `data` in the manifest; collective. The folder must not exist.
 
-    `base`: the checkpoint that shards with `ids` are an increment of.
+    `base`: the base checkpoint, if shards with `ids` make this an increment.
     """
     comm = comm or solo()
     unfinished, first = folder.with_name(folder.name + PART), comm.rank == 0
     failed = f"{folder} was not saved"
     run_on_all_ranks(comm, failed, lambda: _begin(folder, unfinished) if first else None)
     try:
-        own = assign_shards(shards, comm)
-        # An increment links files of its base into its folder, so its own files need other names.
+        assigned = assign_shards(shards, comm)
+        # An increment links files of its base into its folder, so its new files need other names.
         prefix = f"{comm.rank:05}" if base is None else f"{folder.name.removesuffix(PART)}.{comm.rank:05}"
-        written = run_on_all_ranks(comm, failed, lambda: write_rank_files(unfinished, own, prefix, sizes or SIZES))
+        written = run_on_all_ranks(comm, failed, lambda: write_rank_files(unfinished, assigned, prefix, sizes or SIZES))
         written_W = gather_object(comm, written, "checkpoint") or []
         run_on_all_ranks(comm, failed, lambda: _finish(folder, written_W, data, base) if first else None)
     except CheckpointError:  # raised on all ranks
@@ -105,7 +105,7 @@ def write_manifest(
     tensors: dict[str, TensorEntry],
     chain_bytes: tuple[int, ...],
 ) -> CheckpointManifest:
-    """Write the manifest of a folder, if it lists all that the folder should have."""
+    """Check and write the manifest of a folder."""
     manifest = CheckpointManifest(format=FORMAT, data=dict(data), files=files, tensors=tensors, chain_bytes=chain_bytes)
     manifest.check(NAME)
     write_bytes(folder / NAME, manifest.to_json())
@@ -126,12 +126,12 @@ def write_data(folder: Path, data: Mapping[str, Any]) -> None:
 
 
 def assign_shards(shards: Sequence[LocalShard], comm: Comm) -> list[LocalShard]:
-    """The shards that this rank writes: its own, and rows of those that all ranks have; a collective."""
+    """The shards that this rank writes: its own, and rows of shared ones; collective."""
     shared = [shard for shard in shards if shard.shared]
     own = [shard for shard in shards if not shard.shared]
-    # A checksum tells whether all ranks list the same tensors: the cuts below are right only then.
-    listed = [(shard.name, shard.shape, str(shard.tensor.dtype)) for shard in shared]
-    load_and_crc32 = torch.tensor([sum(shard.size_bytes for shard in own), zlib.crc32(repr(listed).encode())])
+    # A checksum verifies that all ranks list the same tensors, on which the cuts below rely.
+    outlines = [(shard.name, shard.shape, str(shard.tensor.dtype)) for shard in shared]
+    load_and_crc32 = torch.tensor([sum(shard.size_bytes for shard in own), zlib.crc32(repr(outlines).encode())])
     gathered_W2 = comm.all_gather(load_and_crc32, [2] * len(comm.ranks), "checkpoint").wait().view(-1, 2).tolist()
     for rank, (_, crc32) in zip(comm.ranks, gathered_W2, strict=True):
         if crc32 != gathered_W2[0][1]:
@@ -145,7 +145,7 @@ def assign_shards(shards: Sequence[LocalShard], comm: Comm) -> list[LocalShard]:
 
 
 def deal_shared(shared: Sequence[LocalShard], loads_W: Sequence[int]) -> list[list[LocalShard]]:
-    """The rows that each rank writes of shards that all ranks have; `loads_W`: bytes of each rank's own shards."""
+    """The rows of shared shards for each rank to write; `loads_W`: bytes of each rank's own shards."""
     dealt_W: list[list[LocalShard]] = [[] for _ in loads_W]
     cuts = assign_rows([(len(shard.tensor), shard.row_bytes) for shard in shared], loads_W)
     for shard, assigned in zip(shared, cuts, strict=True):
@@ -210,8 +210,8 @@ def extend_entries(base: Checkpoint, tensors: Mapping[str, TensorEntry]) -> dict
     """The tensors of an increment: the base's chunks first, then the chunks of changed rows, which overwrite them."""
     extended: dict[str, TensorEntry] = {}
     for name, entry in tensors.items():
-        whole = any(chunk.ids is None for chunk in entry.chunks)
-        extended[name] = entry if whole else structs.replace(entry, chunks=base.entry(name).chunks + entry.chunks)
+        is_full = any(chunk.ids is None for chunk in entry.chunks)
+        extended[name] = entry if is_full else structs.replace(entry, chunks=base.entry(name).chunks + entry.chunks)
     return extended
 
 
@@ -226,8 +226,8 @@ def run_on_all_ranks(comm: Comm, failed: str, action: Callable[[], T]) -> T:
     reasons_W = all_gather_text(comm, reason, "checkpoint")
     if any(reasons_W):
         by_rank = [f"rank {r}: {text}" for r, text in zip(comm.ranks, reasons_W, strict=True) if text]
-        why = reason if len(reasons_W) == 1 else "; ".join(by_rank)
-        raise CheckpointError(f"{failed}: {why}; earlier checkpoints are unchanged")
+        reasons = reason if len(reasons_W) == 1 else "; ".join(by_rank)
+        raise CheckpointError(f"{failed}: {reasons}; earlier checkpoints are unchanged")
     return result[0]
 
 
@@ -283,7 +283,7 @@ def _chunk(shard: LocalShard, file: str, crc32s: Mapping[str, int]) -> TensorChu
 
 
 def _fill_files(order: Iterable[int], bytes_of: Sequence[int], sizes: FileSizes, threads: int) -> list[list[int]]:
-    """The chunks of each file, in this order; at least a file for each thread, unless files would be too short."""
+    """The chunks of each file, in this order; at least one file per thread, unless files would be too short."""
     files: list[list[int]] = []
     limit = min(sizes.file_bytes, max(sizes.short_bytes, -(-sum(bytes_of) // threads)))
     file_bytes = limit
