@@ -45,13 +45,13 @@ class Forecast(Value, frozen=True, kw_only=True):
 
     model: str  # name of the cost model
     batch: int  # samples per step, of all ranks
-    wire: Wire = Wire()  # of vectors; the dense part is not in the forecast
+    wire: Wire = Wire()  # wire types of vectors; the dense part is not in the forecast
     step_s: float  # all tables: operators on the slowest rank plus links on the slowest rank
     pipelined_s: float | None = None  # step_s while the next ids are prefetched; None if the model has no stages
     measured_s: float | None = None  # measured time of a step of all tables
     bound_s: float | None = None  # lower bound of step_s for any plan, by the same model
     bound: str = ""  # how the bound was computed
-    operators_s: tuple[float, ...] = ()  # by rank
+    operators_s: tuple[float, ...] = ()  # time of all operators, by rank
     links_s: tuple[float, ...] = ()
     # By stage of a step, as runs measure them, then by rank.
     stages_s: Mapping[str, tuple[float, ...]] = msgspec.field(default_factory=dict)
@@ -127,9 +127,9 @@ class Plan(Value, frozen=True, omit_defaults=True):
     def diff(self, other: "Plan") -> list[str]:
         """One line for each tile that differs: '-' in this plan only, '+' in the other only."""
         # Counters, as a plan edited by hand may list a tile twice.
-        ours, theirs = Counter(self.tiles), Counter(other.tiles)
-        removed = [f"- {tile}" for tile in sorted((ours - theirs).elements())]
-        added = [f"+ {tile}" for tile in sorted((theirs - ours).elements())]
+        tiles, other_tiles = Counter(self.tiles), Counter(other.tiles)
+        removed = [f"- {tile}" for tile in sorted((tiles - other_tiles).elements())]
+        added = [f"+ {tile}" for tile in sorted((other_tiles - tiles).elements())]
         world = [] if self.world == other.world else [f"- {self.world} ranks", f"+ {other.world} ranks"]
         before, after = set(self.approximate), set(other.approximate)
         exact = [f"- approximate {name}" for name in sorted(before - after)]

@@ -1,4 +1,4 @@
-"""`CollectiveChain`: dependent collectives, each of which needs the result of the previous; the caller advances them.
+"""`CollectiveChain`: a chain of collectives, each on the result of the previous one, which the caller advances.
 
 The collectives of a chain are a generator: it yields each collective that it has started, and is sent the received
 tensor. `advance` waits for the collective in flight and starts the next, so computation between two calls overlaps with

@@ -1,7 +1,7 @@
 """Wire codecs: encode blocks of float32 as bytes for one `WireType`, and decode them.
 
-A block is [n, d]. A codec with scales has one per row or, with `ScaleGroups`, one per vector of a row of several:
-so a table of small values is not rounded by its neighbour's scale. The exchange uses `WireCodec` only.
+A block is [n, d]. A codec with scales has one per row or, with `ScaleGroups`, one per vector where rows concatenate
+several: so a table of small values is not rounded by its neighbour's scale. The exchange uses `WireCodec` only.
 """
 
 import math
@@ -194,7 +194,8 @@ class TopKCodec:
         )
 
 
-CODECS: dict[str, Callable[[], WireCodec]] = {"int8": Int8Codec, "int4": Int4Codec}  # of types without a dtype
+# Codecs of wire types without a dtype.
+CODECS: dict[str, Callable[[], WireCodec]] = {"int8": Int8Codec, "int4": Int4Codec}
 
 
 def gradient_scale(samples: int) -> float:

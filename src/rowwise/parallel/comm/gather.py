@@ -30,7 +30,7 @@ def all_gather_rows(comm: Comm, x_BD: Tensor, counts_W: Sequence[int], purpose: 
         comm: a collective in the forward, and one in the backward.
         x_BD: this rank's rows.
         counts_W: rows of each rank.
-        purpose: the bytes are counted under it.
+        purpose: key under which the bytes are counted.
     """
     if len(comm.ranks) == 1:
         return x_BD

@@ -62,7 +62,7 @@ class Transfer(NamedTuple):
 
     purpose: str
     collective: str
-    stage: str  # of the observer at the call, as is `step`
+    stage: str  # stage of the observer at the call, as is `step`
     step: int
     begin_s: float
     end_s: float
@@ -80,7 +80,7 @@ class TransferObserver:
     """Where a communicator and its split groups report transfers."""
 
     report: Callable[[Transfer], None] | None = None  # None if transfers are not measured
-    stage: str = ""  # of a training step, to which new transfers belong
+    stage: str = ""  # current stage of the training step
     step: int = 0
 
 

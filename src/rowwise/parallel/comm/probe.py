@@ -27,10 +27,10 @@ from rowwise.parallel.comm.torch import Rendezvous, connect_backend
 
 Pair = tuple[int, int]
 PING_bytes, MIN_bytes, MAX_bytes = 4, 1 << 19, 1 << 26
-MIN_MESSAGE_s = 0.012  # of the larger size, on the fastest link
+MIN_MESSAGE_s = 0.012  # min. time of the larger message on the fastest link
 PINGS = 9
 ALONE_PASSES, LOADED_PASSES = 4, 10
-MAX_ROUNDS = 31  # of an alone pass; with more than 32 hosts it has a sample of the pairs
+MAX_ROUNDS = 31  # max. rounds of an alone pass; with more than 32 hosts it has a sample of the pairs
 REACH_s, LATE_s = 5.0, 2.0  # timeouts until a host counts as unreachable, a rank as dead
 SIOCGIFADDR = 0x8915
 
@@ -50,7 +50,7 @@ class ProbeSamples(NamedTuple):
     """The result of a probe."""
 
     samples: tuple[ProbeSample, ...]
-    addresses: tuple[str, ...]  # of each rank
+    addresses: tuple[str, ...]  # address of each rank
     seconds: float
     dead: tuple[int, ...] = ()  # ranks that ended before the probe did
 

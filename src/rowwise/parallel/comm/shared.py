@@ -43,7 +43,7 @@ CALLS = 64  # max. calls of a rank not yet read by another
 # Words of a control block: whether the rank has left, whether it has mapped the other blocks, then CALLS READ words.
 # Descriptors follow. MAPPED and READ are in different cache lines, as READ changes often.
 LEFT, MAPPED, READ = 0, 1, 8
-TEXT_BYTES = 128  # of a descriptor, for collective, dtype and purpose
+TEXT_BYTES = 128  # size of a descriptor's text: collective, dtype and purpose
 MIN_BYTES = 1 << 16  # smallest data block
 SPINS = 2000  # polls before a wait sleeps; about 20 microseconds
 SLICE_S = 0.1  # longest sleep between checks that the other rank is alive
@@ -70,11 +70,11 @@ class _Block:
     size_bytes: int
 
 
-NOWHERE = _Block(0, 0, 0, 0)
+NO_BLOCK = _Block(0, 0, 0, 0)
 
 
-class _Sent(NamedTuple):
-    """The number of a call of this rank, and when its data were in a block."""
+class _SentCall(NamedTuple):
+    """The number of a call of this rank, and the time at which its data were in a block."""
 
     number: int
     at_s: float
@@ -163,7 +163,7 @@ class SharedMemoryTransport:
         sent_s = self._control.put(self._descriptor(number), self._write(call, send_N, number), call)
         torch.ops.rowwise.publish(self._control.words, self._descriptor(number), number)
         far = None if all_near else self._start_far(call, send_N)
-        return PendingCollective(partial(self._finish, call, send_N, _Sent(number, sent_s), far))
+        return PendingCollective(partial(self._finish, call, send_N, _SentCall(number, sent_s), far))
 
     def split(
         self, groups: Sequence[Sequence[int]], group: tuple[int, ...]
@@ -190,7 +190,7 @@ class SharedMemoryTransport:
         self.network.close()
 
     def _finish(
-        self, call: CollectiveCall, send_N: Tensor, sent: _Sent, far: PendingCollective | None
+        self, call: CollectiveCall, send_N: Tensor, sent: _SentCall, far: PendingCollective | None
     ) -> ReceivedTensor:
         output_splits = [0 if p in self._near else n for p, n in enumerate(call.output_splits)]
         from_far, arrived_s = ReceivedTensor(send_N[:0], sent.at_s) if far is None else far.finish()
@@ -238,8 +238,8 @@ class SharedMemoryTransport:
 
     def _describe_ends(self, first: int) -> str:
         """The ranks of this host that have ended, `first` first; another rank's end may be the cause."""
-        others = [p for p in self._near if p not in (first, self._me)]
-        return "; ".join(filter(None, map(self._describe_end, [first, *others])))
+        peers = [p for p in self._near if p not in (first, self._me)]
+        return "; ".join(filter(None, map(self._describe_end, [first, *peers])))
 
     def _write(self, call: CollectiveCall, send_N: Tensor, number: int) -> _Block:
         """Copy the data for other ranks of this host into a data block, segment by segment."""
@@ -249,14 +249,14 @@ class SharedMemoryTransport:
             segments = [send_N[first:own], send_N[own + call.input_splits[self._me] : end]]
         n = sum(segment.numel() for segment in segments)
         if not n or not self._controls:
-            return NOWHERE
+            return NO_BLOCK
         block, memory = self._acquire_block(n * call.dtype.itemsize, call)
         self._used[block.index] = number
         torch.cat(segments, out=torch.frombuffer(memory, dtype=call.dtype, count=n))
         return block
 
     def _acquire_block(self, wanted_bytes: int, call: CollectiveCall) -> tuple[_Block, mmap.mmap]:
-        """A block that all ranks have read and that is large enough, or a new one."""
+        """A large enough free block (read by all ranks), or a new one."""
         controls = self._controls.values()
         free = [i for i, n in enumerate(self._used) if all(c.numbers[READ + n % CALLS] >= n for c in controls)]
         sizes = {i: self._blocks[i][0].size_bytes for i in free}
@@ -283,7 +283,7 @@ class SharedMemoryTransport:
         return self._blocks[index]
 
     def _read(self, peer: int, call: CollectiveCall, number: int) -> ReceivedTensor:
-        """Another rank's data for this one: a view of that rank's block."""
+        """Another rank's data for this rank: a view of that rank's block."""
         self._wait_for(peer, self._descriptor(number), number, call)
         block, written_s, text, sizes = self._controls[peer].get(self._descriptor(number))
         w, n = len(self.world.ranks), sizes[self._me]

@@ -53,7 +53,7 @@ class RankFailure:
     rank: int
     line: str  # one line for the user
     trace: str = ""
-    exit_code: int | None = None  # of a process that ended without an answer; negative for a signal
+    exit_code: int | None = None  # exit code of a process without an answer; negative for a signal
 
     def __str__(self) -> str:
         return f"rank {self.rank} " + (f"failed: {self.trace}" if self.trace else self.line)

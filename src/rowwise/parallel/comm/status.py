@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 from rowwise.base.errors import AgreedError, RowwiseError, one_line
 from rowwise.parallel.comm.interface import Comm
 
-MAX_MESSAGE_BYTES = 1000  # of a rank's error message
+MAX_MESSAGE_BYTES = 1000  # max. bytes of a rank's error message
 FAILED_bits = 3
 T = TypeVar("T")
 

@@ -66,8 +66,8 @@ class LocalTile:
 class HeldGradients(NamedTuple):
     """Staged gradients of a step, for a later update."""
 
-    samples: int  # of all ranks
-    staged: list[list[StagedGradients]]  # by arena
+    samples: int  # number of samples of all ranks
+    staged: list[list[StagedGradients]]  # gradients by arena
 
 
 @final
@@ -140,8 +140,8 @@ class ShardedEmbeddings(nn.Module):
         """
         check_cached(self._plan, self.tables)
         for arena in self.arenas:
-            arena.check_in_host_memory()
-        self.device = torch.empty(0, device=device).device  # with its number
+            arena.check_whole()
+        self.device = torch.empty(0, device=device).device  # "cuda" with the number of the device
         for number, (group, tiles) in enumerate(self._groups):
             if all(piece.tile.tier == "device" for piece in group.pieces):
                 tiles.arena.to(self.device)

@@ -45,7 +45,7 @@ from rowwise.tables.ops.shared import (
 from rowwise.tables.ops.tiles import Tiles
 from rowwise.tables.spec import Pooling, Wire
 
-Phase = Callable[[str], AbstractContextManager[None]]  # with "route", "prefetch", "lookup", "exchange" or "return"
+Phase = Callable[[str], AbstractContextManager[None]]  # of "route", "prefetch", "lookup", "exchange" or "return"
 
 
 def no_timing(_phase: str) -> AbstractContextManager[None]:
@@ -237,7 +237,7 @@ class BatchInFlight:
         # exchange that all ranks join.
         device = routed.jagged.values_N.device
         self._anchor = torch.empty(0, device=device, requires_grad=True) if routed.weights is None else routed.weights
-        self._shapes: dict[str, torch.Size] = {}  # of the outputs; the pooled one is ""
+        self._shapes: dict[str, torch.Size] = {}  # shapes of the outputs by feature; "" is the pooled matrix
         self._replicated: list[str] = []  # sequences of replicated tables
         self._gradients: list[ReturningBagSet] = []
 
@@ -295,7 +295,7 @@ class BatchInFlight:
             weight_grad = self.stage()
         else:
             exchange.returning = self
-        if weight_grad is None:  # the backward of the weights is an exchange, which has to run on this rank too
+        if weight_grad is None:  # the backward of the weights is an exchange, which must run on this rank too
             weight_grad = torch.zeros_like(self._anchor)
         replicated, rows = None, [None] * (1 + len(self._replicated))
         if used.pooled:  # gradients of replicated tables do not travel
@@ -408,7 +408,7 @@ class _ExchangeFunction(torch.autograd.Function):
     @staticmethod
     def forward(*args: Any, **_: Any) -> tuple[Tensor, ...]:
         ctx, _anchor, batch, outputs, *_inputs = args
-        # A gradient of None says that no loss depends on an output ([Note: Unused outputs]); zeros would hide it.
+        # A gradient of None means that no loss depends on an output ([Note: Unused outputs]); zeros would hide it.
         ctx.set_materialize_grads(False)
         ctx.batch = batch
         return batch.forward(outputs)

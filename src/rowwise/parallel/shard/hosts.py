@@ -53,8 +53,8 @@ class HostExchange:
         partial_GS = self._to_host_columns(local_GS, width)
         blocks = partial_GS.split(samples_W)
         # Reduce-scatter takes one segment per device of this host; ranks of one device number are not adjacent.
-        for_D = [torch.cat([blocks[rank] for rank in peers]) for peers in self._peers_D]
-        summed = self._sum_inside(for_D, scales)
+        segments_D = [torch.cat([blocks[rank] for rank in peers]) for peers in self._peers_D]
+        summed = self._sum_inside(segments_D, scales)
         samples_H = [samples_W[rank] for rank in self._peers_D[self._device]]
         send_H = [[Block(block, scales)] for block in summed.split(samples_H)]
         expected_H = [[block] for block in self._blocks.expected(len(out_BS))]
@@ -99,16 +99,16 @@ class HostExchange:
         # index_add_, not assignment: a rank may hold two row ranges of the same columns.
         return local_GS.new_zeros((len(local_GS), width)).index_add_(1, self._columns_on(local_GS.device), local_GS)
 
-    def _sum_inside(self, for_D: list[Tensor], scales: BlockScales) -> Tensor:
+    def _sum_inside(self, segments_D: list[Tensor], scales: BlockScales) -> Tensor:
         """Reduce-scatter in the host; for lossy wires an all-to-all, then the sum of the decoded blocks."""
-        codecs, samples, width = self._codecs["inside", False], len(for_D[self._device]), for_D[0].shape[1]
+        codecs, samples, width = self._codecs["inside", False], len(segments_D[self._device]), segments_D[0].shape[1]
         if codecs.exact:
-            flat = torch.cat([x.flatten() for x in for_D])
-            summed = codecs.comm.reduce_scatter(flat, [x.numel() for x in for_D], "pooled").wait()
+            flat = torch.cat([x.flatten() for x in segments_D])
+            summed = codecs.comm.reduce_scatter(flat, [x.numel() for x in segments_D], "pooled").wait()
             return summed.view(samples, width)
         expected_D = [[ExpectedBlock((samples, width), scales)]] * self._devices
-        send_D = [[Block(x, scales)] for x in for_D]
-        received_D = codecs.exchange_blocks(send_D, expected_D, "pooled", for_D[0].device).wait()
+        send_D = [[Block(x, scales)] for x in segments_D]
+        received_D = codecs.exchange_blocks(send_D, expected_D, "pooled", segments_D[0].device).wait()
         summed = received_D[0][0].clone()
         for blocks in received_D[1:]:
             summed += blocks[0]

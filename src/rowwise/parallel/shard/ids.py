@@ -40,11 +40,11 @@ class Router:
 
     def __init__(self, routes: Routes, comm: Comm) -> None:
         self._routes, self._comm = routes, comm
-        self._unknown: list[UnknownIds] = []  # of the batch being packed
+        self._unknown: list[UnknownIds] = []  # unknown ids of the batch being packed
         self._packer = Packer(routes, comm.rank, self._unknown)
         self._shared_packer = SharedBatchPacker(routes, comm.rank, self._unknown)
         self._weighted_W = self._packer.weighted_W
-        self._device = torch.device("cpu")  # of the last batch: a rank without a batch sends its header from there
+        self._device = torch.device("cpu")  # device of the last batch, from which a rank without a batch sends
         self._features = tuple(feature for table in routes.tables for feature in table.feature_names)
         sequences = [table for table in routes.tables if table.pooling is Pooling.SEQUENCE]
         self._sequences = tuple(feature for table in sequences for feature in table.feature_names)
@@ -131,7 +131,7 @@ class Router:
     def _exchange_headers(
         self, packed: PackedBatch | None, error: RowwiseError | None
     ) -> "CollectiveSteps[list[_BatchHeader]]":
-        """The headers of all ranks; raises on all ranks if one has no batch."""
+        """The headers of all ranks; raises on all ranks if any rank has no batch."""
         world, header = self._routes.world, _BatchHeader()
         if packed is not None:
             status, names = RankStatus(packed.jagged.batch_size), packed.shared_features

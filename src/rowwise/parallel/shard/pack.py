@@ -37,7 +37,7 @@ class SentBatch:
     counts_W: tuple[tuple[int, ...], ...]  # ids sent to each rank, by slice
     id_ranges: Mapping[str, tuple[int, int]]  # begin and end of each feature's ids in the batch
     positions_N: Tensor | None  # position in the batch of each id sent; None if no exchange needs it
-    repeats: Mapping[str, DistinctIds]  # by sequence feature, where repeated ids were sent once
+    repeats: Mapping[str, DistinctIds]  # distinct ids by sequence feature, where repeats are sent once
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "SentBatch":
         """Apply `change` to each tensor that the exchange of vectors needs; not to the messages, which were sent."""
@@ -72,7 +72,7 @@ class PackedBatch(NamedTuple):
     words: Tensor  # the messages in rank order
     sizes_W: Sequence[int]
     trains_weights: bool = False  # whether per-id weights get a gradient
-    shared_features: tuple[str, ...] = ()  # of the second bag set
+    shared_features: tuple[str, ...] = ()  # features of the second bag set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +82,9 @@ class RoutedBatch:
     jagged: Jagged  # this rank's batch, unknown ids replaced
     received: Jagged | None  # the received ids of all bag sets as one batch, in which samples share bags
     bag_sets: tuple[BagSet, ...]
-    shared_features: tuple[str, ...] = ()  # of the second bag set
+    shared_features: tuple[str, ...] = ()  # features of the second bag set
     weights: Tensor | None = None  # received per-id weights if they require gradients: in the graph on every rank
-    unknown: tuple[UnknownIds, ...] = ()  # of this rank's batch
+    unknown: tuple[UnknownIds, ...] = ()  # unknown ids of this rank's batch
 
     @property
     def samples_W(self) -> tuple[int, ...]:
@@ -141,7 +141,7 @@ class Packer:
         self._messages_WC = torch.tensor(messages, dtype=torch.int64)
         self.num_slices = sizes_W[rank]  # received by this rank
         self.words_per_id = 1 + self._wide_W[rank] + self.weighted_W[rank]  # in messages to this rank
-        self._slices: dict[tuple[str, ...], Tensor] = {}  # by the order of a batch's features
+        self._slices: dict[tuple[str, ...], Tensor] = {}  # see `_slices_for`; by the order of a batch's features
         self._bounds: dict[tuple[str, ...], Tensor] = {}
 
     def pack(self, jagged: Jagged, *, trains_weights: bool = False) -> SentBatch:
@@ -197,7 +197,7 @@ class Packer:
         """The ids of all ranks as one batch of all their samples."""
         received, lengths_W = self._join(messages_W, samples_W)
         ids_WS = ((0,) * self.num_slices,) * len(samples_W)
-        if received is not None and sent.positions_N is not None:  # per-id vectors go back: how many to each rank
+        if received is not None and sent.positions_N is not None:  # number of per-id vectors to return to each rank
             ids_WS = tuple(tuple(bags.view(self.num_slices, -1).sum(1).tolist()) for bags in lengths_W)
         return BagSet(sent=sent, samples_W=tuple(samples_W), ids_WS=ids_WS, received=received)
 

@@ -52,9 +52,9 @@ class Rehearsal:
 
     calls: tuple[CollectiveCall, ...]  # in order, with the elements sent to and received from each rank
     sent_bytes: Counter[tuple[str, str, Link]]  # by purpose, collective and link, as in `Comm.sent`
-    visited: dict[str, TableVisits]  # by table, of the tables that this rank has a part of
-    pooled_shape: tuple[int, ...]  # of the matrix of pooled features that the model gets
-    sequence_shapes: dict[str, tuple[int, ...]]  # by sequence feature
+    visited: dict[str, TableVisits]  # by table, of tables with a part on this rank
+    pooled_shape: tuple[int, ...]  # shape of the model's matrix of pooled features
+    sequence_shapes: dict[str, tuple[int, ...]]  # shape of the rows, by sequence feature
     held_bytes: Counter[Tier]  # rows and optimizer state of this rank; not allocated
     peak_bytes: int  # peak memory of this process since its start
 
@@ -66,7 +66,7 @@ class Rehearsal:
 def rehearse(
     tables: Sequence[Table],
     plan: Plan,
-    seat: RehearsedRank,
+    rehearsed: RehearsedRank,
     batch: Jagged,
     *,
     wire: Wire | None = None,
@@ -76,10 +76,10 @@ def rehearse(
 
     Tiles may be in any memory tier, even one that training does not support: all are looked up as on the device.
     """
-    comm, calls = rehearsal_comm(*seat)
+    comm, calls = rehearsal_comm(*rehearsed)
     resident = [structs.replace(tile, tier="device", cache_rows=0) for tile in plan.tiles]
-    rehearsed = structs.replace(plan, tiles=tuple(resident))
-    module = ShardedEmbeddings(tables, rehearsed, comm, wire=wire, elastic=elastic, device="meta")
+    resident_plan = structs.replace(plan, tiles=tuple(resident))
+    module = ShardedEmbeddings(tables, resident_plan, comm, wire=wire, elastic=elastic, device="meta")
     for arena in module.arenas:
         arena.rows = zero_pages(arena.rows.nbytes)
         arena.state = zero_pages(arena.state.nbytes).view(torch.float32)
@@ -99,7 +99,7 @@ def rehearse(
         visited=visited,
         pooled_shape=tuple(vectors.matrix_BS.shape),
         sequence_shapes={name: tuple(rows.shape) for name, rows in vectors.sequences.items()},
-        held_bytes=held_bytes(tables, plan, seat.rank),
+        held_bytes=held_bytes(tables, plan, rehearsed.rank),
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KiB,
     )
 

@@ -45,11 +45,11 @@ class ReplicatedUpdate:
         if self._elastic or samples * floats < 2 * sum(t.rows * (t.dim + 1) for t in tables):
             # For each batch the ranks in order: the samples of the global batch, as on one device.
             batches = [concat_staged(local[k : k + calls]) for k in range(0, len(local), calls)]
-            update(self._tiles.arena, [s for batch in batches for s in self._gathered(group, batch)])
+            update(self._tiles.arena, [s for batch in batches for s in self._gather_staged(group, batch)])
         else:
             self._reduce(group, concat_staged(local), tables)
 
-    def _gathered(self, group: TableGroup, local: StagedGradients) -> list[StagedGradients]:
+    def _gather_staged(self, group: TableGroup, local: StagedGradients) -> list[StagedGradients]:
         """The staged gradients of each rank, in rank order."""
         names = tuple(dict.fromkeys(group.feature_names))
         jagged = permute(local.batch, names)

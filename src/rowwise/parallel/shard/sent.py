@@ -30,7 +30,7 @@ class SentGradients(NamedTuple):
     def check(self, tables: Sequence[Table], rank: int) -> float:
         """Raise if a gradient is not finite; not collective, and it waits for nothing.
 
-        Returns an upper bound of the absolute value of what this rank adds to the gradient of any row.
+        Returns an upper bound of the absolute value of this rank's contribution to the gradient of any row.
         """
         jagged = self.jagged
         matrices = (self.pooled_BS, *(self.sequences or {}).values())
