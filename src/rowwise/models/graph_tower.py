@@ -166,7 +166,7 @@ class GraphTower(VectorModel):
             raise SpecError(f"temperature={temperature}", "more than 0")
         self.embeddings, self.encoder, self.temperature = embeddings, encoder, temperature
         self.graph, self.sampled = graph, sampled or graph
-        self._parts: tuple[Graph, Graph] | None = None  # of `graph` and `sampled`, on one of several ranks
+        self._parts: tuple[Graph, Graph] | None = None  # this rank's parts of `graph` and `sampled`, once shared
         self._nodes = 0, nodes  # range of nodes whose rows this rank reads
         self.user, self.item = (table.feature_names[0] for table in tables)
 

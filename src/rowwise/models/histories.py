@@ -31,7 +31,7 @@ from rowwise.tables.batch import Jagged
 
 GROWTH = 1.5  # a group's longest list has at most GROWTH * shortest + SLACK items
 SLACK = 4
-MIN_LENGTH, MULTIPLE = 16, 8  # of fixed lengths
+MIN_LENGTH, MULTIPLE = 16, 8  # fixed lengths: the smallest, and a common divisor
 
 
 class Histories(NamedTuple):
@@ -40,7 +40,7 @@ class Histories(NamedTuple):
     items_M: Tensor  # history and target of each list
     lists_B: Tensor  # their number, by list
     places_N: Tensor  # index in items_M of each history item; the next item is at the following index
-    lengths_B: Tensor  # of the histories
+    lengths_B: Tensor  # lengths of the histories
 
 
 def items_of(sparse: Jagged, feature: str) -> tuple[Tensor, Tensor]:
@@ -97,18 +97,18 @@ class Groups:
 
     Args:
         lengths_B: of the lists.
-        most: max. items of a list; a longer list raises.
+        max_items: of a list; a longer list raises.
         fixed: pad each list to a length independent of other lists; see [Note: Fixed lengths].
     """
 
-    def __init__(self, lengths_B: Tensor, most: int, *, fixed: bool = False) -> None:
+    def __init__(self, lengths_B: Tensor, max_items: int, *, fixed: bool = False) -> None:
         """Sort the lists by their lengths."""
         device = lengths_B.device
         self.positions_N = positions_of(lengths_B)
         order, begin_B = lengths_B.argsort(stable=True), torch.zeros_like(lengths_B)
         sizes = lengths_B[order].tolist()
-        if sizes and sizes[-1] > most:
-            raise BatchError(f"history {int(order[-1])} has {sizes[-1]} items", f"at most length={most}")
+        if sizes and sizes[-1] > max_items:
+            raise BatchError(f"history {int(order[-1])} has {sizes[-1]} items", f"at most length={max_items}")
         self._shapes: list[tuple[int, int]] = []  # lists and items of each group
         self._rows, first, starts = 0, 0, list[int]()
         while first < len(sizes):  # greedy in order of length: a group takes lists up to its limit

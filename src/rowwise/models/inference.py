@@ -24,7 +24,7 @@ from rowwise.tables.ops.linear import BLOCK_ROWS
 from rowwise.tables.spec import Value
 
 LARGER_ROWS, FIXED_ROWS = 64, 256  # rows of a larger block, and of a block of fixed size
-TESTED_ROWS = (16, 32, 48, 64, 80, 128, 256, 512, 1024, 4096)  # of the batches in which a model is tested
+TESTED_ROWS = (16, 32, 48, 64, 80, 128, 256, 512, 1024, 4096)  # sizes of batches in which a model is tested
 TESTED_SHIFTS = (0, 1, 5, 18)  # places by which rows are moved between these batches
 LARGE_ROWS, LARGE_SHIFTS = 1024, (0, 1)  # fewer shifts for large batches, which repeat a row at many places
 STRIDE = 7  # between neighbours in half of these batches
@@ -48,9 +48,9 @@ class RowBlocks(Value, frozen=True):
         if not 1 <= self.rows <= MAX_BATCH:
             raise SpecError(f"blocks of {self.rows} rows", f"1 to {MAX_BATCH}")
 
-    def cut(self, rows: int, most: int) -> Iterator[RowSpan]:
-        """Cut `rows` rows into batches of at most `most` rows, or of one block."""
-        step = {"padded": max(1, most), "fixed": self.rows, "alone": 1}[self.kind]
+    def cut(self, rows: int, max_rows: int) -> Iterator[RowSpan]:
+        """Cut `rows` rows into batches of at most `max_rows` rows, or of one block."""
+        step = {"padded": max(1, max_rows), "fixed": self.rows, "alone": 1}[self.kind]
         for begin in range(0, rows, step):
             end = min(begin + step, rows)
             yield RowSpan(begin, end, -(end - begin) % self.rows)

@@ -14,7 +14,7 @@ class AmountLink(Value, frozen=True):
     """Maps a model's outputs z to amounts, label by label: offset + unit * z, or unit * exp(z)."""
 
     kind: Literal["linear", "exp"]
-    offset: tuple[float, ...]  # of each label
+    offset: tuple[float, ...]  # one per label
     unit: tuple[float, ...]
 
     def __post_init__(self) -> None:

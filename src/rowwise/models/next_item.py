@@ -25,8 +25,8 @@ from rowwise.tables.spec import Pooling, Table
 class Places(NamedTuple):
     """The positions of a batch's histories, each with its next item."""
 
-    lengths_B: Tensor  # of the histories
-    vectors_ND: Tensor  # of each place, from the encoder
+    lengths_B: Tensor  # lengths of the histories
+    vectors_ND: Tensor  # output of the encoder at each position
     next_N: Tensor  # the row of the next item
     next_ND: Tensor  # its vector
 
