@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import RowType
-from rowwise.checkpoint.assign import SMALLEST_bytes, assign_rows
+from rowwise.checkpoint.assign import MIN_CHUNK_bytes, assign_rows
 from rowwise.checkpoint.manifest import TensorChunk, TensorEntry, find_coverage_fault
 from rowwise.checkpoint.reshard import copy_regions, stored_spans
 from rowwise.tables.ops.rowtype import pack, unpack
@@ -164,9 +164,9 @@ def test_shares_are_whole_and_even(sizes, loads_W):
     for (rows, each), cuts in zip(sizes, dealt, strict=True):
         assert [begin for _, begin, _ in cuts] == [0, *(end for _, _, end in cuts[:-1])]
         assert cuts[-1][2] == rows
-        assert all((end - begin) * each >= SMALLEST_bytes for _, begin, end in cuts) or len(cuts) == 1
+        assert all((end - begin) * each >= MIN_CHUNK_bytes for _, begin, end in cuts) or len(cuts) == 1
         for rank, begin, end in cuts:
             total_W[rank] += (end - begin) * each
     # As even as the loads allow, but for what is too short to be cut.
     level = max([max(loads_W), -(-sum(total_W) // len(total_W))])
-    assert max(total_W) <= level + SMALLEST_bytes * 2 + 4096
+    assert max(total_W) <= level + MIN_CHUNK_bytes * 2 + 4096

@@ -5,7 +5,7 @@ Known limits: a tensor is cut wherever a rank's share ends, which may make more 
 
 from collections.abc import Sequence
 
-SMALLEST_bytes = 1 << 20  # min. size of a chunk, except of smaller tensors
+MIN_CHUNK_bytes = 1 << 20  # min. size of a chunk, except of smaller tensors
 
 
 def assign_rows(sizes: Sequence[tuple[int, int]], loads_W: Sequence[int]) -> list[list[tuple[int, int, int]]]:
@@ -22,9 +22,9 @@ def assign_rows(sizes: Sequence[tuple[int, int]], loads_W: Sequence[int]) -> lis
         while at < rows or not cuts:
             while rank < len(budgets_W) - 1 and budgets_W[rank] <= 0:
                 rank += 1
-            budget_bytes = max(SMALLEST_bytes, budgets_W[rank])
+            budget_bytes = max(MIN_CHUNK_bytes, budgets_W[rank])
             end = min(rows, at + -(-budget_bytes // max(1, row_bytes)))
-            if rank == len(budgets_W) - 1 or (rows - end) * row_bytes < SMALLEST_bytes:
+            if rank == len(budgets_W) - 1 or (rows - end) * row_bytes < MIN_CHUNK_bytes:
                 end = rows
             cuts.append((rank, at, end))
             budgets_W[rank] -= (end - at) * row_bytes

@@ -36,12 +36,12 @@ class BackgroundWriter:
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm.split([comm.ranks])
-        self._copies: dict[tuple[object, ...], Tensor] = {}  # of the last save
+        self._copies: dict[tuple[object, ...], Tensor] = {}  # copies of the last save
         self._thread: threading.Thread | None = None
         self._folder = Path()
         self._actions: list[Callable[[], object]] = []
-        self._error: Exception | None = None  # of the write; the same on all ranks, as `write` raises on all
-        self._action_error: OSError | None = None  # of an action, on rank 0 only
+        self._error: Exception | None = None  # error of the write; the same on all ranks, as `write` raises on all
+        self._action_error: OSError | None = None  # error of an action, on rank 0 only
 
     def write(
         self, folder: Path, shards: Sequence[LocalShard], data: Mapping[str, Any], base: Checkpoint | None = None

@@ -44,14 +44,14 @@ def verify(path: Folder, tell: Tell | None = None, find_more: FindDamage = lambd
     if not checkpoints:
         raise CheckpointError(f"{path} has no checkpoint yet", NONE_YET)
     checked = [check(checkpoint, tell, find_more) for checkpoint in checkpoints]
-    whole = _first_whole(checked)
-    if whole is None and checkpoints == [path]:
+    undamaged = _first_undamaged(checked)
+    if undamaged is None and checkpoints == [path]:
         for older in _older(path):
             checked.append(check(older, tell, find_more))
-            whole = _first_whole(checked[-1:])
-            if whole is not None:
+            undamaged = _first_undamaged(checked[-1:])
+            if undamaged is not None:
                 break
-    return CheckResult(checked=tuple(checked), whole=whole)
+    return CheckResult(checked=tuple(checked), whole=undamaged)
 
 
 def check(folder: Folder, tell: Tell | None = None, find_more: FindDamage = lambda folder: ()) -> CheckedCheckpoint:
@@ -67,7 +67,7 @@ def check(folder: Folder, tell: Tell | None = None, find_more: FindDamage = lamb
     return CheckedCheckpoint(name=folder.name, damage=(*damage, *find_more(folder)))
 
 
-def _first_whole(checked: Sequence[CheckedCheckpoint]) -> str | None:
+def _first_undamaged(checked: Sequence[CheckedCheckpoint]) -> str | None:
     return next((c.name for c in checked if not c.damage and step_in(Path(c.name)) is not None), None)
 
 

@@ -24,7 +24,7 @@ from rowwise.checkpoint.windows import ProgressCounter, Tell, windows
 from rowwise.tables.managed import NO_ID
 from rowwise.tables.spec import RowType
 
-GROUP_bytes = 16 << 20  # of a row group, uncompressed
+GROUP_bytes = 16 << 20  # uncompressed size of a row group
 
 
 def export_parquet(

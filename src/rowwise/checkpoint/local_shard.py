@@ -27,10 +27,10 @@ class LocalShard:
 
     name: str
     tensor: Tensor  # a view of live memory: write it before it changes; for a stream a shape without memory
-    shape: tuple[int, ...]  # of the whole tensor; of a table (rows, dim)
+    shape: tuple[int, ...]  # shape of the full tensor; (rows, dim) for a table
     rows: Span
     cols: Span | None = None  # None for all
-    row_type: RowType | None = None  # of a table's rows
+    row_type: RowType | None = None  # row type of a table
     column_group: int | None = None
     shared: bool = False  # every rank has an equal copy, and writes some of its rows
     touched: Tensor | None = None  # a byte per row, nonzero if changed since the last save; None if not tracked

@@ -29,11 +29,11 @@ from rowwise.tables.store.row_stream import InitialValues
 
 FORMAT = 2
 NAME = "manifest.json"
-MAX_BYTES = 1 << 30  # of a manifest
-LONGEST_NAME = 1000  # of a part of a tensor's name between slashes
-MAX_ROWS = 1 << 48  # in each dimension
+MAX_BYTES = 1 << 30  # max. size of a manifest
+MAX_NAME = 1000  # max. length of a part of a tensor's name between slashes
+MAX_ROWS = 1 << 48  # max. size of a dimension
 BLANK = b'"crc32": "00000000"'  # the first field of a manifest, whose checksum is computed with zeros in its place
-MAX_DIMS = 64  # of a tensor
+MAX_DIMS = 64  # max. dimensions of a tensor
 NUMBERS = {  # bytes of torch's dtypes
     "float64": 8, "int64": 8, "uint64": 8, "float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2,
     "int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -56,7 +56,7 @@ class TensorChunk(Value, frozen=True, omit_defaults=True):
     cols: Span | None  # None for all
     file: str
     key: str
-    crc32: int  # of the chunk's bytes
+    crc32: int  # checksum of the chunk's bytes
     bits: Bits | None = None  # 8 or 4 if rounded to fewer bits than the row type
     ids: ChunkRows | None = None
     initial: InitialValues | None = None
@@ -71,8 +71,8 @@ class TensorEntry(Value, frozen=True, rename={"chunks": "pieces"}):
 
     dtype: str
     shape: tuple[int, ...]
-    row_type: RowType | None = None  # of a table's rows
-    column_group: int | None = None  # of int8 rows: columns that share a scale
+    row_type: RowType | None = None  # row type of a table
+    column_group: int | None = None  # columns that share a scale, in int8 rows
     chunks: tuple[TensorChunk, ...] = ()  # in manifest.json: pieces
 
     @classmethod
@@ -145,7 +145,7 @@ class CheckpointFile(Value, frozen=True):
     """A safetensors file of a checkpoint."""
 
     size_bytes: int
-    head_crc32: int  # of the file's header
+    head_crc32: int  # checksum of the file's header
 
 
 class CheckpointManifest(Value, frozen=True):
@@ -225,7 +225,7 @@ def _check_format(path: Folder, plain: Any) -> None:
 
 def find_entry_fault(name: str, entry: TensorEntry) -> str | None:
     """The reason why the name, type or shape of a tensor is not allowed, or None."""
-    fault = next(filter(None, (fault_of_name(part, LONGEST_NAME) for part in name.split("/"))), None)
+    fault = next(filter(None, (fault_of_name(part, MAX_NAME) for part in name.split("/"))), None)
     if fault:
         return f"its name is not used: {fault}"
     if entry.dtype not in NUMBERS:

@@ -25,8 +25,8 @@ class SavedTable(Value, frozen=True):
     """A table in a checkpoint, and its tensors."""
 
     table: str
-    path: str  # of its module
-    name: str  # of the tensor of its rows
+    path: str  # path of its module
+    name: str  # name of the tensor of its rows
     entry: TensorEntry
     state: dict[str, str]  # names of tensors by slot of the optimizer
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, final
 from rowwise.base.errors import CheckpointError
 
 MAX_INSTRUCTIONS = 10_000_000  # about 150,000 chunks of tensors, 20 seconds and a gigabyte
-LARGEST_KEY = 1 << 60  # larger integers can be chosen to collide in a dict
+MAX_KEY = 1 << 60  # larger integers can be chosen to collide in a dict
 ORDERED = ("collections", "OrderedDict")
 
 
@@ -115,7 +115,7 @@ class _Machine:
         if type(target) is not dict or len(values) % 2:
             raise CheckpointError(f"it sets items of a {type(target).__name__}")
         for key, value in zip(values[::2], values[1::2], strict=True):
-            if not isinstance(key, str | int | PickledObject) or (isinstance(key, int) and abs(key) > LARGEST_KEY):
+            if not isinstance(key, str | int | PickledObject) or (isinstance(key, int) and abs(key) > MAX_KEY):
                 raise CheckpointError(f"a key of a dict is a {type(key).__name__}", "text or a number below 2**60")
             target[key] = value
 

@@ -64,7 +64,7 @@ class Checkpoint:
 
     folder: Folder
     manifest: CheckpointManifest
-    _headers: dict[str, FileHeader] = field(default_factory=dict, repr=False, compare=False)  # of the files read so far
+    _headers: dict[str, FileHeader] = field(default_factory=dict, repr=False, compare=False)  # of all files read
 
     @classmethod
     def open(cls, folder: Folder) -> "Checkpoint":
@@ -84,8 +84,8 @@ class Checkpoint:
         entry = self.entry(name)
         rows, columns = rows or (0, entry.rows), cols or (0, entry.columns)
         if not (0 <= rows[0] <= rows[1] <= entry.rows and 0 <= columns[0] <= columns[1] <= entry.columns):
-            what = f"{self.folder}: tensor {name!r} has {entry.rows} rows and {entry.columns} columns"
-            raise CheckpointError(f"{what}; got rows [{rows[0]}, {rows[1]}), columns [{columns[0]}, {columns[1]})")
+            size = f"{self.folder}: tensor {name!r} has {entry.rows} rows and {entry.columns} columns"
+            raise CheckpointError(f"{size}; got rows [{rows[0]}, {rows[1]}), columns [{columns[0]}, {columns[1]})")
         for copy in copy_regions(entry, rows, columns):  # before allocating what a crafted manifest may claim
             if copy.chunk.initial is None:
                 self._find_range(name, copy.chunk, copy.chunk)

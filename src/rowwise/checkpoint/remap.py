@@ -54,7 +54,7 @@ class _MappedTensors:
     """A mapped table of a module, and the names of its tensors in the checkpoint."""
 
     table: str
-    path: str  # of the module, with a dot at its end
+    path: str  # path of the module, with a trailing dot
     identity: MapIdentity
 
     @property
@@ -72,8 +72,8 @@ class _MappedTensors:
 class _RemapPlan:
     """New tensors, tensors whose rows move, and tensors to omit; all others are copied."""
 
-    contents: dict[str, Tensor] = field(default_factory=dict)  # of new tensors, by name
-    from_rows: dict[str, Move] = field(default_factory=dict)  # by name: rows and state that move
+    contents: dict[str, Tensor] = field(default_factory=dict)  # contents of new tensors, by name
+    from_rows: dict[str, Move] = field(default_factory=dict)  # moves of rows and of their state, by name
     omitted: set[str] = field(default_factory=set)
 
 
@@ -88,7 +88,7 @@ def remap(
         table: its name in the model.
         file: the new map, see `ids.file`.
         counts: the probe file of `rowwise compress`, with a count for each id; by default all ids weigh the same.
-        tell: called with the bytes done, and the total.
+        tell: called with (bytes done, total).
     """
     if folder.exists():
         raise CheckpointError(f"{folder} exists already", hint="choose another name")

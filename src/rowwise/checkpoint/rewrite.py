@@ -44,8 +44,8 @@ def rewrite(
     saved = tables_of(checkpoint.manifest)
     duplicates = [name for name, times in Counter(table.table for table in saved.values()).items() if times > 1]
     if duplicates:
-        what = f"{checkpoint.folder} has several tables {duplicates[0]!r}"
-        raise CheckpointError(f"{what}, which is ambiguous in a plan", hint="export them by their paths instead")
+        problem = f"{checkpoint.folder} has several tables {duplicates[0]!r}"
+        raise CheckpointError(f"{problem}, which is ambiguous in a plan", hint="export them by their paths instead")
     plan.validate(list(tables.values()))
     own_W: list[list[LocalShard]] = [[] for _ in range(plan.world)]
     shared: list[LocalShard] = []

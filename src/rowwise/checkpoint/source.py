@@ -34,7 +34,7 @@ UNREADABLE = (
 ARCHIVE = b"PK"  # first bytes of torch files since 1.6
 PICKLE_bytes = 1 << 28
 OLD_PICKLES = 5  # a file of torch before 1.6 begins with five pickles
-MAX_NAMES, MAX_DEPTH = 100_000, 100  # of nested dicts
+MAX_NAMES, MAX_DEPTH = 100_000, 100  # limits of nested dicts
 
 
 class TensorOutline(NamedTuple):
