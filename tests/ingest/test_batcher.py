@@ -208,9 +208,9 @@ def test_no_more_is_made_than_there_is_room_for():
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"seed": 1}, "of seed=1, and this run has seed=0"),
-        ({"shuffle": False}, "of shuffle=False"),
-        ({"data": "x"}, "of other files, splits, filters or transforms"),
+        ({"seed": 1}, "has seed=1, but this run has seed=0"),
+        ({"shuffle": False}, "has shuffle=False"),
+        ({"data": "x"}, "has other files, splits, filters or transforms"),
         ({"split": 9}, "expected a split of 0 to 3"),
     ],
 )

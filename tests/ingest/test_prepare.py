@@ -89,7 +89,7 @@ CHANGED = [
 @pytest.mark.parametrize("change", CHANGED, ids=["where", "together", "transforms", "share"])
 def test_a_position_holds_for_the_same_rows_only(change):
     frame = make([1] * 200)
-    want = "of other files, splits, filters or transforms .or another together or on_bad_rows. than this run's"
+    want = "has other files, splits, filters or transforms .or another together or on_bad_rows. than this run"
     for position, how in ((batches(frame).state(), change), (batches(frame, **change).state(), {})):
         with pytest.raises(StateError, match=want):
             batches(frame, position=position, **how)

@@ -1,4 +1,4 @@
-"""Makes the next items of an iterator in a background thread, up to a fixed number of them; and measures the making.
+"""Prefetches items of an iterator in a background thread, up to a fixed depth, and times their making.
 
 Arrow and numpy release Python's lock while they read, hash and copy, so the thread uses a core that a training step
 leaves idle. An exception in the thread is raised where the items are used.
@@ -12,11 +12,11 @@ from time import perf_counter
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
-POLL_S = 0.05  # how often a thread that waits for a full queue checks whether the iterator was closed
+POLL_S = 0.05  # interval at which a thread blocked on a full queue checks whether the iterator was closed
 
 
 class TimedItem(NamedTuple, Generic[T]):
-    """An item, and when the iterator began and ended to make it."""
+    """An item, and when its making began and ended."""
 
     item: T
     begin_s: float
@@ -34,7 +34,7 @@ class _End:
 
 
 def time_items(items: Iterator[T]) -> Iterator[TimedItem[T]]:
-    """The same items with the times of their making, by `time.perf_counter`; waiting inside counts, too."""
+    """The same items with the times of their making, by `time.perf_counter`; includes waits inside the iterator."""
     begin_s = perf_counter()
     for item in items:
         yield TimedItem(item, begin_s, perf_counter())
@@ -42,7 +42,7 @@ def time_items(items: Iterator[T]) -> Iterator[TimedItem[T]]:
 
 
 def read_ahead(items: Iterator[T], depth: int) -> Iterator[T]:
-    """The same items, up to `depth` of them made in advance; closing the generator ends the thread."""
+    """The same items, up to `depth` of them prefetched; closing the generator ends the thread."""
     results: queue.Queue[T | _Failure | _End] = queue.Queue(depth)
     closed = threading.Event()
     thread = threading.Thread(target=_fill, args=(results, items, closed), name="rowwise-ingest", daemon=True)

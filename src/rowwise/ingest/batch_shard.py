@@ -4,8 +4,8 @@
 [Note: order of rows] in `batcher.py`). The parts of a batch depend only on its number of rows and the number of ranks,
 so a run can resume on another number of ranks without repeating or losing a row. Parts are whole blocks of 256 rows, as
 even as blocks allow, so that contributions to a row of a table are added up as on one device ([Note: Merge order]). The
-parts also consist of whole virtual shards, where these are assigned to as many ranks (`train/virtual.py`). Known
-limits: a batch of fewer blocks than ranks leaves ranks without rows.
+parts also consist of whole virtual shards, if these are assigned to the same number of ranks (`train/virtual.py`).
+Known limits: a batch of fewer blocks than ranks leaves ranks without rows.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class BatchSpan(NamedTuple):
     end: int
     batch_row: int  # row of the global batch at which the span begins
     after: int  # row of the split after the batch, or after the last row
-    full: bool  # the batch ends at `after`; False: it goes on in the next split
+    full: bool  # the batch ends at `after`; else it continues in the next split
 
 
 class BatchShard(Value, frozen=True):
@@ -31,7 +31,7 @@ class BatchShard(Value, frozen=True):
 
     rank: int = 0
     world: int = 1
-    unit: int = BLOCK  # parts are multiples of so many rows
+    unit: int = BLOCK  # rows; parts are multiples of it, except the last
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world or self.unit < 1:
@@ -50,7 +50,7 @@ class BatchShard(Value, frozen=True):
         """The rows that this rank may need of a split: its part of each full batch, and all rows of an open batch.
 
         Args:
-            split: the rows of the split that are left.
+            split: the remaining rows of the split.
             filled: rows that the open batch has from earlier splits.
             size: rows of a full batch.
             last: no split follows, so the open batch is as large as it gets.

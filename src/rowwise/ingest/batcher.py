@@ -6,9 +6,9 @@ the borders of splits. So a position is three numbers, and a resume needs nothin
 rows. Rows are shuffled within their split only, so a split should hold many batches, or data sorted by time or by user
 stays clustered in training; in return each split is read once, one at a time.
 
-[Note: borrowed splits] A service lends the memory of a split, and has room for a few: it goes on when splits are
-released. One batch may need rows of more splits than that. So rows in lent memory wait for their batch only until the
-next split ends; rows that wait longer are copied.
+[Note: borrowed splits] A service lends the memory of a split from a small pool, and waits until slots are released. A
+batch may span more splits than the pool has slots. So rows in lent memory wait for their batch only until the next
+split ends; rows that wait longer are copied. Else the batch and the service would wait for each other.
 
 Splits are prepared here, or by worker processes (`service/`) with the same result. Each of several ranks goes through
 the whole sequence and takes its own rows of each batch (see [Note: parts of a batch] in `batch_shard.py`); positions
@@ -46,12 +46,12 @@ class Batching(Value, frozen=True):
     seed: int = 0
     shuffle: bool = True
     keep_last: bool = True  # keep the last rows of an epoch where they fill no batch
-    ahead: int = 0  # batches that a background thread makes in advance; 0: no thread
+    ahead: int = 0  # batches to prefetch in a background thread; 0 for no thread
     share: Share = Share()  # of the rows of each split
-    shard: BatchShard = BatchShard()  # rows of each batch that this rank reads; in a small batch it may have none
-    where: RowFilter = RowFilter()  # which rows are used; by default all
+    shard: BatchShard = BatchShard()  # this rank's part of each batch; it may be empty in a small batch
+    where: RowFilter = RowFilter()  # row filter; by default all rows pass
     together: str | None = None  # shuffle groups of neighbouring rows with equal values in this column (a session id)
-    # Folder for rows that cannot be used; "": leave them out without a copy; None: the first one raises
+    # Folder for copies of unusable rows; "" drops them without a copy; None raises at the first
     quarantine: str | None = None
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Position(Value, frozen=True):
     row: int = 0
     seed: int = 0
     shuffle: bool = True
-    data: str = ""  # digest of the splits and of what selects and orders their rows
+    data: str = ""  # digest of the splits, and of the settings that select and order their rows
 
 
 class _PositionedBatch(NamedTuple):
@@ -83,7 +83,7 @@ class OpenedSplit(Protocol):
 
     @property
     def rows(self) -> int:
-        """How many of its rows are used."""
+        """Number of rows used."""
         ...
 
     def slices(self, spans: Sequence[BatchSpan]) -> list[SplitRows]:
@@ -91,13 +91,13 @@ class OpenedSplit(Protocol):
         ...
 
     def keep(self, rows: SplitRows) -> SplitRows:
-        """The same rows in memory of this process. See [Note: borrowed splits]."""
+        """The same rows, copied if their memory is lent. See [Note: borrowed splits]."""
         ...
 
 
 MANAGED_IDS = 1 << 62
-KEPT_bytes = 1 << 26  # of tables that later epochs need not read again
-OpenSplits = Callable[[int, int], Iterator[OpenedSplit]]  # (epoch, index): the splits of the epoch from that index on
+MAX_CACHED_bytes = 1 << 26  # tables of splits, cached for later epochs
+OpenSplits = Callable[[int, int], Iterator[OpenedSplit]]  # (epoch, index) -> the epoch's splits from this index on
 
 
 @final
@@ -109,8 +109,8 @@ class Batcher:
         columns: the role of each column.
         tables: the tables that the ids look up.
         batching: the batch size and the order of rows.
-        position: where to resume, from `state()`; None: at the start.
-        transforms: applied to the columns first.
+        position: where to resume, from `state()`; by default the start of the first epoch.
+        transforms: applied to the rows before encoding.
     """
 
     def __init__(
@@ -142,10 +142,10 @@ class Batcher:
         preparation.check(reader.schema, splits[0].source)
         self.task = PreparationTask(reader=reader, splits=splits, preparation=preparation)
         self._open_splits: OpenSplits = self._read_splits
-        self.on_read: Callable[[float, float], object] = lambda *_: None  # given begin and end of each batch's making
-        self.change: Callable[[Batch], Batch] = lambda batch: batch  # of each batch, in the thread that makes it
-        self._kept: dict[int, LoadedSplit] = {}  # by index of the split
-        self._kept_bytes = 0
+        self.on_read: Callable[[float, float], object] = lambda *_: None  # (begin_s, end_s) of making each batch
+        self.change: Callable[[Batch], Batch] = lambda batch: batch  # applied in the thread that makes the batch
+        self._cached: dict[int, LoadedSplit] = {}  # by index of the split
+        self._cached_bytes = 0
         start = Position(seed=batching.seed, shuffle=batching.shuffle, data=_digest(splits, preparation))
         if position is not None:
             raising = _digest(splits, structs.replace(preparation, quarantine=None))
@@ -164,7 +164,7 @@ class Batcher:
         return self
 
     def state(self) -> Position:
-        """The position after the last batch given; batches that the thread made in advance do not count."""
+        """The position after the last batch yielded; prefetched batches do not count."""
         return self._position
 
     def __iter__(self) -> Iterator[Batch]:
@@ -207,23 +207,23 @@ class Batcher:
     def _collate(self, slices: Sequence[SplitRows], rows: int) -> Batch:
         """This rank's part of a global batch of `rows` rows."""
         begin, end = self._batching.shard.part(rows)
-        return self.change(collate([one.clip(begin, end) for one in slices], self._columns))
+        return self.change(collate([rows_of_split.clip(begin, end) for rows_of_split in slices], self._columns))
 
     def _read_splits(self, epoch: int, at: int) -> Iterator[OpenedSplit]:
-        """The splits of an epoch, each read when it is needed. See [Note: order of rows]."""
+        """The splits of an epoch, read lazily. See [Note: order of rows]."""
         for index in self.task.order(epoch)[at:]:
             yield _LocalSplit(self._open(index, epoch))
 
     def _open(self, index: int, epoch: int) -> ReadSplit:
-        """A split in the order of an epoch; it is kept for later epochs while all that are kept are small."""
-        if self._batching.quarantine is not None:  # each reading writes down what it leaves out
+        """A split in the order of an epoch; its table is cached for later epochs while the cache has room."""
+        if self._batching.quarantine is not None:  # each read has to quarantine its bad rows anew
             return self.task.open(index, epoch)
-        loaded = self._kept.get(index)
+        loaded = self._cached.get(index)
         if loaded is None:
             loaded = self.task.load(index)
-            if self._kept_bytes + loaded.table.nbytes <= KEPT_bytes:
-                self._kept[index] = loaded
-                self._kept_bytes += loaded.table.nbytes
+            if self._cached_bytes + loaded.table.nbytes <= MAX_CACHED_bytes:
+                self._cached[index] = loaded
+                self._cached_bytes += loaded.table.nbytes
         return self.task.order_rows(loaded, index, epoch)
 
 
@@ -248,7 +248,7 @@ class _LocalSplit:
         return slices
 
     def keep(self, rows: SplitRows) -> SplitRows:
-        return rows  # its memory is this process's already
+        return rows  # already in memory of this process
 
 
 @final
@@ -302,15 +302,15 @@ def _digest(splits: Sequence[Split], preparation: Preparation) -> str:
 
 
 def _check_position(position: Position, start: Position, splits: int) -> None:
-    """Refuse a position of another sequence of rows: its three numbers would name other rows here."""
+    """Refuse a position in another sequence of rows: its three numbers would name other rows here."""
     for name in ("seed", "shuffle", "data"):
         got, want = getattr(position, name), getattr(start, name)
         if got != want:
-            what = f"{name}={got!r}, and this run has {name}={want!r}"
+            what = f"{name}={got!r}, but this run has {name}={want!r}"
             if name == "data":
-                what = "other files, splits, filters or transforms (or another together or on_bad_rows) than this run's"
+                what = "other files, splits, filters or transforms (or another together or on_bad_rows) than this run"
             raise StateError(
-                f"the position is of {what}", "the settings that the run began with", hint="or start a new run"
+                f"the position has {what}", "the settings that the run began with", hint="or start a new run"
             )
     if not 0 <= position.split <= splits or position.row < 0 or position.epoch < 0:
         raise StateError(position, f"a split of 0 to {splits}, and nothing negative")

@@ -20,7 +20,7 @@ WIDTHS = {"f4": 4, "i8": 8}
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
-Allocator = Callable[[int], Bytes]  # allocates at least so many bytes, aligned
+Allocator = Callable[[int], Bytes]  # (bytes) -> aligned memory of at least this size
 
 
 def allocate(count: int) -> Bytes:
@@ -48,7 +48,7 @@ class BlockArray(Value, frozen=True):
 
     @property
     def end(self) -> int:
-        """The first byte after the array."""
+        """Offset of the first byte after the array."""
         return self.offset + WIDTHS[self.kind] * prod(self.shape)
 
     def view_in(self, block: Bytes) -> NDArray[Any]:
@@ -61,10 +61,10 @@ class BlockSizes(NamedTuple):
     rows: int
     dense: int
     labels: int
-    ids: Sequence[int]  # of each feature
-    listed: Sequence[bool]  # by feature: it has offsets
-    shared: Sequence[bool]  # by feature: it has a bag for each distinct row only
-    distinct: int | None = None  # number of distinct rows; None: no feature is shared
+    ids: Sequence[int]  # number of ids of each feature
+    listed: Sequence[bool]  # by feature: has offsets
+    shared: Sequence[bool]  # by feature: one bag per distinct row instead of per row
+    distinct: int | None = None  # number of distinct rows; None without shared features
     weighted: bool = False
     keyed: bool = False
     timed: bool = False
@@ -77,10 +77,10 @@ class BlockLayout(Value, frozen=True):
     dense: BlockArray
     labels: BlockArray
     values: BlockArray  # of all features, one after another
-    begins: tuple[int, ...]  # where each feature begins in `values`, and where the last one ends
-    offsets: BlockArray  # of the listed features with a bag for each row; relative to the feature's begin
-    listed: tuple[bool, ...]  # by feature: it has offsets
-    shared: tuple[bool, ...]  # by feature: it has a bag for each distinct row only
+    begins: tuple[int, ...]  # first value of each feature in `values`, then the total
+    offsets: BlockArray  # of the listed unshared features; relative to the feature's begin
+    listed: tuple[bool, ...]  # by feature: has offsets
+    shared: tuple[bool, ...]  # by feature: one bag per distinct row instead of per row
     shared_offsets: BlockArray | None = None  # of the listed shared features
     inverse: BlockArray | None = None  # index of the distinct row of each row
     weights: BlockArray | None = None
@@ -100,7 +100,7 @@ def lay_out(sizes: BlockSizes) -> BlockLayout:
         return array
 
     distinct, listed = sizes.distinct, sum(sizes.listed)
-    listed_shared = sum(one and other for one, other in zip(sizes.listed, sizes.shared, strict=True))
+    listed_shared = sum(offsets and shared for offsets, shared in zip(sizes.listed, sizes.shared, strict=True))
     rows, begins = sizes.rows, np.concatenate([[0], np.cumsum(sizes.ids, dtype=np.int64)]).tolist()
     return BlockLayout(
         rows=rows,
@@ -134,11 +134,11 @@ class EncodedRows:
     weights_R: Floats | None
     keys_R: Ints | None
     times_R: Ints | None
-    inverse_R: Ints | None  # index of the distinct row of each row, in steps of 0 or 1; None: no feature is shared
+    inverse_R: Ints | None  # index of each row's distinct row, in steps of 0 or 1; None without shared features
 
     @classmethod
     def from_block(cls, block: Bytes, layout: BlockLayout) -> Self:
-        """Views of a block, to read from or to write to."""
+        """Views of a block, for reading or writing; copies nothing."""
         if len(block) < layout.size:
             raise DataError(
                 f"a block has {len(block)} bytes", f"the {layout.size} of its layout", hint="prepare it again"

@@ -1,4 +1,4 @@
-"""Prepares rows of requests: transforms and encodes them like a split's, for columns that are checked once.
+"""Prepares rows of requests: transforms and encodes them like those of a split, with columns checked once per schema.
 
 `encode` checks types and lays a block out at each call, which takes milliseconds however few the rows are. A
 `BoundPreparation` has done this for one schema. Its result equals that of `transform.apply` and `encode`.
@@ -26,11 +26,11 @@ REQUEST = Split(source="request", start=0, stop=0, first_row=0)
 
 
 class PreparedRows(NamedTuple):
-    """Numbers and ids of rows, features one after the other as a batch has them."""
+    """Numbers and ids of rows, features one after another as in a `Jagged`."""
 
     dense_BF: Floats
     values_N: Ints
-    lengths_FB: Ints  # flat
+    lengths_FB: Ints  # flattened
 
 
 @final
@@ -40,7 +40,7 @@ class BoundPreparation:
     Args:
         schema: of the data before transforms.
         transforms: as in training; those that sample rows are left out.
-        columns: as in training; what only training needs is left out.
+        columns: as in training; labels, weights and other training-only columns are left out.
         table_rows: see `encode`.
         split: named in errors.
     """
@@ -59,7 +59,7 @@ class BoundPreparation:
         self.names = self._transforms.names
         self.columns.check(self._transforms.schema, split.source)
         self._table_rows, self._split, self._where = table_rows, split, RowPosition(split=split)
-        self._loose = tuple(name for name in self.names if _is_loose(schema.field(name).type))
+        self._relaid = tuple(name for name in self.names if _needs_relayout(schema.field(name).type))
         self._numbers = native.FilledColumns([dense.fill for dense in self.columns.dense])
         self._features = tuple(self._bind(sparse) for sparse in self.columns.sparse)
         self._singles = native.SingleIds([f.mapping for f in self._features], [f.kind for f in self._features])
@@ -77,11 +77,11 @@ class BoundPreparation:
         """Prepare rows in an order, which may name a row several times; raises for the first bad one.
 
         Args:
-            arrays: the columns `names`, of the schema's types, with as many rows each.
-            order_B: numbers of rows, in range.
+            arrays: the columns `names`, of the schema's types and of equal length.
+            order_B: row numbers, in range.
         """
         ready = dict(arrays)
-        for name in self._loose:
+        for name in self._relaid:
             ready[name] = combine_chunks(pa.chunked_array([ready[name]]))
         ready = self._transforms(ready, self._where)
         dense_BF, bad = self._write_dense(ready, order_B)
@@ -97,7 +97,7 @@ class BoundPreparation:
         out_BF = np.empty((len(order_B), len(dense)), np.float32)
         if not dense:
             return out_BF, False
-        singles = [as_float32(arrays[one.column]) for one in dense]
+        singles = [as_float32(arrays[column.column]) for column in dense]
         addresses: list[int] = []
         bitmaps: list[tuple[int, int]] = []
         for array in singles:
@@ -115,8 +115,8 @@ class BoundPreparation:
         columns = [arrays[feature.column] for feature in features]
         addresses = [feature.singles(column) for feature, column in zip(features, columns, strict=True)]
         totals = np.full(len(features), rows)
-        others = [(number, feature.ids) for number, feature in enumerate(features) if not addresses[number]]
-        for number, ids in others:
+        ragged = [(number, feature.ids) for number, feature in enumerate(features) if not addresses[number]]
+        for number, ids in ragged:
             ids.point_to(lists(columns[number]))
             totals[number] = ids.select(order_B)
         ends = np.cumsum(totals)
@@ -125,29 +125,29 @@ class BoundPreparation:
         outs = values_N.ctypes.data + 8 * (ends - totals)
         bad = self._singles.write(addresses, len(columns[0]), order_B, outs)
         offsets_B1 = np.empty(rows + 1, np.int64)
-        for number, ids in others:
+        for number, ids in ragged:
             bad |= ids.write(int(outs[number]), int(totals[number]), offsets_B1)
             np.subtract(offsets_B1[1:], offsets_B1[:-1], out=lengths_FB[number])
         return values_N, lengths_FB.reshape(-1), bad
 
 
 class _BoundFeature(NamedTuple):
-    """A sparse column, and where its ids go."""
+    """A sparse column, the mapping of its ids to rows, and its kernel structures."""
 
     column: str
     mapping: native.RowMapping
     ids: native.BoundIds
-    kind: int = 0  # of whole numbers, as the kernels number them
-    width: int = 0  # bytes of a whole number; 0: lists or text
+    kind: int = 0  # integer type, see `native.KINDS`
+    width: int = 0  # bytes of an integer; 0 for lists and text
 
     def singles(self, array: pa.Array) -> int:
-        """The address of whole numbers, one in each row; 0: they are not."""
+        """The address of an array with one integer per row; 0 for any other array."""
         if not self.width or array.null_count:
             return 0
         address: int = array.buffers()[1].address + self.width * array.offset
         return 0 if address % self.width else address
 
 
-def _is_loose(kind: pa.DataType) -> bool:
-    """Whether `combine_chunks` gives a single array of this type another layout."""
+def _needs_relayout(kind: pa.DataType) -> bool:
+    """Whether `combine_chunks` changes the layout of a single array of this type."""
     return is_text(kind) or is_list(kind)

@@ -30,7 +30,7 @@ class Dense(Value, frozen=True):
 
     column: str
     fill: float = 0.0  # replaces null and NaN, before the logarithm
-    log1p: bool = False  # log(1 + max(x, 0))
+    log1p: bool = False  # take log(1 + max(x, 0))
     mean: float = 0.0  # (x - mean) / std, after the logarithm
     std: float = 1.0
 
@@ -48,15 +48,15 @@ class Sparse(Value, frozen=True):
     column: str
     table: str = ""  # empty: the table is called like the column
     ids: Literal["direct", "hash"] = "hash"  # ids are row numbers, or whole numbers or text that are hashed to rows
-    first: int | None = None  # use only the first ids of each list; None: all
+    first: int | None = None  # truncate each list to this many ids; None keeps all
     feature: str = ""  # name of the feature in the batch; empty: the column's
     # File of known ids with a row each (see `rowwise data inspect`); all other ids share row 0
     vocabulary: str = ""
-    # Of the table, if `tables` has none of this name. None: rows follow from the vocabulary or the data; defaults else
+    # Settings of the table if `tables` lacks it. rows=None: from the vocabulary or the data; other fields: the defaults
     rows: int | None = None
     dim: int | None = None
     optimizer: RowOptimizer | None = None
-    managed: Managed | None = None  # `rows` is for any number of ids
+    managed: Managed | None = None  # maps an unbounded number of ids to `rows` rows
 
     @property
     def table_name(self) -> str:
@@ -128,8 +128,8 @@ class Columns(Value, frozen=True):
         for sparse in self.sparse:
             name, feature = sparse.table_name, sparse.feature_name
             if name not in by_name:
-                there = ", ".join(by_name) or "none"
-                raise SpecError(f"column {sparse.column!r}: no table {name!r}: there are {there}")
+                known = ", ".join(by_name) or "none"
+                raise SpecError(f"column {sparse.column!r}: no table {name!r}; the tables are {known}")
             if feature not in by_name[name].feature_names:
                 known = ", ".join(by_name[name].feature_names)
                 raise SpecError(
@@ -137,17 +137,17 @@ class Columns(Value, frozen=True):
                 )
 
     def uncounted(self, tables: Sequence[Table]) -> tuple[str, ...]:
-        """Columns for which only the data tell how many rows their table needs."""
+        """Columns whose number of table rows can only be counted from the data."""
         names = {table.name for table in tables} | {s.table_name for s in self.sparse if s.rows or s.vocabulary}
         return tuple(s.column for s in self.sparse if s.table_name not in names)
 
     def _requirements(self) -> Iterator[tuple[str, str]]:
-        """Each column but those of labels with its required type, a key of FITS."""
+        """Each column except labels, with its required type, a key of FITS."""
         yield from ((dense.column, NUMBERS) for dense in self.dense)
         yield from ((s.column, ROWS if s.ids == "direct" else IDS) for s in self.sparse)
-        yield from ((name, want) for name, want in self._about_rows() if name is not None)
+        yield from ((name, want) for name, want in self._row_columns() if name is not None)
 
-    def _about_rows(self) -> tuple[tuple[str | None, str], ...]:
+    def _row_columns(self) -> tuple[tuple[str | None, str], ...]:
         return ((self.weight, NUMBERS), (self.key, KEYS), (self.time, TIMES))
 
 
@@ -167,9 +167,9 @@ def _check_sparse(sparse: Sparse) -> None:
             "only one of the two, as the vocabulary lists the ids",
         )
     if sparse.vocabulary and (sparse.ids == "direct" or sparse.rows is not None):
-        given = "ids='direct'" if sparse.ids == "direct" else f"rows={sparse.rows}"
+        setting = "ids='direct'" if sparse.ids == "direct" else f"rows={sparse.rows}"
         raise SpecError(
-            f"columns: {sparse.column!r}: {given} with a vocabulary: the vocabulary gives the rows", f"no {given}"
+            f"columns: {sparse.column!r}: {setting} with a vocabulary, which determines the rows", f"no {setting}"
         )
 
 

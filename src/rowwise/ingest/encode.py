@@ -29,7 +29,7 @@ from rowwise.ingest.native import Bitmap, Lists, PickedIds, RowMapping
 from rowwise.ingest.reader import Split
 from rowwise.tables.spec import Value
 
-ROWS_AT_ONCE = 8192  # of dense columns: few enough to stay in cache through all steps
+ROWS_AT_ONCE = 8192  # rows of dense columns that stay in cache through all steps
 MAX_REASONS = 5  # per column; further bad rows are refused without a description
 Mask = NDArray[np.bool_]
 
@@ -68,8 +68,8 @@ def encode(
         columns: the role of each column.
         table_rows: rows of the tables whose ids are hashed to rows or must lie in range.
         split: named in errors.
-        order_R: row numbers in the order of use, maybe not all; None: all rows as they are.
-        allocator: gives the block's memory.
+        order_R: row numbers in the order of use, maybe a subset; None for all rows in table order.
+        allocator: allocates the block.
     """
     columns.check(table.schema, split.source)
     order_R = _check_order(order_R, table.num_rows)
@@ -109,14 +109,14 @@ def encode(
 
 
 class _DistinctRows(NamedTuple):
-    """Runs of neighbouring rows that have equal bags of all shared features, each run once."""
+    """Runs of neighbouring rows with equal bags of all shared features."""
 
     order_U: Ints  # the first row of each run
     inverse_R: Ints  # the run of each row
 
 
 def _find_distinct(group: Sequence[tuple[Lists, int | None]], order_R: Ints | None) -> _DistinctRows | None:
-    """Compares each row, in the order, with the one before: the ids as read, of each list its first `first`."""
+    """Compare each row, in the order, with the previous row: ids as read, lists truncated to `first`."""
     if not group:
         return None
     begins_R = np.zeros(group[0][0].rows if order_R is None else len(order_R), np.bool_)
@@ -153,7 +153,7 @@ def _write_dense(arrays: Mapping[str, pa.Array], dense: Sequence[Dense], order_R
     if not dense:
         return False
     rows = len(arrays[dense[0].column])
-    if order_R is not None and 2 * len(order_R) > rows:  # gathering whole rows at the end is faster than every column
+    if order_R is not None and 2 * len(order_R) > rows:  # gathering rows once is faster than gathering every column
         rows_RF = np.empty((rows, len(dense)), np.float32)
         infinite = _write_dense(arrays, dense, None, rows_RF)
         rows_RF.take(order_R, axis=0, out=out_RF, mode="clip")  # the other modes make a copy first
@@ -162,11 +162,11 @@ def _write_dense(arrays: Mapping[str, pa.Array], dense: Sequence[Dense], order_R
     numbers = [view(array.buffers()[1], np.float32, array.offset, rows) for array in columns]
     filled = native.FilledColumns([d.fill for d in dense])
     filled.point_to([x_R.ctypes.data for x_R in numbers], [native.bitmap_place(bits(array)) for array in columns])
-    room = np.empty(len(dense) * ROWS_AT_ONCE, np.float32)
+    scratch = np.empty(len(dense) * ROWS_AT_ONCE, np.float32)
     infinite = False
     for begin in range(0, len(out_RF), ROWS_AT_ONCE):
         rows_RF = out_RF[begin : begin + ROWS_AT_ONCE]
-        columns_FR = room[: rows_RF.size].reshape(rows_RF.shape[::-1])
+        columns_FR = scratch[: rows_RF.size].reshape(rows_RF.shape[::-1])
         infinite |= filled.write(order_R, columns_FR, begin)
         scale(columns_FR, dense)
         native.transpose(columns_FR, rows_RF)
@@ -180,9 +180,9 @@ def scale(columns_FR: Floats, dense: Sequence[Dense]) -> None:
         part_FR = columns_FR[at : (at := at + len(list(run)))]
         if log1p:  # numpy's vector code: several times as fast as a scalar loop, with the bits of earlier versions
             np.log1p(np.maximum(part_FR, np.float32(0), out=part_FR), out=part_FR)
-    for one, x_R in zip(dense, columns_FR, strict=True):
-        if one.mean or one.std != 1:
-            np.divide(np.subtract(x_R, np.float32(one.mean), out=x_R), np.float32(one.std), out=x_R)
+    for column, x_R in zip(dense, columns_FR, strict=True):
+        if column.mean or column.std != 1:
+            np.divide(np.subtract(x_R, np.float32(column.mean), out=x_R), np.float32(column.std), out=x_R)
 
 
 def _write_row_columns(
@@ -206,7 +206,7 @@ def _write_row_columns(
 
 
 def _keys_or_times(array: pa.Array) -> tuple[NDArray[np.generic], Bitmap | None]:
-    """64-bit words of a column of keys or times, and which rows have one."""
+    """64-bit words of a column of keys or times, and its validity bitmap."""
     if types.is_date(array.type) or types.is_timestamp(array.type):
         # Finer times are cut down to microseconds.
         array = array.cast(pa.timestamp("us", tz=getattr(array.type, "tz", None)), safe=False).cast(pa.int64())
@@ -214,7 +214,7 @@ def _keys_or_times(array: pa.Array) -> tuple[NDArray[np.generic], Bitmap | None]
 
 
 def row_mapping(sparse: Sparse, kind: pa.DataType, rows: int | None) -> RowMapping:
-    """How the kernel maps ids to rows. Text is hashed already, so only the remainder is taken."""
+    """The kernel's mapping of ids to rows. Text is hashed already, so only the remainder is taken."""
     if sparse.ids == "direct":
         return RowMapping() if rows is None else RowMapping(native.CHECK, rows)
     assert rows is not None  # `table_rows_for_ids` has the tables of all hashed features
@@ -233,11 +233,11 @@ def _missing(rows: int, valid: Bitmap | None) -> Mask:
 
 
 class _ColumnRefusal(NamedTuple):
-    """The rows that are refused for the values of one column."""
+    """The rows refused because of one column."""
 
     column: str
     rows_N: Ints  # in the split, ascending
-    reasons: Sequence[str]  # of the first MAX_REASONS
+    reasons: Sequence[str]  # of the first MAX_REASONS rows
 
     @property
     def described(self) -> list[RefusalReason]:
@@ -266,7 +266,7 @@ def _refusals(
 
 
 def _checks(columns: Columns, arrays: Mapping[str, pa.Array]) -> Iterator[tuple[str, Callable[[pa.Array], Mask], str]]:
-    """The columns whose single values are checked: name, function to the mask of bad rows, and what errors expected."""
+    """Checks of single values: column name, function to the mask of bad rows, and the expectation for errors."""
     for dense in columns.dense:
         yield dense.column, lambda a: np.isinf(floats(a)), "expected a finite number in 32 bits"
     expected = WANTED[columns.label_values]

@@ -1,4 +1,4 @@
-"""Questions on types of Arrow that several modules ask."""
+"""Predicates on Arrow types."""
 
 from collections.abc import Callable
 
@@ -24,12 +24,12 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def element_of(kind: pa.DataType) -> pa.DataType:
-    """The type of what lists hold, or the type itself."""
+    """The element type of a list, or the type itself."""
     return kind.value_type if is_list(kind) else kind
 
 
 def decoded_kind(kind: pa.DataType) -> pa.DataType:
-    """The type of a dictionary's values, or the type itself."""
+    """The value type of a dictionary, or the type itself."""
     return kind.value_type if types.is_dictionary(kind) else kind
 
 
@@ -39,7 +39,7 @@ def holds_whole(kind: pa.DataType) -> bool:
 
 
 def is_time(kind: pa.DataType) -> bool:
-    """Dates, and points in time."""
+    """Timestamps and 32-bit dates."""
     return bool(types.is_timestamp(kind) or types.is_date32(kind))
 
 
@@ -66,7 +66,7 @@ def _is_key(kind: pa.DataType) -> bool:
     return holds_whole(kind) or is_text(decoded_kind(kind))
 
 
-FITS: dict[str, Callable[[pa.DataType], bool]] = {  # by the requirement, as errors state it: whether a type meets it
+FITS: dict[str, Callable[[pa.DataType], bool]] = {  # requirement, worded as in errors -> whether a type meets it
     NUMBERS: is_number,
     ROWS: lambda kind: bool(types.is_integer(element_of(kind))),
     IDS: lambda kind: _is_key(element_of(kind)),

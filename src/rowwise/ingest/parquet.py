@@ -39,16 +39,16 @@ STREAM_BYTES = 64 << 10  # buffer of each column in `pieces`
 class ParquetReader:
     """Reads the rows of Parquet files.
 
-    Columns are those of all files, with types that hold the values of all; fields of structs are columns `a.b`. Folders
-    called `day=3` make a column `day`, unless the files have a column of that name.
+    The schema is the union of all files' columns, each with a type that holds the values of all files; fields of
+    structs are columns `a.b`. Folders called `day=3` make a column `day`, unless the files have a column of that name.
 
     Args:
         path: a file, a folder, a pattern such as `logs/day=*/*.parquet`, or a URL of one of these.
         where: skip row groups in which no row can pass this filter; single rows are not filtered.
-        gap_bytes: read two wanted chunks at once if at most so many bytes lie between them; 0: never.
+        gap_bytes: merge reads of wanted chunks that are at most this far apart; 0 never merges.
         verify: verify the checksums of pages, if the writer made some.
         threads: decode columns in several threads; not useful in worker processes.
-        cache: keeps what is read of files at URLs; None: each read is one of the store.
+        cache: read cache for files at URLs; None sends every read to the store.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ParquetReader:
 
     def splits(self) -> tuple[Split, ...]:
         """A split for each row group that has rows, and may have rows that pass the filter."""
-        if self._splits is None:  # in another process
+        if self._splits is None:  # unpickled in another process
             files = [
                 source
                 for source in self._store.files
@@ -110,9 +110,9 @@ class ParquetReader:
 
     def _list(self, files: Sequence[str], groups: Mapping[str, list[RowGroup]]) -> tuple[Split, ...]:
         pairs = [(source, group) for source in files for group in groups[source]]
-        made = tuple(_split(source, group) for source, group in pairs if group.may_hold)
-        self._counters += ReadCounters(pruned_groups=len(pairs) - len(made))
-        return made
+        splits = tuple(_split(source, group) for source, group in pairs if group.may_hold)
+        self._counters += ReadCounters(pruned_groups=len(pairs) - len(splits))
+        return splits
 
     def _footers(self, files: Sequence[str]) -> dict[str, pq.FileMetaData]:
         with ThreadPoolExecutor(min(FOOTER_THREADS, max(len(files), 1))) as pool:
@@ -128,7 +128,7 @@ class ParquetReader:
         return self._complete(table, flat, split, columns)
 
     def pieces(self, split: Split, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
-        """The rows of a split, at most `rows` at a time, in memory for as many."""
+        """The rows of a split in tables of at most `rows` rows; holds one table in memory, not the row group."""
         with self._open_image(split.source) as image:
             (inside, flat), footer = self._check_split(image, split, columns), image.footer
             paths = [image.paths[leaf] for name in inside for leaf in image.leaves[name]]
@@ -154,7 +154,7 @@ class ParquetReader:
         return groups_of(footer, self._where, self._schema)
 
     def _folder_bounds(self, source: str, inside: Container[str] = ()) -> dict[str, ColumnBounds]:
-        """Bounds of the columns that a file's folders give, but not those of files."""
+        """Bounds of the folder columns of a file, except those that are also columns `inside` files."""
         if not self._where.all_of:
             return {}
         texts, fields = hive.parse_folders(source), [field for field in self._folders if field.name not in inside]
@@ -162,7 +162,7 @@ class ParquetReader:
         return {n: ColumnBounds(least=v, most=v, nulls=int(v is None), rows=1) for n, v in cells.items()}
 
     def _footer(self, source: str, *, chunks: bool = False) -> pq.FileMetaData:
-        """Read and check a file's footer; with `chunks`, check each column chunk, too."""
+        """Read and check a file's footer; `chunks` checks each column chunk, too."""
         opened = self._store.open(source)
         size = opened.size
         opened.close()
@@ -177,7 +177,7 @@ class ParquetReader:
 
     @contextmanager
     def _open_image(self, source: str) -> Iterator[SparseFile]:
-        """An open file, reused if the last split was of the same one; concurrent readers get one each."""
+        """An open file, reused if the last split came from it; each concurrent reader has its own."""
         with self._lock:
             image = self._idle.pop() if self._idle else None
         if image is None or image.source != source:
@@ -194,25 +194,25 @@ class ParquetReader:
     def _check_split(
         self, image: SparseFile, split: Split, columns: Sequence[str]
     ) -> tuple[list[str], dict[str, FlatColumn]]:
-        """The columns to read of a file, and what is made of them; refuses a file that has changed since the splits."""
+        """The columns to read from a file, and their fields; refuses a file that has changed since `splits`."""
         check_columns(columns, self._schema, split.source)
         folders = self._folder_names
         flat = {name: image.flat[name] for name in columns if name in image.flat and name not in folders}
         inside = list(dict.fromkeys(column.root for column in flat.values()))
-        has = image.footer.num_row_groups
+        groups = image.footer.num_row_groups
         changed = "the file has changed since the splits were made"
-        way_out = "put the old file back, or start a new run"
-        if split.start >= has:
-            raise DataError(f"{split.source}: no row group {split.start}, only {has}: {changed}", hint=way_out)
+        hint = "put the old file back, or start a new run"
+        if split.start >= groups:
+            raise DataError(f"{split.source}: no row group {split.start}, only {groups}: {changed}", hint=hint)
         rows = image.footer.row_group(split.start).num_rows
         if split.rows not in (None, rows):
             raise DataError(
-                f"{split.source}: row group {split.start} has {rows} rows, had {split.rows}: {changed}", hint=way_out
+                f"{split.source}: row group {split.start} has {rows} rows, had {split.rows}: {changed}", hint=hint
             )
         check_columns(inside, image.schema, split.source)
         for name in columns:
             if name not in flat and name not in folders and split.source not in self._lacking.get(name, ()):
-                raise DataError(f"{split.source}: no column {name!r}: {changed}", hint=way_out)
+                raise DataError(f"{split.source}: no column {name!r}: {changed}", hint=hint)
         for name, column in flat.items():
             self._check_type(column.kind, name, split)
         return inside, flat
@@ -263,8 +263,8 @@ def _cast(column: pa.ChunkedArray, wanted: pa.DataType, name: str, split: Split)
         return column.cast(wanted)
     except pa.ArrowException as error:
         where = f"{split.source}: row group {split.start}, column {name!r}"
-        out = f"files with one type for {name!r}"
-        raise DataError(f"{where} holds {column.type}, which does not fit into {wanted}: {error}", out) from error
+        expected = f"files with one type for {name!r}"
+        raise DataError(f"{where} holds {column.type}, which does not fit into {wanted}: {error}", expected) from error
 
 
 @contextmanager

@@ -42,11 +42,11 @@ class Preparation(Value, frozen=True):
     """The columns, transforms and order of rows that workers apply."""
 
     columns: Columns
-    table_rows: dict[str, int]  # of the tables whose ids are hashed to rows or must lie in range
+    table_rows: dict[str, int]  # rows of each table whose ids are hashed to rows or must lie in range
     share: Share = ALL_ROWS
     seed: int = 0
     shuffle: bool = True
-    transforms: bytes = b""  # from `transform.to_json`; empty: none
+    transforms: bytes = b""  # from `transform.to_json`; empty for no transforms
     where: RowFilter = RowFilter()
     together: str | None = None  # see `Batching`
     quarantine: str | None = None  # see `Batching`
@@ -93,7 +93,7 @@ class ReadSplit:
 
     table: pa.Table
     split: Split
-    order_R: Ints | None  # row numbers of the table; None: all rows as they are
+    order_R: Ints | None  # row numbers of the table; None for all rows in table order
     preparation: Preparation
     spent: PreparationSeconds
 
@@ -102,7 +102,7 @@ class ReadSplit:
         return self.table.num_rows if self.order_R is None else len(self.order_R)
 
     def encode(self, ranges: Sequence[tuple[int, int]] | None = None, allocator: Allocator = allocate) -> EncodedRows:
-        """Encode the rows at these ranges of the order, one range after another; None: all rows."""
+        """Encode the rows at these ranges of the order, concatenated; by default all rows."""
         order_R = self.order_R
         if ranges is not None and sum(end - begin for begin, end in ranges) < self.rows:
             order_R = np.arange(self.table.num_rows) if order_R is None else order_R
@@ -115,10 +115,10 @@ class LoadedSplit(NamedTuple):
 
     table: pa.Table  # transformed
     groups: pa.ChunkedArray | None  # the column of `together`
-    keep_R: NDArray[np.bool_] | None  # None: all rows
+    keep_R: NDArray[np.bool_] | None  # mask of the rows to use; None for all
     spent: PreparationSeconds
-    rows: int  # that pass the filter
-    unlabelled: int  # of these, left out
+    rows: int  # rows that pass the filter
+    unlabelled: int  # of these, rows left out for lack of a label
 
 
 @final
@@ -129,7 +129,7 @@ class PreparationTask:
     reader: Reader
     splits: tuple[Split, ...]
     preparation: Preparation
-    epochs: int = 1  # that the run is expected to read
+    epochs: int = 1  # expected epochs of the run
 
     def order(self, epoch: int) -> list[int]:
         """The indices of the splits, in the order of an epoch."""
@@ -163,13 +163,13 @@ class PreparationTask:
             position = transform.RowPosition(split=split, index=index)
             transformed, keep_R = transform.apply(table, preparation.loaded, preparation.columns.names, position)
         wanted_R = preparation.where.mask(table) if preparation.where.all_of else None
-        counted = table.num_rows if wanted_R is None else int(wanted_R.sum())
+        passed = table.num_rows if wanted_R is None else int(wanted_R.sum())
         unlabelled_R = unlabelled(transformed, preparation.columns.parsed_labels)
         if unlabelled_R is not None:
             wanted_R = _intersect(wanted_R, ~unlabelled_R)
         if wanted_R is not None:
             keep_R = _intersect(keep_R, wanted_R)
-        missing = 0 if unlabelled_R is None or wanted_R is None else counted - int(wanted_R.sum())
+        unlabelled_rows = 0 if unlabelled_R is None or wanted_R is None else passed - int(wanted_R.sum())
         # All rows of the split are checked, also those of other shares: training should not start on data whose test
         # share would stop the run in the end.
         if preparation.quarantine is not None or preparation.share != ALL_ROWS:
@@ -178,16 +178,17 @@ class PreparationTask:
                 self._quarantine_or_raise(bad, table, split)
                 keep_R = _intersect(keep_R, ~bad.mask_R)
         if preparation.share.group is not None:
-            keep_R = _intersect(keep_R, preparation.share.holds(table[preparation.share.group], _number(split, index)))
+            in_share_R = preparation.share.holds(table[preparation.share.group], _source_index(split, index))
+            keep_R = _intersect(keep_R, in_share_R)
         groups = None if preparation.together is None else table[preparation.together]
         spent = PreparationSeconds(read_s=read_s, transform_s=perf_counter() - begin_s - read_s)
-        return LoadedSplit(transformed, groups, keep_R, spent, counted, missing)
+        return LoadedSplit(transformed, groups, keep_R, spent, passed, unlabelled_rows)
 
     def order_rows(self, loaded: LoadedSplit, index: int, epoch: int) -> ReadSplit:
         """The split with the order of its rows in an epoch."""
         split, preparation, keep_R, rows = self.splits[index], self.preparation, loaded.keep_R, loaded.table.num_rows
         order_R = self._order_of_rows(loaded, index, epoch)
-        order_R = preparation.share.select(order_R, rows, _number(split, index))
+        order_R = preparation.share.select(order_R, rows, _source_index(split, index))
         if keep_R is not None:
             order_R = np.flatnonzero(keep_R) if order_R is None else order_R[keep_R[order_R]]
         return ReadSplit(table=loaded.table, split=split, order_R=order_R, preparation=preparation, spent=loaded.spent)
@@ -212,7 +213,7 @@ class PreparationTask:
         return np.arange(rows) + np.repeat(starts_G1[order_G] - moved_G, lengths_G)
 
 
-def _number(split: Split, index: int) -> int:
+def _source_index(split: Split, index: int) -> int:
     return index if split.number is None else split.number
 
 
@@ -234,15 +235,15 @@ def _bad_among(
     rows_N = np.flatnonzero(wanted_R)
     mask_R = np.zeros_like(wanted_R)
     mask_R[rows_N[bad.mask_R]] = True
-    return RefusedRows(mask_R, tuple(structs.replace(one, row=int(rows_N[one.row])) for one in bad.reasons))
+    return RefusedRows(mask_R, tuple(structs.replace(reason, row=int(rows_N[reason.row])) for reason in bad.reasons))
 
 
-def _intersect(one_R: NDArray[np.bool_] | None, other_R: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    return other_R if one_R is None else one_R & other_R
+def _intersect(mask_R: NDArray[np.bool_] | None, other_R: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    return other_R if mask_R is None else mask_R & other_R
 
 
 def _group_starts(column: pa.ChunkedArray) -> Ints:
-    """Where each group of equal neighbours begins, and the number of rows. A row without a value is its own group."""
+    """The first row of each group of equal neighbours, then the number of rows. A null is a group of its own."""
     array = combine_chunks(column)
     if len(array) < 2:
         return np.array([0] * bool(len(array)) + [len(array)], np.int64)
@@ -250,8 +251,8 @@ def _group_starts(column: pa.ChunkedArray) -> Ints:
     return np.concatenate([[0], np.flatnonzero(differs) + 1, [len(array)]])
 
 
-def _not_equal(one: pa.Array, other: pa.Array) -> pa.Array:
-    return pc.call_function("not_equal", [one, other])
+def _not_equal(left: pa.Array, right: pa.Array) -> pa.Array:
+    return pc.call_function("not_equal", [left, right])
 
 
 def _can_compare(kind: pa.DataType) -> bool:

@@ -17,7 +17,7 @@ from rowwise.base.errors import DataError
 from rowwise.tables.spec import Value
 
 GLOB = set("*?[")
-GUESSED = 200  # names that are compared with a missing one, and their characters
+MAX_GUESSES = 200  # names compared with a missing name, and characters per name
 
 
 class Split(Value, frozen=True):
@@ -53,11 +53,12 @@ class Reader(Protocol):
 
 
 def check_columns(names: Sequence[str], schema: pa.Schema, source: str) -> None:
-    """Refuse names that are missing from the schema, suggesting a similar one, or that it has twice."""
+    """Refuse names that the schema lacks, suggesting a similar one, or has more than once."""
     times = Counter(schema.names)
     for name in names:
         if name not in times:
-            short = [one for one in schema.names[:GUESSED] if len(one) <= GUESSED]  # a guess takes a while for each
+            # Comparing takes time quadratic in the length of a name.
+            short = [known for known in schema.names[:MAX_GUESSES] if len(known) <= MAX_GUESSES]
             near = difflib.get_close_matches(name, short, n=1, cutoff=0.5)
             guess = f"; did you mean {near[0]!r}?" if near else "."
             raise DataError(f"{source}: no column {name!r}{guess} There are {_join(schema.names) or 'none'}")
@@ -66,32 +67,32 @@ def check_columns(names: Sequence[str], schema: pa.Schema, source: str) -> None:
 
 
 def split_names(texts: Sequence[str], schema: pa.Schema) -> list[str]:
-    """The columns that texts name, each one or several between commas; a name of a column may have commas."""
+    """Split comma-separated column names; a text that is itself a column name stays whole."""
     known = set(schema.names)
     return [name for text in texts for name in ([text] if text in known else text.split(","))]
 
 
 def find_files(path: str | Path, endings: Sequence[str]) -> tuple[str, ...]:
-    """A path's files, sorted: the file itself, a folder's files with these endings, or the matches of a pattern."""
+    """The sorted files of a path: the file itself, a folder's files with these endings, or the matches of a pattern."""
     root = Path(path)
     if root.is_file():
         return (str(root),)
     if root.is_dir():
         # Names that begin with a dot or an underscore are other systems' files (_SUCCESS, .crc), not data.
-        inside = (p for p in root.rglob("*") if not any(part[0] in "._" for part in p.relative_to(root).parts))
-        files = sorted(str(p) for p in inside if p.is_file() and p.name.endswith(tuple(endings)))
-        none = f"no file in it ends with {' or '.join(endings)}: expected at least one"
+        visible = (p for p in root.rglob("*") if not any(part[0] in "._" for part in p.relative_to(root).parts))
+        files = sorted(str(p) for p in visible if p.is_file() and p.name.endswith(tuple(endings)))
+        problem = f"no file in it ends with {' or '.join(endings)}: expected at least one"
     elif GLOB & set(str(path)):
         anchor = Path(root.anchor)
         files = sorted(str(p) for p in anchor.glob(str(root.relative_to(anchor))) if p.is_file())
-        none = "no file matches the pattern: expected at least one"
+        problem = "no file matches the pattern: expected at least one"
     else:
         raise DataError(f"{path}: no such file or folder", "a file, a folder or a pattern such as logs/*.parquet")
     if not files:
-        raise DataError(f"{path}: {none}")
+        raise DataError(f"{path}: {problem}")
     return tuple(files)
 
 
-def _join(names: Sequence[str], most: int = 40) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def _join(names: Sequence[str], limit: int = 40) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -1,6 +1,6 @@
-"""A share of the rows, chosen by a hash of each row's number, or of its value in a column: the same rows in every run.
+"""A share of the rows, chosen by a hash of each row's number or group: the same rows in every run.
 
-Train and test rows can so lie in one file, without copying it or reading it beforehand.
+So train and test rows can come from one file, without copying it or reading it beforehand.
 """
 
 import numpy as np
@@ -20,21 +20,21 @@ class Share(Value, frozen=True):
 
     begin: float = 0.0
     end: float = 1.0
-    group: str | None = None  # a column: rows with equal values are in one share; those without a value count alone
+    group: str | None = None  # column whose equal values stay in one share; a null is a group of its own
 
     def __post_init__(self) -> None:
         if not 0 <= self.begin < self.end <= 1:
             raise SpecError(f"share of rows: begin={self.begin}, end={self.end}", "0 <= begin < end <= 1")
 
     def select(self, order_R: Ints | None, rows: int, split: int) -> Ints | None:
-        """The rows of an order (None: all as they are) of split number `split` that belong to the share."""
+        """The rows of split number `split` that belong to the share, in an order; None for all rows in table order."""
         if self.is_whole or self.group is not None:
             return order_R
         order_R = np.arange(rows) if order_R is None else order_R
         return order_R[self._holds(_place_keys(order_R, split))]
 
     def holds(self, groups: pa.ChunkedArray, split: int) -> NDArray[np.bool_]:
-        """Which rows of split number `split` belong to the share, by their values in the column of groups."""
+        """Mask of the rows of split number `split` that belong to the share, by their groups."""
         array = combine_chunks(groups)
         key_R = _place_keys(np.arange(len(array)), split)
         key_R[array.is_valid().to_numpy(zero_copy_only=False)] = hash_any(array.drop_null())
@@ -42,7 +42,7 @@ class Share(Value, frozen=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether all rows belong to it."""
+        """Whether it has all rows."""
         return (self.begin, self.end) == (0, 1)
 
     def _holds(self, key_R: Words) -> NDArray[np.bool_]:

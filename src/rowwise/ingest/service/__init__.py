@@ -1,4 +1,4 @@
-"""Worker processes that prepare splits for trainers: scaled so that trainers do not wait, delivered exactly once.
+"""Worker processes that prepare splits for trainers: autoscaled to the trainers' demand, delivered exactly once.
 
 `coordinator` and `scaling` decide (pure); `host` and `worker` are the processes of one machine, `client` is a trainer's
 end, `local` starts them; `cluster` runs the same on Ray. See [Note: exactly once] in `coordinator.py`.

@@ -28,12 +28,12 @@ POLL_S = 0.05
 
 
 class ServiceHealth(Value, frozen=True):
-    """A client's counters: splits and waits of its own, workers and ready splits of its service."""
+    """A client's counters of splits and waits, and the workers and ready splits of its service."""
 
     splits: int = 0  # taken by this client
     waited_s: float = 0.0  # by this client, for these splits
     workers: int = 0
-    ready: int = 0  # splits that lay prepared when the last one was delivered
+    ready: int = 0  # backlog of prepared splits at the last delivery
     times: WorkerTimes = WorkerTimes()  # of the workers, summed over the splits taken
     restarts: int = 0  # of the host
 
@@ -48,17 +48,17 @@ class SplitTransport(Protocol):
         ...
 
     def take(self, split_id: SplitId, count: int, waited_s: float) -> tuple[SplitDelivery, Bytes | None]:
-        """Wait for the next split of an epoch of `count` splits; its block is None where the split was refused."""
+        """Wait for the next split of an epoch of `count` splits; the block of a refused split is None."""
         ...
 
     def close(self) -> None:
-        """Close the connection; a `take` that waits raises PeerError."""
+        """Close the connection; a blocked `take` raises PeerError."""
         ...
 
 
 @final
 class ServiceClient:
-    """Iterates over the prepared splits of a service, and measures how long it waits for them."""
+    """Iterates over the prepared splits of a service, and measures the time spent waiting for them."""
 
     def __init__(self, transport: SplitTransport) -> None:
         self._transport = transport
@@ -72,13 +72,13 @@ class ServiceClient:
             delivery, block = self._transport.take(SplitId(epoch, number), count, self.health.waited_s)
             if delivery.split is None or block is None:
                 raise DataError(delivery.error or f"the service sent no rows of split {number}: resume the run")
-            self._note(delivery, delivery.split.times, perf_counter() - begin_s)
+            self._count(delivery, delivery.split.times, perf_counter() - begin_s)
             yield EncodedRows.from_block(block, delivery.split.layout)
 
     def close(self) -> None:
         self._transport.close()
 
-    def _note(self, delivery: SplitDelivery, times: WorkerTimes, waited_s: float) -> None:
+    def _count(self, delivery: SplitDelivery, times: WorkerTimes, waited_s: float) -> None:
         health = self.health
         self.health = ServiceHealth(
             splits=health.splits + 1,
@@ -96,8 +96,8 @@ class HostTransport:
 
     Args:
         number: the client's number, from 0 on.
-        connect: connects to the host. With the number of workers of a host that died, the owner's `connect` first
-            starts another host with as many. Raises PeerError when it gives up.
+        connect: connects to the host. Given the worker count of a dead host, the owner's `connect` first starts a
+            replacement with as many workers. Raises PeerError when it gives up.
         is_alive: whether the host, or its owner, still runs.
     """
 
@@ -106,9 +106,9 @@ class HostTransport:
         self._connection: Connection | None = None
         self._slots: dict[int, SlotMemory] = {}
         self._deliveries: dict[SplitId, SplitDelivery] = {}
-        # Ids of views that are gone. Finalizers run in any thread at any time, so they only append here (atomic).
+        # Ids of collected views. Finalizers run in any thread at any time, so they only append here (atomic).
         self._released: deque[int] = deque()
-        self._views: dict[int, SplitId] = {}  # by view id: a split that is taken twice has two views
+        self._views: dict[int, SplitId] = {}  # by view id; a split taken twice has two views
         self._view_ids = count()
         self._last_released: SplitId | None = None
         self._closed = False
@@ -142,10 +142,10 @@ class HostTransport:
         self._connection = None
 
     def _map_block(self, delivery: SplitDelivery, size_bytes: int) -> Bytes:
-        """The block of a split; the split is released when the last view of the block is gone."""
+        """The block of a split; the split is released when the last view of the block is collected."""
         assert delivery.slot is not None
         memory = self._slots[delivery.slot].map(size_bytes)
-        # An object of this view's own, which every numpy array over it keeps alive: the mmap itself stays open.
+        # An object per view, kept alive by every numpy array over it: the mmap itself outlives the view.
         block = (ctypes.c_char * size_bytes).from_buffer(memory)
         view = next(self._view_ids)
         self._views[view] = delivery.split_id
@@ -153,7 +153,7 @@ class HostTransport:
         return np.frombuffer(memoryview(block), np.uint8)
 
     def _receive(self, wanted: SplitId) -> None:
-        """Send releases and store the deliveries that arrive within POLL_S; reconnect where the host is gone."""
+        """Send releases and store the deliveries that arrive within POLL_S; reconnect if the host died."""
         connection = self._connection
         if self._closed or connection is None:
             raise PeerError(
@@ -175,11 +175,11 @@ class HostTransport:
         if file is not None:
             assert message.slot is not None
             self._slots[message.slot] = SlotMemory(file)
-        if message.split_id >= wanted:  # a new host may deliver splits that were taken from the old one
+        if message.split_id >= wanted:  # a new host may deliver splits already taken from the old host
             self._deliveries[message.split_id] = message
 
     def _send_released(self, wanted: SplitId) -> None:
-        """Release all splits before the first that still has a view."""
+        """Release all splits before the first one with a live view."""
         while self._released:
             self._views.pop(self._released.popleft(), None)
         first = min(self._views.values(), default=wanted)
@@ -203,7 +203,7 @@ class HostTransport:
         self._connection.socket.settimeout(POLL_S)
 
     def _reconnect(self, split_id: SplitId) -> None:
-        """Attach to a new host. Views of the old host's memory stay valid: each maps it by itself."""
+        """Attach to a new host. Views of the old host's memory stay valid: each holds a reference to the mapping."""
         if self._closed:
             return
         if self._connection is not None:

@@ -52,14 +52,14 @@ from rowwise.ingest.service.worker import prepare_split
 
 TICK_S = 0.1
 CONNECT_TIMEOUT_S = 5.0
-FETCH_AHEAD = 2  # splits that a client requests at once, the next one included
+FETCH_AHEAD = 2  # prefetch depth of a client, including the next split
 NO_CLUSTER, RUNNING = "no Ray cluster answers", "the address of a running cluster"
 START_ONE = "or start one here: ray start --head"
 ANSWER_TIMEOUT_S = 60.0  # includes the restart of a coordinator
 
 
 def connect(address: str | None) -> Any:
-    """Ray, connected to the cluster of this address; None: this process's own, or a new one on this machine."""
+    """Ray, connected to the cluster at this address; None for this process's cluster, or a new one on this machine."""
     try:
         ray = _ray()
     except ImportError:
@@ -81,7 +81,7 @@ def _ray() -> Any:
 
 
 def _check_reachable(address: str | None) -> None:
-    """Fail after a few seconds where nothing listens; Ray itself would try for minutes."""
+    """Fail fast if nothing listens; Ray itself would try for minutes."""
     host, colon, port = (address or "").rpartition(":")
     number = parse_whole(port)
     if not colon or number is None or number > 65535 or "/" in host:
@@ -118,7 +118,7 @@ class CoordinatorActor:
     """The coordinator as a Ray actor: a client's `take` returns when its split is ready."""
 
     def __init__(self, config: ServiceConfig, cpus: float) -> None:
-        """`cpus`: cores of a node that Ray reserves for each worker."""
+        """`cpus`: cores that Ray reserves for each worker."""
         self._coordinator, self._cpus = Coordinator(config), cpus
         self._task: Any = None  # a reference that clients own, so the task survives a restart of this actor
         self._workers: dict[int, Any] = {}
@@ -141,7 +141,7 @@ class CoordinatorActor:
         return self._incarnation
 
     async def take(self, incarnation: str, client: int, split_id: SplitId) -> tuple[SplitDelivery, list[Any]] | None:
-        """Wait for a split: its delivery and a reference to its block. None: this restart does not know the client."""
+        """Wait for a split: its delivery and a reference to its block. None if the client attached before a restart."""
         if incarnation != self._incarnation:
             return None
         while (client, split_id) not in self._deliveries:
@@ -207,9 +207,9 @@ class CoordinatorActor:
         worker = self._workers.get(lease.worker)
         if worker is None:
             return
-        block, later = worker.prepare.options(num_returns=2).remote(lease)
+        block, pending = worker.prepare.options(num_returns=2).remote(lease)
         try:
-            event = await later
+            event = await pending
         except ray.exceptions.RayError as error:
             self._report_lost(lease.worker, error)
             return
@@ -249,7 +249,7 @@ class ServiceCluster:
     """A process's handle of a service on Ray; closing the handle that started the service ends it."""
 
     def __init__(self, task: PreparationTask, workers: Workers, clients: int = 1, name: str | None = None) -> None:
-        """`name`: joins the service of that name, with the same task; None: starts a new service."""
+        """`name`: the service to join, with the same task; None starts a new service."""
         self._ray, self._owns = connect(workers.address), name is None
         self.name = name or f"rowwise-{uuid.uuid4().hex}"
         actor = self._ray.remote(CoordinatorActor).options(
@@ -280,7 +280,7 @@ class ServiceCluster:
 
 @final
 class ClusterTransport:
-    """Carries splits from the coordinator of a cluster; requests FETCH_AHEAD splits at once."""
+    """Carries splits from the coordinator of a cluster; prefetches FETCH_AHEAD splits."""
 
     def __init__(self, ray: Any, number: int, coordinator: Any, task: list[Any]) -> None:
         """`task`: a reference to the `PreparationTask`, in a list: see `CoordinatorActor.attach`."""
@@ -298,7 +298,7 @@ class ClusterTransport:
         self._incarnation = self._ray.get(self._coordinator.attach.remote(self._task, attached))
 
     def take(self, split_id: SplitId, count: int, waited_s: float) -> tuple[SplitDelivery, Bytes | None]:
-        """Wait for a split; retry where its block or the coordinator is lost."""
+        """Wait for a split; retry if its block or the coordinator is lost."""
         self._waited_s = waited_s
         if self._last_taken is not None:
             self._coordinator.release.remote(SplitReleased(self._number, self._last_taken, waited_s))
@@ -317,8 +317,8 @@ class ClusterTransport:
                 self._coordinator.report_vanished.remote(SplitVanished(split_id))
             except errors.RayActorError:
                 self._reattach(split_id)
-        silent = f"the service that prepares rows has not answered for {ANSWER_TIMEOUT_S:.0f} s"
-        raise PeerError(silent, hint="look at the Ray cluster (ray status)")
+        problem = f"the service that prepares rows has not answered for {ANSWER_TIMEOUT_S:.0f} s"
+        raise PeerError(problem, hint="check the Ray cluster: ray status")
 
     def close(self) -> None:
         """Nothing to close: Ray owns the connections."""
@@ -332,8 +332,8 @@ class ClusterTransport:
         return reply
 
     def _reattach(self, split_id: SplitId) -> None:
-        """Attach to a coordinator that was restarted and does not know this client's position."""
+        """Attach to a restarted coordinator, which has lost this client's position."""
         time.sleep(TICK_S)
         self.restarts += 1
-        with contextlib.suppress(self._ray.exceptions.RayActorError):  # not restarted yet: `take` tries again
+        with contextlib.suppress(self._ray.exceptions.RayActorError):  # not restarted yet: `take` retries
             self.attach(split_id, self._waited_s)

@@ -1,14 +1,14 @@
 """The service's decisions as a pure state machine: which worker prepares which split, and which client gets it.
 
 [Note: exactly once] An epoch is one sequence of splits (see [Note: order of rows] in `batcher.py`), and preparing a
-split depends on its index and the epoch alone. So preparing a split twice, on any worker, gives the same rows. A client
-takes splits strictly in order and sends the next one that it needs, so it uses no split twice and skips none. The state
-kept here may be lost: it follows from the clients' positions, which their checkpoints hold.
+split depends on its index and the epoch alone. So preparing a split is idempotent, on any worker. A client takes splits
+strictly in order and sends the id of the next split it needs, so it uses no split twice and skips none. The state kept
+here may be lost: it follows from the clients' positions, which their checkpoints hold.
 
-`handle(event, now_s)` returns commands. Nothing here knows of processes, sockets or a clock, so the same machine runs
-on one host (`host.py`) and on a cluster (`cluster.py`), and a test plays years of faults in a second. A worker leases a
-split for a time; if it does not deliver, it is killed and another worker leases the split. A split is kept until every
-client has released it. Known limits: all clients move together: the slowest one holds up the others.
+`handle(event, now_s)` returns commands. Nothing here knows of processes, sockets or a clock, so the same state machine
+runs on one host (`host.py`) and on a cluster (`cluster.py`), and a test simulates years of faults in a second. A worker
+leases a split; if the lease expires, the worker is killed and another worker leases the split. A split is kept until
+every client has released it. Known limits: clients advance together, at the pace of the slowest.
 """
 
 from collections import deque
@@ -28,14 +28,14 @@ class ServiceConfig(Value, frozen=True):
 
     clients: int = 1  # ranks that share the service; each gets every split
     splits: int = 1  # in an epoch
-    epochs: int = 1  # prepared ahead; a later epoch is prepared when a client attaches to it
+    epochs: int = 1  # prefetched; a later epoch is prepared when a client attaches to it
     workers: int = 1  # at the start
     min_workers: int = 1
     max_workers: int = 1
-    ahead: int = 3  # splits that may lie ready, beside one for each worker
-    lease_s: float = 300.0  # seconds that a split may take before its worker is killed
-    attempts: int = 3  # workers that may end while they prepare one split, before the split is refused
-    interval_s: float = 1.0  # between decisions on the number of workers
+    ahead: int = 3  # backlog limit: ready splits beyond one per worker
+    lease_s: float = 300.0  # lease of a split; its worker is killed when it expires
+    attempts: int = 3  # workers lost while preparing one split, after which the split is refused
+    interval_s: float = 1.0  # between scaling decisions
 
     def __post_init__(self) -> None:
         counts = (self.clients, self.splits, self.epochs, self.min_workers, self.ahead, self.attempts)
@@ -49,7 +49,7 @@ class ServiceConfig(Value, frozen=True):
 
 
 class SplitId(Value, frozen=True, order=True):
-    """The place of a split in the sequence: its epoch, and its index in the epoch's order."""
+    """The position of a split in the sequence: its epoch, and its index in the epoch's order."""
 
     epoch: int
     index: int
@@ -64,7 +64,7 @@ class WorkerTimes(Value, frozen=True):
 
 
 class ClientAttached(Value, frozen=True, tag=True):
-    """A client wants the splits from this one on. A client that attaches again moves to the new position."""
+    """A client requests the splits from this one on. A client that attaches again moves to the new position."""
 
     client: int
     split_id: SplitId
@@ -116,13 +116,13 @@ class WorkerLost(Value, frozen=True, tag=True):
 
 
 class SplitVanished(Value, frozen=True, tag=True):
-    """The prepared block of a split is lost (its node is gone), and a client still needs it."""
+    """The prepared block of a split is lost with its node, and a client still needs it."""
 
     split_id: SplitId
 
 
 class ClockTick(Value, frozen=True):
-    """Time has passed: leases may be overdue."""
+    """Time has passed: leases may have expired."""
 
 
 Event = (
@@ -145,7 +145,7 @@ class StartWorker(Value, frozen=True):
 
 
 class RetireWorker(Value, frozen=True):
-    """Let an idle worker end."""
+    """Stop an idle worker."""
 
     worker: int
 
@@ -173,7 +173,7 @@ class SplitDelivery(Value, frozen=True, tag=True):
     split: SplitReady | None = None
     error: str | None = None
     workers: int = 0  # running now
-    ready: int = 0  # splits that lie prepared now
+    ready: int = 0  # backlog of prepared splits
 
 
 Command = StartWorker | RetireWorker | KillWorker | SplitLease | SplitDelivery
@@ -188,14 +188,14 @@ class _SplitTask:
     slot: int | None = None
     split: SplitReady | None = None
     deadline_s: float = 0.0
-    failures: list[str] = field(default_factory=list)  # how each worker ended that had leased it
+    failures: list[str] = field(default_factory=list)  # exit reasons of the workers lost while they leased it
     error: str | None = None
     delivered_to: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class _ClientState:
-    split_id: SplitId  # the first that it has not released
+    split_id: SplitId  # first unreleased split
     waited_s: float = 0.0
 
 
@@ -208,10 +208,10 @@ class _WorkerState:
 
 @final
 class Coordinator:
-    """Turns events into commands; `host.py` and `cluster.py` bring the events and execute the commands."""
+    """Turns events into commands; `host.py` and `cluster.py` feed the events and execute the commands."""
 
     def __init__(self, config: ServiceConfig, workers: int | None = None) -> None:
-        """`workers`: how many the previous coordinator had; None: as configured."""
+        """`workers`: worker count of the previous coordinator; None for the configured count."""
         self.config = config
         self.target = min(max(workers or config.workers, config.min_workers), config.max_workers)
         self._clients: dict[int, _ClientState] = {}
@@ -220,8 +220,8 @@ class Coordinator:
         self._free_slots: deque[int] = deque()
         self._slot_count = self._last_worker = 0
         self._load = ServiceLoad()
-        self._scaled_s: float | None = None  # when the number of workers was last decided
-        self._failed_starts: list[str] = []  # how workers ended before they joined, since the last one that did
+        self._scaled_s: float | None = None  # time of the last scaling decision
+        self._failed_starts: list[str] = []  # exit reasons of workers that never joined, since the last join
 
     @property
     def workers(self) -> int:
@@ -229,7 +229,7 @@ class Coordinator:
 
     @property
     def ready(self) -> int:
-        """Splits that are prepared and not yet released by every client."""
+        """Backlog: splits that are prepared and not yet released by every client."""
         return sum(task.state == "ready" for task in self._tasks.values())
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
@@ -253,15 +253,15 @@ class Coordinator:
             case ClockTick():
                 pass
         self._scale(now_s)
-        # Kill before start, so that the replacement is counted; lease before deliver, so that new refusals go out.
-        return [*self._kill_overdue(now_s), *self._start_and_retire(), *self._lease(now_s), *self._deliver()]
+        # Order matters: kill before start, so that the replacement is started; lease before deliver, for new refusals.
+        return [*self._kill_expired(now_s), *self._start_and_retire(), *self._lease(now_s), *self._deliver()]
 
     def _on_client_attached(self, event: ClientAttached) -> None:
         start = event.split_id
         if start.index >= self.config.splits:
             start = SplitId(start.epoch + 1, 0)
         self._clients[event.client] = _ClientState(start, event.waited_s)
-        for task in self._tasks.values():  # a client that comes back gets what it had not used once more
+        for task in self._tasks.values():  # deliver unreleased splits again to a client that reattaches
             task.delivered_to.discard(event.client)
 
     def _on_worker_joined(self, worker: int) -> None:
@@ -272,7 +272,7 @@ class Coordinator:
     def _on_split_released(self, event: SplitReleased, now_s: float) -> None:
         client = self._clients.get(event.client)
         if client is None or event.split_id < client.split_id:
-            return  # a repeated message, or one sent before the client went back to an earlier split
+            return  # a duplicate, or sent before the client went back to an earlier split
         self._load = self._load.count_taken(event.waited_s - client.waited_s, now_s)
         client.split_id, client.waited_s = self._next_split(event.split_id), event.waited_s
 
@@ -289,7 +289,7 @@ class Coordinator:
             self._free_slot(task)
 
     def _end_lease(self, worker: int, split_id: SplitId) -> _SplitTask | None:
-        """End a lease and return its task; None: the lease or the task no longer exists."""
+        """End a lease and return its task, or None if the lease or the task no longer exists."""
         if worker not in self._workers or self._workers[worker].split_id != split_id:
             return None
         self._workers[worker].split_id = None
@@ -308,7 +308,7 @@ class Coordinator:
         self._free_slot(task)
         task.failures.append(reason)
         if len(task.failures) >= self.config.attempts:
-            # The split itself may end its workers, for instance by the memory that it needs.
+            # The split itself may kill its workers, for instance by exhausting their memory.
             task.state = "refused"
             failures, hint = "; ".join(task.failures), "make smaller splits, or give a worker more memory"
             task.error = f"{len(task.failures)} workers ended while preparing this split: {failures}: {hint}"
@@ -325,7 +325,7 @@ class Coordinator:
             task.slot = None
 
     def _scale(self, now_s: float) -> None:
-        """Set the target number of workers, once an interval."""
+        """Update the target number of workers, once per interval."""
         if self._scaled_s is None:
             self._scaled_s = now_s
             self._load = ServiceLoad(since_s=now_s)
@@ -336,8 +336,8 @@ class Coordinator:
             )
             self._scaled_s = now_s
 
-    def _kill_overdue(self, now_s: float) -> Iterator[Command]:
-        """Kill workers whose lease has run out."""
+    def _kill_expired(self, now_s: float) -> Iterator[Command]:
+        """Kill workers whose lease has expired."""
         for number, worker in self._workers.items():
             task = self._tasks.get(worker.split_id) if worker.split_id is not None else None
             if task is not None and now_s >= task.deadline_s and not worker.stopping:
@@ -359,7 +359,7 @@ class Coordinator:
 
     @property
     def _cannot_start(self) -> bool:
-        """So many starts failed in a row that another attempt is pointless."""
+        """Whether the budget of consecutive failed starts is spent."""
         return len(self._failed_starts) >= self.config.attempts
 
     def _lease(self, now_s: float) -> Iterator[Command]:
@@ -382,11 +382,11 @@ class Coordinator:
             yield SplitLease(worker, split_id, slot)
 
     def _splits_to_prepare(self) -> list[SplitId]:
-        """The next splits from the slowest client's position on; none until all clients are attached."""
+        """The prefetch window, from the slowest client's position on; empty until all clients are attached."""
         if len(self._clients) < self.config.clients:
             return []
         first = min(client.split_id for client in self._clients.values())
-        epochs = max(self.config.epochs, first.epoch + 1)  # a client may go on beyond the epochs announced
+        epochs = max(self.config.epochs, first.epoch + 1)  # a client may continue beyond the announced epochs
         split_ids = self._consecutive_splits(first, self.target + self.config.ahead)
         return [split_id for split_id in split_ids if split_id.epoch < epochs]
 
@@ -405,19 +405,19 @@ class Coordinator:
         return self._slot_count - 1
 
     def _drop_released(self) -> None:
-        """Free the slots of splits that every client has released, or that lie beyond what may be prepared."""
+        """Free the slots of splits that every client has released, or that lie beyond the prefetch window."""
         if len(self._clients) < self.config.clients:
             return
         first = min(client.split_id for client in self._clients.values())
         last = self._consecutive_splits(first, self.config.max_workers + self.config.ahead)[-1]
         for split_id, task in list(self._tasks.items()):
-            # A leased slot is still being written: it is freed when its lease ends.
+            # A leased slot is still being written: it is freed when the lease ends.
             if task.state != "leased" and not first <= split_id <= last:
                 self._free_slot(task)
                 del self._tasks[split_id]
 
     def _deliver(self) -> Iterator[Command]:
-        """Deliver to each client, in order, the ready splits that it has not got yet."""
+        """Deliver to each client, in order, the ready splits not yet delivered to it."""
         status = {"workers": self.workers, "ready": self.ready}
         for number, client in self._clients.items():
             split_id = client.split_id

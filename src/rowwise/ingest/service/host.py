@@ -46,20 +46,20 @@ class _WorkerProcess:
     number: int
     process: subprocess.Popen[bytes]
     connection: Connection
-    slots: set[int] = field(default_factory=set)  # whose memory it has received
-    error: str | None = None  # that it sent before it ended
+    slots: set[int] = field(default_factory=set)  # slots sent to it
+    error: str | None = None  # sent by it before it exited
 
 
 @dataclass(slots=True)
 class _ClientConnection:
     connection: Connection
-    number: int | None = None  # None: it has not attached yet
-    slots: set[int] = field(default_factory=set)  # whose memory it has received
+    number: int | None = None  # None until it attaches
+    slots: set[int] = field(default_factory=set)  # slots sent to it
 
 
 def main() -> None:
     """Serve until the owner closes its connection."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal: end with the owner
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; exit with the owner
     owner, listener = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     with contextlib.suppress(PeerError):
         connection = Connection(owner)
@@ -100,7 +100,7 @@ class ServiceHost:
             self._kill_workers()
 
     def _read_owner(self) -> None:
-        self._owner.receive()  # the owner sends nothing more: its end of file raises PeerError, which ends `serve`
+        self._owner.receive()  # the owner sends nothing more: its EOF raises PeerError, which ends `serve`
 
     def _accept_client(self) -> None:
         end, _ = self._listener.accept()
@@ -130,7 +130,7 @@ class ServiceHost:
         self._clients.remove(client)
         self._selector.unregister(client.connection)
         client.connection.close()
-        # The same client may have connected again before its old connection was found closed.
+        # The same client may have reconnected before the EOF of its old connection was read.
         if client.number is not None and all(other.number != client.number for other in self._clients):
             self._events.append(ClientDetached(client.number))
 
@@ -150,7 +150,7 @@ class ServiceHost:
                     raise AssertionError(f"a worker sent {message}")
 
     def _reap_worker(self, worker: _WorkerProcess) -> None:
-        """Wait until a worker has ended, then report it lost: before that it may still write to its slot."""
+        """Wait for a worker to exit, then report it lost: until then it may still write to its slot."""
         self._selector.unregister(worker.connection)
         worker.connection.close()
         del self._workers[worker.number]
@@ -166,8 +166,8 @@ class ServiceHost:
             case StartWorker(worker=number):
                 self._start(number)
             case RetireWorker(worker=number) | KillWorker(worker=number) if number not in self._workers:
-                pass  # the worker has ended by itself
-            case RetireWorker(worker=number):  # the worker reads the end of file and returns
+                pass  # the worker has already exited
+            case RetireWorker(worker=number):  # the worker reads EOF and returns
                 self._workers[number].connection.socket.shutdown(socket.SHUT_WR)
             case KillWorker(worker=number):
                 self._workers[number].process.kill()
@@ -191,7 +191,7 @@ class ServiceHost:
     def _lease(self, lease: SplitLease) -> None:
         worker = self._workers.get(lease.worker)
         if worker is None:
-            return  # its WorkerLost is in the queue of events
+            return  # its WorkerLost is queued
         if lease.slot not in self._slots:
             self._slots[lease.slot] = make_memory()
         file = None if lease.slot in worker.slots else self._slots[lease.slot]
@@ -206,7 +206,7 @@ class ServiceHost:
 
     @staticmethod
     def _send(connection: Connection, message: Message, file: int | None = None) -> None:
-        with contextlib.suppress(PeerError):  # the event loop reads the end of file and handles the loss
+        with contextlib.suppress(PeerError):  # the event loop reads EOF and handles the loss
             connection.send(message, file)
 
     def _kill_workers(self) -> None:

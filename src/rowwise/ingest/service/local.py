@@ -1,4 +1,4 @@
-"""A service on this machine: a host process and its workers, started by one trainer and shared by all on the machine.
+"""A service on this machine: a host process and its workers, started by one trainer, shared by all trainers here.
 
 The owner keeps the pickled task and the listening socket, so that it can replace a host that was killed; clients lose
 no split. Not supported: systems without Unix sockets.
@@ -37,13 +37,13 @@ On = Literal["processes", "ray"]
 class Workers(Value, frozen=True):
     """The number of worker processes that prepare rows, and where they run."""
 
-    count: int | None = None  # a fixed number; None: as many as keep up with the trainers
-    most: int | None = None  # upper limit where count is None; None: the number of cores
-    ahead: int = 3  # splits that may lie ready, beside one for each worker
-    lease_s: float = 300.0  # seconds that a split may take before its worker is killed
+    count: int | None = None  # a fixed number; None to autoscale
+    most: int | None = None  # upper limit of autoscaling; None for the number of cores
+    ahead: int = 3  # backlog limit: ready splits beyond one per worker
+    lease_s: float = 300.0  # lease of a split; its worker is killed when it expires
     on: On = "processes"  # of this machine; or "ray": actors of a Ray cluster, whose nodes see the same files
-    address: str | None = None  # of the Ray cluster; None: this process's own, or a new one on this machine
-    cpus: float = 1.0  # cores of a node that Ray reserves for each worker
+    address: str | None = None  # of the Ray cluster; None for this process's cluster, or a new one on this machine
+    cpus: float = 1.0  # cores that Ray reserves for each worker
 
     def __post_init__(self) -> None:
         for name, value in (("count", self.count), ("most", self.most), ("ahead", self.ahead)):
@@ -107,7 +107,7 @@ class Service:
         self._process, self._owner = self._start_host(None)
 
     def client(self, number: int = 0) -> ServiceClient:
-        """A client in the owner's process, which restarts the host if that was killed."""
+        """A client in the owner's process, which replaces a killed host."""
         client = ServiceClient(HostTransport(number, self._connect, self._is_alive))
         self._clients.append(client)
         return client
@@ -116,7 +116,7 @@ class Service:
         return self._process.poll() is None
 
     def _connect(self, workers: int | None) -> Connection:
-        """Connect to the host. `workers`: how many a host had that died and must be replaced; None: it runs."""
+        """Connect to the host. `workers`: worker count of a dead host to replace; None if the host runs."""
         if workers is not None:
             self._restarts += 1
             if self._restarts > MAX_RESTARTS:
@@ -168,25 +168,25 @@ class Service:
 
 
 def make_client(address: Path, number: int) -> ServiceClient:
-    """A client in a process other than the owner's; it waits for a restart of the host while the owner runs."""
+    """A client outside the owner's process; it waits for a restart of the host while the owner runs."""
     return ServiceClient(HostTransport(number, lambda _: connect_to_host(address), address.parent.exists))
 
 
 def connect_to_host(address: Path) -> Connection:
-    """Connect to the socket at an address; the owner listens before the host does, so a restart loses no call."""
-    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    """Connect to the socket at an address; the owner holds the listening socket, so a restart loses no connection."""
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _short_path(address) as name:
-            end.connect(name)
+            peer.connect(name)
     except OSError as error:
-        end.close()
+        peer.close()
         raise PeerError(f"{address}: the service that prepares rows is gone: {error}", hint="resume the run") from error
-    return Connection(end)
+    return Connection(peer)
 
 
 @contextlib.contextmanager
 def _short_path(address: Path) -> Iterator[str]:
-    """A short name for a socket in a folder with a long one: the system allows about a hundred bytes."""
+    """A short path of a socket in a deeply nested folder: the system allows about a hundred bytes."""
     if not Path("/proc/self/fd").exists():
         yield str(address)
         return

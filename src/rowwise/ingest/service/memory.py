@@ -1,7 +1,7 @@
-"""Shared memory without a name: the system frees it when the last process that has it ends, killed or not.
+"""Anonymous shared memory: the system frees it when the last process that holds it ends, killed or not.
 
-The host makes a slot and sends its file descriptor; a worker grows it to the size of a split, and clients map it. A
-slot is used again and again, so its pages are already mapped in.
+The host makes a slot and sends its file descriptor; a worker grows it to the size of a split, and clients map it. Slots
+are reused, so their pages are already mapped in.
 """
 
 import contextlib

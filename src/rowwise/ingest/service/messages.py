@@ -38,7 +38,7 @@ class BeginService(Value, frozen=True, tag=True):
     config: ServiceConfig
     size_bytes: int
     path: tuple[str, ...] = ()  # the owner's sys.path: pickled functions are imported from it
-    workers: int | None = None  # how many the previous host had; None: this is the first
+    workers: int | None = None  # worker count of the previous host; None for the first host
 
 
 class WorkerSetup(Value, frozen=True, tag=True):
@@ -67,11 +67,11 @@ class Connection:
         return self.socket.fileno()
 
     def send(self, message: Message, file: int | None = None) -> None:
-        """Send the whole message; PeerError where the other end is gone."""
+        """Send the whole message; raises PeerError if the other end is closed."""
         body = msgspec.msgpack.encode(message)
         data = LENGTH.pack(len(body), file is not None) + body
         try:
-            if file is not None:  # the descriptor travels with the first byte: it is there when the message is whole
+            if file is not None:  # the descriptor travels with the first byte, so it precedes the rest of the message
                 sent = socket.send_fds(self.socket, [data], [file])
                 data = data[sent:]
             self.socket.sendall(data)
@@ -79,7 +79,7 @@ class Connection:
             raise PeerError(f"{GONE}: {error}") from error
 
     def receive(self) -> list[tuple[Message, int | None]]:
-        """Wait for bytes, at most the socket's timeout, and return whole messages. The caller owns the descriptors."""
+        """Wait for bytes up to the socket's timeout, and return complete messages. The caller owns the descriptors."""
         try:
             data, files, _, _ = socket.recv_fds(self.socket, READ_BYTES, MAX_FILES)
         except TimeoutError:
@@ -90,9 +90,9 @@ class Connection:
         if not data:
             raise PeerError(GONE)
         self._buffer += data
-        return self._decode_whole()
+        return self._decode_complete()
 
-    def _decode_whole(self) -> list[tuple[Message, int | None]]:
+    def _decode_complete(self) -> list[tuple[Message, int | None]]:
         messages: list[tuple[Message, int | None]] = []
         at = 0
         while len(self._buffer) - at >= LENGTH.size:

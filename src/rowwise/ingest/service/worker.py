@@ -34,7 +34,7 @@ TASK = -1  # the slot number under which the pickled task arrives
 
 def main() -> None:
     """Work until the host closes the connection."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal: end with the host
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; exit with the host
     pa.set_cpu_count(1)  # parallelism comes from the number of workers: Arrow's threads would compete with them
     with contextlib.suppress(PeerError), socket.socket(fileno=int(sys.argv[1])) as end:
         work(Connection(end))
@@ -75,7 +75,7 @@ def prepare_split(task: PreparationTask, lease: SplitLease, allocator: block.All
         encode_s = perf_counter()
         encoded = opened.encode(allocator=allocator)
     except Exception as error:
-        # Any exception: the trainer raises it when it comes to this split, at the same batch as without workers.
+        # Any exception: the trainer raises it on reaching this split, at the same batch as without workers.
         return SplitRefused(lease.worker, lease.split_id, one_line(error) or f"{type(error).__name__}: {error}")
     spent = structs.replace(opened.spent, encode_s=perf_counter() - encode_s)
     times = WorkerTimes(spent=spent, busy_s=perf_counter() - begin_s, cpu_s=process_time() - begin_cpu_s)
