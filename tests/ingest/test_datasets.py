@@ -137,7 +137,7 @@ def test_files_of_any_kind(tmp_path):
     (tmp_path / "a.csv").write_text("label,x\n1,0.5\n0,0.7\n")
     with pytest.raises(DataError, match="data inspect --sparse COLUMN"):
         load(f"csv:{tmp_path / 'a.csv'}")
-    with pytest.raises(DataError, match=r"called label, click.*; say"):
+    with pytest.raises(DataError, match=r"called label, click.*; name the label"):
         from_files(CsvReader(_without_label(tmp_path)))
 
 

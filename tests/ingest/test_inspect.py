@@ -84,9 +84,7 @@ def test_warnings(columns, message):
 
 def test_labels():
     without = frame(seen=frame()["label"]).drop_columns(["label"])
-    assert inspect(FrameReader(without)).card.warnings == (
-        "no label: say which column it is with --label; 'seen' hold 0 and 1",
-    )
+    assert inspect(FrameReader(without)).card.warnings == ("no label: name it with --label; 'seen' hold 0 and 1",)
     assert inspect(FrameReader(frame().rename_columns(["Click", "x", "user_id"]))).card.label == "Click"
     with pytest.raises(DataError, match="frame: no column 'lable'"):
         inspect(FrameReader(frame()), "lable")

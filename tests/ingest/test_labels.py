@@ -49,13 +49,13 @@ def test_of_two_values_the_one_that_means_yes_and_of_ratings_the_good_ones(value
     choice = chosen("y", values)
     assert (choice.text, choice.values) == (text, "clicks")
     assert labels_of(choice.text, y=values) == ones
-    assert ("--label" in choice.said) == (text != "y")
+    assert ("--label" in choice.note) == (text != "y")
 
 
 def test_the_line_names_the_option_for_the_other_value():
-    assert chosen("my label", ["Yes", "No"]).said.endswith("for the other, --label '`my label`=No'")
-    assert "--label 'rating>=5'" in chosen("rating", [1, 2, 3, 4, 5]).said
-    assert "--amount" in chosen("stars", [0.5, 1.0, 2.5, 5.0]).said
+    assert chosen("my label", ["Yes", "No"]).note.endswith("for the other, --label '`my label`=No'")
+    assert "--label 'rating>=5'" in chosen("rating", [1, 2, 3, 4, 5]).note
+    assert "--amount" in chosen("stars", [0.5, 1.0, 2.5, 5.0]).note
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_the_line_names_the_option_for_the_other_value():
 def test_counts_and_amounts(name, values, want):
     choice = chosen(name, values)
     assert (choice.text, choice.values) == (name, want)
-    assert choice.said.startswith(f"the label {name!r} is a")
+    assert choice.note.startswith(f"the label {name!r} is a")
 
 
 def test_words_of_many_kinds_name_the_ways_out():

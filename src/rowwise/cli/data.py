@@ -184,7 +184,7 @@ def inspect(  # noqa: PLR0913 - one for each option
 
         def look(reader: "Reader") -> "Inspection":
             separators = find_separators(reader, split["unused"]) | given
-            return inspect(reader, label, amount=amount, name=path, roles=roles, separators=separators, tell=tell)
+            return inspect(reader, label, amount=amount, name=path, roles=roles, separators=separators, progress=tell)
 
         reader, found = read_settled(reader, look)
     text_options.show_how(reader, make_terminal(stderr=as_json))

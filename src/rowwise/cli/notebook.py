@@ -269,7 +269,7 @@ def _start_recipe(
     reader, console = FrameReader(table), make_terminal(stderr=True)
     with splits_bar(console, "reading") as tell:
         separators = find_separators(reader, [n for n, role in roles.items() if role == "unused"])
-        found = inspect(reader, label, name="frame", roles=roles, separators=separators, tell=tell)
+        found = inspect(reader, label, name="frame", roles=roles, separators=separators, progress=tell)
     path.parent.mkdir()
     write_starter(found, reader, f"parquet:{rows}", path)
     for warning in found.card.warnings:

@@ -1,4 +1,4 @@
-"""Which rows train, and which validate and test: the last ones by time, whole groups, or any at random, and why."""
+"""How to divide rows into training, validation and test rows: by time, by whole groups, or at random; and why."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -14,64 +14,64 @@ from rowwise.ingest.survey import ColumnSurvey
 from rowwise.ingest.times import LABEL_nats, Nearness, TimeBorders, TimeSample, is_ordered, time_text, times_of
 from rowwise.ingest.transform.times import PER_SECOND, Unit
 
-SHARE = 0.1  # of the rows to validate on, and again to test on
+SHARE = 0.1  # of validation rows, and of test rows
 MAX_NAMED = 5  # columns in one line
-FEWEST_DAYS = {"hour": 2, "weekday": 14}  # of all rows, for a part of the time to come again
-FEWEST_HOURS = 3  # that differ
+FEWEST_DAYS = {"hour": 2, "weekday": 14}  # time span of the rows in which a part of the time recurs
+FEWEST_HOURS = 3  # distinct hours of the day
 DAY_us = 86_400_000_000
 Part = Literal["hour", "weekday"]
 
 
 class Division(NamedTuple):
-    """How rows are divided."""
+    """How rows are divided, and why."""
 
-    said: str
+    reason: str
     borders: TimeBorders | None = None
     group: str | None = None
-    checks: tuple[str, ...] = ()  # what would make test metrics too good otherwise
+    checks: tuple[str, ...] = ()  # warnings on splits that make test metrics too optimistic
 
 
 def find_times(columns: Mapping[str, pa.Array]) -> list[str]:
-    """Columns that may tell when a row happened, the likeliest first: times, of first rows, that are never missing."""
-    found: list[str] = []
+    """Candidates for the time of a row, the likeliest first: columns of times without nulls in the first rows."""
+    times: list[str] = []
     for name, array in columns.items():
         if not is_ordered(array.type) or array.null_count or not len(array):
             continue
         time_R = times_of(array)
         least, most = float(time_R.min()), float(time_R.max())
         if least < most and (is_time(array.type) or unit_of(least, most)) and not is_birth(name):
-            found.append(name)
-    return sorted(found, key=time_rank)
+            times.append(name)
+    return sorted(times, key=time_rank)
 
 
 def divide(
     uses: Mapping[str, Use], facts: Mapping[str, Facts], surveys: Mapping[str, ColumnSurvey], sample: TimeSample,
     times: Sequence[str], *, told: bool,
 ) -> Division:  # fmt: skip
-    """By the first of the times, if the user or the evidence wants it; else by groups, if there are some."""
-    asked = next((name for name, use in uses.items() if use.role == "group"), None)
-    if asked is not None and not told:
-        return Division(f"rows of one {asked!r} stay in one split, as --group says", group=asked)
-    others = f"; {_listed(times[1:])} may be times, too: --time chooses" if times[1:] else ""
-    tried = ""
+    """Divide by the first of the times if the user (`told`) or the evidence suggests it; else by groups, if any."""
+    requested = next((name for name, use in uses.items() if use.role == "group"), None)
+    if requested is not None and not told:
+        return Division(f"rows of one {requested!r} stay in one split, by --group", group=requested)
+    alternatives = f"; {_listed(times[1:])} may be times, too: --time chooses" if times[1:] else ""
+    objection = ""
     checks: tuple[str, ...] = ()
     if times and uses[times[0]].role == "time":
-        made = _by_time(uses, surveys, sample, times[0], told=told)
-        if made.borders is not None:
-            return made._replace(said=made.said + others)
-        tried, checks = made.said + others, made.checks
+        by_time = _by_time(uses, surveys, sample, times[0], told=told)
+        if by_time.borders is not None:
+            return by_time._replace(reason=by_time.reason + alternatives)
+        objection, checks = by_time.reason + alternatives, by_time.checks
     groups = [name for name in facts if _is_free(uses[name]) and may_group(facts[name])]
     if groups:
         group = min(groups, key=lambda name: facts[name].repeats.guess.error)
         rows = facts[group].repeats.rows / max(facts[group].repeats.values, 1)
-        said = f"rows of one {group!r}, {rows:.1f} on average, stay in one split, as they are alike"
-        return Division(f"{said}; splits are drawn at random", group=group, checks=checks)
-    reason = tried or "no column tells the time of every row, and no groups of rows were found"
+        grouping = f"rows of one {group!r}, {rows:.1f} on average, stay in one split, as they are alike"
+        return Division(f"{grouping}; splits are drawn at random", group=group, checks=checks)
+    reason = objection or "no column has the time of every row, and no groups of rows were found"
     return Division(f"splits are drawn at random: {reason}", checks=checks)
 
 
 def parts_of(survey: ColumnSurvey, sample: TimeSample) -> tuple[tuple[Part, ...], Unit]:
-    """What comes again of the times of rows, and their unit."""
+    """The recurring parts of the times of rows, and their unit."""
     unit = unit_of(survey.least, survey.most) if types.is_integer(survey.kind) else "us"
     if unit is None or not len(sample.time_S):
         return (), "s"
@@ -79,13 +79,13 @@ def parts_of(survey: ColumnSurvey, sample: TimeSample) -> tuple[tuple[Part, ...]
     days = (time_S.max() - time_S.min()) / DAY_us
     hours = len(np.unique(time_S // (DAY_us // 24) % 24))
     enough: dict[Part, bool] = {"hour": hours >= FEWEST_HOURS, "weekday": True}
-    return tuple(part for part, there in enough.items() if there and days >= FEWEST_DAYS[part]), unit
+    return tuple(part for part, varies in enough.items() if varies and days >= FEWEST_DAYS[part]), unit
 
 
 def unseen_ids(
     uses: Mapping[str, Use], surveys: Mapping[str, ColumnSurvey], sample: TimeSample, division: Division
 ) -> dict[str, float]:
-    """The share of ids, in test rows, that no training row has, estimated for each column of ids."""
+    """The estimated share of the ids in test rows that are unseen in training, for each column of ids."""
     borders = None if division.borders is None else sample.borders(SHARE)
     unseen: dict[str, float] = {}
     for name, use in uses.items():
@@ -105,10 +105,10 @@ def _by_time(
     uses: Mapping[str, Use], surveys: Mapping[str, ColumnSurvey], sample: TimeSample, name: str, *, told: bool
 ) -> Division:
     near = {
-        column: found
+        column: nearness
         for column, use in uses.items()
         if use.role == "sparse" and column in sample.ids and surveys[column].sketch.distinct > FEW
-        if (found := sample.nearness(column)).is_near
+        if (nearness := sample.nearness(column)).is_near
     }
     evidence = _time_evidence(near, sample.label_nats())
     if not told and evidence is None:
@@ -121,18 +121,19 @@ def _by_time(
     problem = f"{name!r} is missing in {survey.nulls:,} rows" if survey.nulls else problem
     easy = "" if evidence is None else f"near in time by {name!r}, {evidence}: a random split is too easy"
     if borders is None:
-        why = f"rows cannot be split by time, as {problem}: expected later rows as data.valid and data.test"
-        return Division(why, checks=(f"{easy}; {why}" if easy else why,))
+        reason = f"rows cannot be split by time, as {problem}: expected later rows as data.valid and data.test"
+        return Division(reason, checks=(f"{easy}; {reason}" if easy else reason,))
     valid_from, test_from = (time_text(border, survey.kind) for border in borders)
-    made = TimeBorders(column=name, valid_from=valid_from, test_from=test_from)
+    time_borders = TimeBorders(column=name, valid_from=valid_from, test_from=test_from)
     checks = (f"{easy}, so the recipe splits by time",) if easy else ()
-    return Division(f"split by {name!r}, test rows last: {'--time says so' if told else evidence}", made, checks=checks)
+    reason = f"split by {name!r}, test rows last: {'by --time' if told else evidence}"
+    return Division(reason, time_borders, checks=checks)
 
 
 def _time_evidence(near: Mapping[str, Nearness], label_nats: float) -> str | None:
-    """What rows that are near in time have in common; None: nothing."""
+    """How rows that are near in time are alike, or None if they are not."""
     if near:
-        ratios = sorted(((found.ratio, name) for name, found in near.items()), reverse=True)[:MAX_NAMED]
+        ratios = sorted(((nearness.ratio, name) for name, nearness in near.items()), reverse=True)[:MAX_NAMED]
         named = ", ".join(f"{name!r} {ratio:.1f} times" for ratio, name in ratios)
         return f"rows share ids more often than at random ({named})"
     if label_nats >= LABEL_nats:

@@ -1,8 +1,8 @@
 """Labels: a column of numbers, or a condition on columns that is true or false, such as "rating >= 4".
 
-`Label` says what a text in `columns.labels` means, `choose_label` which text a column of any form needs: pure
-functions. A condition is what `where.py` reads. A row whose column is missing has no label; rows that lack any label
-are left out by `prepare.py`.
+`parse_label` parses a text of `columns.labels`; `choose_label` chooses the text for a column of any form: pure
+functions. Conditions have the syntax of `where.py`. A row whose column is missing has no label; rows that lack any
+label are left out by `prepare.py`.
 """
 
 import functools
@@ -44,24 +44,24 @@ NO = {
 RATING_NAME = re.compile(r"(^|_)(rating|ratings|stars?|score|grade|nps)($|_)", re.IGNORECASE)
 MONEY_NAME = re.compile(r"(^|_)(price|cost|revenue|amount|salary|income|spend|sales|value|balance|fare)($|_)", re.I)
 MAX_RATINGS = 11  # distinct values; more are an amount
-MAX_VALUES = 1 << 12  # that are counted for the choice
-GOOD_RATING = 0.75  # of the way from the least to the most
-NO_WORDS = ("true", "false", "nan", "inf", "infinity")  # which `where` takes for other values than words
+MAX_VALUES = 1 << 12  # distinct values counted for the choice
+GOOD_RATING = 0.75  # relative position of a good rating between the minimum and the maximum
+NO_WORDS = ("true", "false", "nan", "inf", "infinity")  # which `where` parses as other values than words
 SIGNS = re.compile(r"[=<>!`]|\bis\s+(not\s+)?null\b|\bin\s*\[", re.IGNORECASE)
 
 
 class Label(NamedTuple):
-    """What a text in `columns.labels` means."""
+    """A parsed text of `columns.labels`."""
 
     name: str  # the column
-    test: RowFilter | None = None  # None: the numbers of the column
+    test: RowFilter | None = None  # the condition; None for a column of numbers
 
     @property
     def columns(self) -> tuple[str, ...]:
         return (self.name,) if self.test is None else self.test.columns
 
     def check(self, schema: pa.Schema, source: str) -> None:
-        """Refuse columns that are missing, or have a type that is no label, or that has no such value."""
+        """Refuse columns that are missing or have a type that is no label, and values that a type cannot hold."""
         check_columns(self.columns, schema, source)
         if self.test is not None:
             self.test.check(schema, source, "label")
@@ -72,12 +72,12 @@ class Label(NamedTuple):
             )
 
     def values(self, arrays: Mapping[str, pa.Array]) -> Floats:
-        """A number for each row; NaN where there is no label."""
+        """The label of each row; NaN if it has none."""
         if self.test is None:
             return floats(arrays[self.name])
         mask_R = np.ones(len(arrays[self.name]), np.bool_)
-        for one in self.test.all_of:
-            mask_R &= one.mask(pa.chunked_array([arrays[one.column]]))
+        for term in self.test.all_of:
+            mask_R &= term.mask(pa.chunked_array([arrays[term.column]]))
         values_R = mask_R.astype(np.float32)
         missing_R = self.missing(arrays)
         if missing_R is not None:
@@ -85,15 +85,15 @@ class Label(NamedTuple):
         return values_R
 
     def missing(self, arrays: Mapping[str, pa.Array | pa.ChunkedArray]) -> NDArray[np.bool_] | None:
-        """The rows that have no label; None: all have one."""
+        """Mask of the rows without a label, or None if all have one."""
         terms = () if self.test is None else self.test.all_of
-        asked = {one.column for one in terms if one.op in NULLS}  # whose absence is an answer
-        return _in_any(_nulls(arrays[name]) for name in self.columns if name not in asked)
+        null_tests = {term.column for term in terms if term.op in NULLS}  # true or false also for a missing value
+        return _in_any(_nulls(arrays[name]) for name in self.columns if name not in null_tests)
 
 
 @functools.lru_cache(1024)
 def parse_label(text: str) -> Label:
-    """A column, or a condition in the words of `where`; a name with a sign in it stands in backquotes."""
+    """A column, or a condition in the syntax of `where`; a name with an operator in it is quoted by backquotes."""
     quoted = re.fullmatch(r"\s*`([^`]+)`\s*", text)
     if quoted or not SIGNS.search(text):
         return Label(quoted[1] if quoted else text)
@@ -102,23 +102,23 @@ def parse_label(text: str) -> Label:
 
 
 def unlabelled(table: pa.Table, labels: Sequence[Label]) -> NDArray[np.bool_] | None:
-    """The rows that lack any of the labels; None: none does."""
+    """Mask of the rows that lack any of the labels, or None."""
     return _in_any(label.missing({name: table[name] for name in label.columns}) for label in labels)
 
 
 def _in_any(masks: Iterable[NDArray[np.bool_] | None]) -> NDArray[np.bool_] | None:
-    """The rows in any of the masks; None: none is."""
-    found = [mask_R for mask_R in masks if mask_R is not None]
-    return np.logical_or.reduce(found) if found else None
+    """The union of the masks, or None if there is none."""
+    present = [mask_R for mask_R in masks if mask_R is not None]
+    return np.logical_or.reduce(present) if present else None
 
 
-def say_unlabelled(missing: int, rows: int, *, all_rows: bool = True) -> str:
-    """That rows are left out."""
+def describe_unlabelled(missing: int, rows: int, *, all_rows: bool = True) -> str:
+    """A note that unlabelled rows are left out."""
     return f"{missing:,} of {'' if all_rows else 'the first '}{rows:,} rows have no label and are left out"
 
 
 def bad_values(label_R: Floats, wanted: LabelValues) -> NDArray[np.bool_]:
-    """Where a label is none of those that the loss is of."""
+    """Mask of the labels that the loss is not defined for."""
     if wanted == "clicks":
         return (label_R != 0) & (label_R != 1)
     return ~np.isfinite(label_R) if wanted == "numbers" else ~(np.isfinite(label_R) & (label_R >= 0))
@@ -133,7 +133,7 @@ class LabelCounter:
         self.high = self.missing = 0  # rows
 
     def take(self, table: pa.Table) -> tuple[pa.Table, NDArray[np.bool_]]:
-        """The rows that have labels, and which of them have a high one, by the first label."""
+        """The labelled rows, and a mask of those whose first label is high."""
         unlabelled_R = unlabelled(table, self.labels)
         if unlabelled_R is not None:
             table = table.filter(pa.array(~unlabelled_R))
@@ -146,16 +146,16 @@ class LabelCounter:
 
 
 class LabelChoice(NamedTuple):
-    """The label of a recipe, and what to say of the choice."""
+    """The label of a recipe, and a note on the choice."""
 
     text: str
-    said: str = ""
+    note: str = ""
     values: LabelValues = "clicks"
-    border: float = 0.0  # labels above it count as high, where columns are weighed
+    border: float = 0.0  # labels above it count as positive in the evidence for roles
 
 
 def choose_label(name: str, kind: pa.DataType, counts: Mapping[Plain, int], *, more: bool = False) -> LabelChoice:
-    """What to predict of a column, by the number of rows of each of its values; `more`: it has others, too."""
+    """The label for a column, given the rows of each of its values; `more`: not all of its values were counted."""
     if not counts or set(counts) <= {0, 1}:  # also false and true
         return LabelChoice(column_text(name))
     if len(counts) <= 2 and not more:
@@ -163,45 +163,45 @@ def choose_label(name: str, kind: pa.DataType, counts: Mapping[Plain, int], *, m
             raise DataError(f"the label {name!r} is {next(iter(counts))!r} in all rows", "rows with another value, too")
         return _choose_yes(name, counts)
     if is_text(kind) or types.is_dictionary(kind):
-        often = [str(value) for value in sorted(counts, key=lambda v: -counts[v])[:2]]
-        ways = " or ".join(f"--label {_shell(condition(name, value))}" for value in often)
-        least = f"{'at least ' * more}{len(counts):,}"
+        frequent = [str(value) for value in sorted(counts, key=lambda v: -counts[v])[:2]]
+        ways = " or ".join(f"--label {_shell(condition(name, value))}" for value in frequent)
+        number = f"{'at least ' * more}{len(counts):,}"
         raise DataError(
-            f"the label {name!r} has {least} different words, and rowwise predicts yes or no", hint=f"choose {ways}"
+            f"the label {name!r} has {number} different words, and rowwise predicts yes or no", hint=f"choose {ways}"
         )
     return _choose_rating(name, sorted(map(float, counts)), more=more) or choose_loss(name, counts)
 
 
 def _choose_yes(name: str, counts: Mapping[Plain, int]) -> LabelChoice:
-    one, other = counts
-    words = isinstance(one, str)
-    yes, no = ([_plain(value) in known for value in (one, other)] for known in (YES, NO))
-    if isinstance(one, int | float) and isinstance(other, int | float) and min(one, other) <= 0 < max(one, other):
-        chosen, why = max(one, other), "as the number above 0"
+    a, b = counts
+    words = isinstance(a, str)
+    yes, no = ([_plain(value) in known for value in (a, b)] for known in (YES, NO))
+    if isinstance(a, int | float) and isinstance(b, int | float) and min(a, b) <= 0 < max(a, b):
+        positive, reason = max(a, b), "as the number above 0"
     elif words and yes[0] != yes[1]:
-        chosen, why = (one if yes[0] else other), "as it means yes"
+        positive, reason = (a if yes[0] else b), "as it means yes"
     elif words and no[0] != no[1]:
-        chosen, why = (other if no[0] else one), f"as {one if no[0] else other!r} means no"
+        positive, reason = (b if no[0] else a), f"as {a if no[0] else b!r} means no"
     else:
-        chosen, why = min(counts, key=lambda value: (counts[value], str(value))), "as it is the rarer one"
-    rest = other if chosen == one else one
-    said = f"the label {name!r} holds {one!r} and {other!r}; {chosen!r} is predicted, {why}"
-    text = condition(name, chosen)
-    return LabelChoice(text, f"{said}: for the other, --label {_shell(condition(name, rest))}")
+        positive, reason = min(counts, key=lambda value: (counts[value], str(value))), "as it is the rarer one"
+    negative = b if positive == a else a
+    note = f"the label {name!r} holds {a!r} and {b!r}; {positive!r} is predicted, {reason}"
+    text = condition(name, positive)
+    return LabelChoice(text, f"{note}: for the other, --label {_shell(condition(name, negative))}")
 
 
 def _choose_rating(name: str, values: Sequence[float], *, more: bool) -> LabelChoice | None:
-    """Good ratings; None: an amount."""
+    """A condition for good ratings, or None if the values are amounts."""
     least, most, whole = values[0], values[-1], all(value.is_integer() for value in values)
     named = RATING_NAME.search(name) is not None
     steps = all((2 * value).is_integer() for value in values) if named else whole and least >= 1
     if steps and not more and len(values) <= MAX_RATINGS and 0 <= least < most <= MAX_RATINGS:
         good = min(value for value in values if value >= least + GOOD_RATING * (most - least))
         text = f"{_term(name)} >= {_number(good)}"
-        said = f"the label {name!r} is a rating of {_number(least)} to {_number(most)}; {text} is predicted"
-        other = f"{_term(name)}>={_number(most if good < most else least)}"
+        note = f"the label {name!r} is a rating of {_number(least)} to {_number(most)}; {text} is predicted"
+        alternative = f"{_term(name)}>={_number(most if good < most else least)}"
         return LabelChoice(
-            text, f"{said}: for another border, --label {_shell(other)}; for the rating itself, --amount"
+            text, f"{note}: for another border, --label {_shell(alternative)}; for the rating itself, --amount"
         )
     return None
 
@@ -212,15 +212,15 @@ def choose_loss(name: str, counts: Mapping[Plain, int]) -> LabelChoice:
     mean = sum(value * count for value, count in values.items()) / max(sum(values.values()), 1)
     least, whole = min(values), all(value.is_integer() for value in values)
     if whole and least >= 0 and not MONEY_NAME.search(name):
-        said = "is a count; its mean is predicted, by Poisson loss: for squared errors, train.objective.kind: squared"
-        return LabelChoice(column_text(name), f"the label {name!r} {said}", "amounts", mean)
-    way = ", or train.objective.kind: poisson" if least >= 0 else ""
-    said = f"the label {name!r} is an amount; its mean is predicted, by squared errors{way}"
-    return LabelChoice(column_text(name), said, "numbers", mean)
+        note = "is a count; its mean is predicted, by Poisson loss: for squared errors, train.objective.kind: squared"
+        return LabelChoice(column_text(name), f"the label {name!r} {note}", "amounts", mean)
+    alternative = ", or train.objective.kind: poisson" if least >= 0 else ""
+    note = f"the label {name!r} is an amount; its mean is predicted, by squared errors{alternative}"
+    return LabelChoice(column_text(name), note, "numbers", mean)
 
 
 def label_note(name: str, values: LabelValues, distinct: int, least: float, most: float) -> str | None:
-    """What is wrong with the numbers of a label, by all rows; least > most: it has no numbers."""
+    """An anomaly of a label over all rows, or None; least > most if it has no numbers."""
     if distinct < 2:
         return f"the label {name!r} is the same in all rows"
     if values == "clicks" and (distinct > 2 or (least <= most and {least, most} - {0.0, 1.0})):
@@ -229,36 +229,36 @@ def label_note(name: str, values: LabelValues, distinct: int, least: float, most
 
 
 def is_likely(distinct: int, least: float | None, most: float | None, nulls: int) -> bool:
-    """Whether a column holds nothing but 0 and 1."""
+    """Whether a column holds only 0 and 1."""
     return distinct == 2 and (least, most) == (0, 1) and not nulls
 
 
 def choose_labels(
-    reader: Reader, splits: Sequence[Split], given: Sequence[str], *, amount: bool = False
+    reader: Reader, splits: Sequence[Split], texts: Sequence[str], *, amount: bool = False
 ) -> tuple[LabelChoice, ...]:
-    """The labels of a recipe for columns or conditions that a user gives, by the first rows.
+    """The labels of a recipe for requested columns or conditions, by the values of the first rows.
 
     Args:
-        reader: where the rows come from.
-        splits: read until two values of a column are found.
-        given: columns or conditions.
-        amount: columns are predicted as amounts, whatever they look like.
+        reader: reads the rows.
+        splits: read until a column has literal two values.
+        texts: columns or conditions.
+        amount: predict columns as amounts, whatever their values.
     """
-    choices = tuple(_choose_given(reader, splits, text, amount=amount) for text in given)
+    choices = tuple(_choose_by_values(reader, splits, text, amount=amount) for text in texts)
     kinds = {choice.values for choice in choices}
     if "clicks" in kinds and len(kinds) > 1:
-        found = ", ".join(f"{c.text} ({'yes or no' if c.values == 'clicks' else 'an amount'})" for c in choices)
+        forms = ", ".join(f"{c.text} ({'yes or no' if c.values == 'clicks' else 'an amount'})" for c in choices)
         raise DataError(
-            f"{splits[0].source}: labels {found}", "labels of one form", hint="write a recipe for each form"
+            f"{splits[0].source}: labels {forms}", "labels of one form", hint="write a recipe for each form"
         )
     if len(kinds) > 1:
         choices = tuple(
-            choice._replace(values="numbers", said=choice.said and choice.said.split(";")[0]) for choice in choices
+            choice._replace(values="numbers", note=choice.note and choice.note.split(";")[0]) for choice in choices
         )
     return choices
 
 
-def _choose_given(reader: Reader, splits: Sequence[Split], text: str, *, amount: bool) -> LabelChoice:
+def _choose_by_values(reader: Reader, splits: Sequence[Split], text: str, *, amount: bool) -> LabelChoice:
     source = splits[0].source
     label = Label(text) if text in reader.schema.names else parse_label(text)
     check_columns(label.columns, reader.schema, source)
@@ -283,12 +283,12 @@ def _choose_given(reader: Reader, splits: Sequence[Split], text: str, *, amount:
 
 
 def can_be_label(kind: pa.DataType) -> bool:
-    """Whether a column that is called like a label can be one: numbers, or words."""
+    """Whether a column with the name of a label has a possible type: numbers, or words."""
     return is_number(kind) or is_text(kind) or (types.is_dictionary(kind) and is_text(kind.value_type))
 
 
 def value_counts(array: pa.Array) -> dict[Plain, int]:
-    """Rows of each value, the first MAX_VALUES values only; missing ones are not counted."""
+    """The number of rows of each of the first MAX_VALUES values, without missing ones."""
     if types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if types.is_decimal(array.type):
@@ -304,14 +304,14 @@ def value_counts(array: pa.Array) -> dict[Plain, int]:
 def condition(name: str, value: Plain) -> str:
     """`name = value`, as `parse_label` reads it."""
     if isinstance(value, bool):
-        shown = str(value).lower()
+        literal = str(value).lower()
     elif isinstance(value, str):
         plain = re.fullmatch(r"[A-Za-z][\w.-]*", value) and value.casefold() not in NO_WORDS
         quote = "'" if '"' in value else '"'
-        shown = value if plain else f"{quote}{value}{quote}"
+        literal = value if plain else f"{quote}{value}{quote}"
     else:
-        shown = _number(value)
-    return f"{_term(name)} = {shown}"
+        literal = _number(value)
+    return f"{_term(name)} = {literal}"
 
 
 def column_text(name: str) -> str:
@@ -320,7 +320,7 @@ def column_text(name: str) -> str:
 
 
 def _term(name: str) -> str:
-    """A column as the beginning of a condition."""
+    """A column as the left side of a condition."""
     return f"`{name}`" if SIGNS.search(name) or re.search(r"\s", name) else name
 
 
@@ -341,6 +341,6 @@ def _number(value: float) -> str:
 
 
 def _shell(text: str) -> str:
-    """A condition as an argument of a command."""
+    """A condition as a shell argument."""
     short = text.replace(" = ", "=").replace(" >= ", ">=")
     return short if re.fullmatch(r"[\w=.-]+", short) else shlex.quote(short)

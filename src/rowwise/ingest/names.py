@@ -1,4 +1,4 @@
-"""What the name of a column says of it, in any of the usual spellings: user_id, userId, "User ID", user-id, user.id."""
+"""The meaning of a column by its name, in any of the usual spellings: user_id, userId, "User ID", user-id, user.id."""
 
 import re
 from typing import Literal
@@ -10,14 +10,14 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# What comes last in names of ids.
+# Last words of names of ids.
 IDS = _words("""
     id uid cid pid sid gid aid vid mid tid oid qid guid uuid key code hash fingerprint asin sku isbn issn ean
     upc gtin msno imei imsi msisdn iban bic ssn vin mac ip zip zipcode zip3 zip5 postcode postal plz fips icd
     ndc naics cik ticker barcode serial phone mobile email cookie token username login nickname slug url uri
     referer referrer
 """)
-# Whole numbers that name something, where it comes last: user, but not user_age. Several of them are a count.
+# Things that an id may name, as the last word: user, but not user_age. A plural is a count.
 THINGS = _words("""
     user item product ad advertisement campaign creative advertiser publisher device site domain app page query
     session category subcategory genre brand store shop seller merchant vendor supplier video movie film song
@@ -28,7 +28,7 @@ THINGS = _words("""
     plan offer coupon order invoice transaction card contract ticket basket visit visitor trip flight route line vehicle
     driver room sport language locale browser os version model
 """)
-SHORT = "cust|acct|prod|usr|emp|cat|trans|txn|tx|dept|loc|geo|inv|ord|subj|pat|adv|camp"  # begin names of ids, too
+SHORT = "cust|acct|prod|usr|emp|cat|trans|txn|tx|dept|loc|geo|inv|ord|subj|pat|adv|camp"  # abbreviations of things
 NUMBERS = _words("""
     no nr num number
 """)  # order_no, but no_of_orders
@@ -63,7 +63,7 @@ JOINED = re.compile(rf"(?:{SHORT}|{'|'.join(sorted(THINGS))})_?(?:id|no|nr|num|c
 GROUPS = _words("""
     session patient subject household impression encounter admission family qid basket
 """)
-# Of two times, when the row happened comes before what is known later, and before what was long ago.
+# The time of a row is rather the time of its event than of a later change, and never a date of long ago.
 HAPPENED = _words("""
     event click clicked created order ordered purchase purchased visit view request impression time timestamp ts
     datetime transaction incident accident
@@ -76,14 +76,14 @@ LONG_AGO = _words("""
 
 
 def words_of(name: str) -> tuple[str, ...]:
-    """The words of a name, small."""
+    """The words of a name, in lower case."""
     parted = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name)
     parted = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1 \2", parted)
     return tuple(word.lower() for word in re.split(r"[\W_]+", parted) if word)
 
 
 def sense_of(name: str) -> Sense:
-    """What a column of this name holds; empty: the name does not tell."""
+    """The meaning of a column of this name; empty if unknown."""
     words = words_of(name)
     if not words or (words[0] in ROWS and len(words) <= 2):
         return "row"
@@ -114,18 +114,18 @@ def sense_of(name: str) -> Sense:
 
 
 def is_group(name: str) -> bool:
-    """Whether rows of one value belong together, as those of a query or of a patient do."""
+    """Whether rows with one value of such a column belong together, as those of a query or a patient do."""
     words = set(words_of(name))
     return bool(GROUPS & words) or ("id" in words and bool(words & {"query", "search", "srch"}))
 
 
 def is_birth(name: str) -> bool:
-    """Whether a time is one of a person or a thing, not of the row."""
+    """Whether a time is a property of a person or a thing, not the time of the row."""
     return bool(LONG_AGO & set(words_of(name)))
 
 
 def time_rank(name: str) -> int:
-    """Lower: more likely the time at which a row happened."""
+    """Rank of a column as the time of the row; lower is more likely."""
     words = set(words_of(name))
     return 2 if words & LATER else 0 if words & HAPPENED else 1
 

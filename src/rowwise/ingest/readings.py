@@ -1,6 +1,6 @@
-"""What the values of a column are, whatever type a file gives them: times and numbers in text, whole numbers in floats.
+"""How to parse a column whose type does not describe its values: times and numbers in text, whole numbers in floats.
 
-Found on the first rows; a recipe reads the column by a transform of the same name.
+Guessed from the first rows; a recipe reads the column by a transform of the same name.
 """
 
 from collections.abc import Mapping
@@ -25,13 +25,13 @@ DATES = (
 CLOCKS = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p", ", %H:%M", ", %I:%M %p", " %H:%M:%S GMT")
 WHOLE_FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%a %b %d %H:%M:%S %Y", "%b-%Y", "%b %Y")
 FORMATS = (ISO, *(day + clock for day in DATES for clock in CLOCKS), *WHOLE_FORMATS)
-MAX_FORMATS = 4  # in one column
-SPAN = (1900, 2100)  # years of times
-FITS = 0.98  # of the different texts
+MAX_FORMATS = 4  # of one column
+SPAN = (1900, 2100)  # plausible years
+FITS = 0.98  # minimum share of the distinct texts that parse
 NUMBERS_FIT = 0.9
-DIFFERENT = 3  # texts that tell what a column is, at least
-MAX_TEXTS = 1000  # different ones that are looked at
-FEW_TEXTS = 60  # that say which formats there may be
+DIFFERENT = 3  # minimum number of distinct texts for a guess
+MAX_TEXTS = 1000  # distinct texts that are parsed
+FEW_TEXTS = 60  # texts that all formats are tried on first
 LOOKS_LIKE_TIME = r"^.{6,40}$"
 DIGIT_PAIRS = r"\d[-/.: ,]|[A-Za-z]{3}[ -]\d"
 LEADING_ZERO = r"^0\d"
@@ -40,18 +40,18 @@ MISSING = ("na", "n/a", "nan", "null", "none", "-", "?", "unknown", "missing", "
 
 
 class ColumnReading(Value, frozen=True):
-    """How the values of a column are read before they are used."""
+    """How to parse the values of a column."""
 
     how: Literal["time", "number", "whole"]
     formats: tuple[str, ...] = ()
-    doubt: str = ""  # what the values do not tell
+    doubt: str = ""  # an ambiguity that the values do not resolve
 
     def read(self, array: pa.Array) -> pa.Array:
-        """The values; null: not one of this kind."""
+        """The parsed values; null where a value does not parse."""
         return self.transform("column").run((array,), RowPosition())[0]
 
     def misread(self, before: pa.Array, after: pa.Array) -> int:
-        """How many values are not of this kind; blanks and words such as NA are missing values."""
+        """The number of values that do not parse; blanks and words such as NA count as missing."""
         lost = before.filter(pc.call_function("and_not", [before.is_valid(), after.is_valid()]))
         if types.is_floating(lost.type):
             return pc.call_function("is_finite", [lost]).true_count if self.how == "whole" else 0
@@ -64,9 +64,9 @@ class ColumnReading(Value, frozen=True):
 
 
 def find_readings(columns: Mapping[str, pa.Array]) -> dict[str, ColumnReading]:
-    """The readings of columns that are not what their type says, by first values."""
-    found = {name: _find(name, array) for name, array in columns.items()}
-    return {name: reading for name, reading in found.items() if reading is not None}
+    """The readings of columns whose type does not describe their first values."""
+    readings = {name: _find(name, array) for name, array in columns.items()}
+    return {name: reading for name, reading in readings.items() if reading is not None}
 
 
 def _find(name: str, array: pa.Array) -> ColumnReading | None:
@@ -96,22 +96,20 @@ def _without_missing(texts: pa.Array) -> pa.Array:
 def _time_reading(texts: pa.Array) -> ColumnReading | None:
     if _share(texts, LOOKS_LIKE_TIME) < FITS or _share(texts, DIGIT_PAIRS) < FITS:
         return None
-    # Formats of hardly any text need not be tried on all.
+    # Try all formats on a few texts, and only those that fit on all texts.
     few = texts.take(pa.array(np.linspace(0, len(texts) - 1, min(len(texts), FEW_TEXTS)).astype(np.int64)))
-    possible = [one for one in FORMATS if _fitting(few, one).true_count]
+    possible = [form for form in FORMATS if _fitting(few, form).true_count]
     formats: list[str] = []
     rest, doubt = texts, ""
     while len(rest) > (1 - FITS) * len(texts) and len(formats) < MAX_FORMATS:
-        fits = {one: _fitting(rest, one) for one in possible}
-        counts = {one: fit.true_count for one, fit in fits.items() if fit.true_count}
+        fits = {form: _fitting(rest, form) for form in possible}
+        counts = {form: fit.true_count for form, fit in fits.items() if fit.true_count}
         if not counts:
             return None
-        twins = {
-            one: [two for two in counts if _are_swapped(one, two) and counts[one] == counts[two]] for one in counts
-        }
-        form = max(counts, key=lambda one: (not twins[one], counts[one]))
+        twins = {a: [b for b in counts if _are_swapped(a, b) and counts[a] == counts[b]] for a in counts}
+        form = max(counts, key=lambda candidate: (not twins[candidate], counts[candidate]))
         swapped = twins[form]
-        before = {one[:2] for one in formats}  # the same comes first in other texts of the column
+        before = {earlier[:2] for earlier in formats}  # the order of day and month in other texts of the column
         if swapped and (swapped[0][:2] in before or (form.startswith("%d/%m") and form[:2] not in before)):
             form = swapped[0]  # as in the United States, where slashes are usual
         if swapped and form[:2] not in before:
@@ -123,9 +121,9 @@ def _time_reading(texts: pa.Array) -> ColumnReading | None:
     return ColumnReading(how="time", formats=tuple(formats), doubt=doubt)
 
 
-def _are_swapped(one: str, other: str) -> bool:
-    """Whether two formats differ in whether day or month comes first."""
-    return one != other and sorted(one) == sorted(other)
+def _are_swapped(a: str, b: str) -> bool:
+    """Whether two formats differ only in the order of day and month."""
+    return a != b and sorted(a) == sorted(b)
 
 
 def _fitting(texts: pa.Array, form: str) -> pa.Array:

@@ -1,4 +1,4 @@
-"""The role of a column: a pure function of facts about it, by rules of which the first that holds decides."""
+"""The role of a column: a pure function of facts about it, by an ordered list of rules; the first match decides."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, final
@@ -14,34 +14,34 @@ from rowwise.ingest.transform.times import PER_SECOND, Unit
 
 Role = Literal["label", "dense", "sparse", "time", "key", "group", "unused"]
 
-FEW = 100  # whole numbers with so few values may be categories
-CODES = 12  # so few may be codes even if their name tells nothing
+FEW = 100  # whole numbers with at most this many values may be categories
+CODES = 12  # at most this many values may be codes, whatever the column's name
 FLAG = 2
 LARGEST_COUNT = 1 << 31
 TIMES = (631_152_000, 4_102_444_800)  # 1990 to 2100 in seconds
 DAYS = (19000101, 21001231)  # written as whole numbers
-CLOSE_nats = 0.01  # of the label; a column that tells less, or as much in both readings, is close
+CLOSE_nats = 0.01  # a smaller gain in log loss, or difference between the two readings, makes the role ambiguous
 MANY_TIMES = 1000
-ENOUGH_ROWS = 3000  # for what the label says of ids and amounts to be no chance
+ENOUGH_ROWS = 3000  # with fewer, evidence for ids or amounts may be chance
 NEARLY_ALL = 0.9
 LEAK_AUC = 0.99
 LEAK_ERROR, LEAK_MISSING = 0.02, 0.05
-NO_VALUES = 0.001  # of the rows, and no more than `CODES`
-LEAK_ROWS = 200  # of the rarer label; with fewer, a column that orders them well may be a good one
-LARGEST_GROUPS = 50  # rows of a group, on average
+NO_VALUES = 0.001  # share of rows with a value, below which (and up to `CODES` rows) a column is unused
+LEAK_ROWS = 200  # of the rarer label; with fewer, a high AUC may just be a good column
+LARGEST_GROUPS = 50  # rows per group, on average
 FEWEST_GROUPS = 20
-IN_GROUPS = 0.5  # of the rows
-GROUP_ERROR = 0.2  # labels that are guessed wrong from other rows of the group, over those without
+IN_GROUPS = 0.5  # minimum share of rows in groups of two or more
+GROUP_ERROR = 0.2  # wrong guesses of the label from other rows of the group, relative to guesses without them
 EVEN = 0.7  # values in the upper half of the range over those in the lower half, or the other way round
-# An amount of so many different whole numbers, each with so many rows, has a table, too: for what rises and falls
+# An amount with at most MAX_BOTH distinct values, at OFTEN_AGAIN rows each, also gets a table: for non-monotone effects
 MAX_BOTH, OFTEN_AGAIN = 1024, 20
-EQUAL = 2  # pairs of equal numbers, to be expected
-PEAKED, PEAKED_CODES = 0.75, 0.95  # rank correlation of counts, and of few of them
+EQUAL = 2  # expected collisions of random numbers
+PEAKED, PEAKED_CODES = 0.75, 0.95  # minimum `Shape.peaked` of counts, and of counts with up to `CODES` values
 AS_COUNTS = "looks like a count"
-SENTENCE = 5  # words, and
-LONG_TEXTS = 0.3  # of the rows are different: free text
+SENTENCE = 5  # mean words of free text
+LONG_TEXTS = 0.3  # share of distinct texts, above which they are free text
 AS_TOLD = "as told"  # the reason for a role that an option gives
-NEVER_SEEN = 0.95  # of the ids in test rows
+NEVER_SEEN = 0.95  # share of the ids in test rows that are unseen in training
 MOSTLY = 0.5
 
 
@@ -50,19 +50,19 @@ class Use(NamedTuple):
 
     role: Role
     why: str = ""
-    note: str | None = None  # what looks wrong
-    close: bool = False
-    both: bool = False  # its numbers are ids, too
+    note: str | None = None  # anomaly
+    close: bool = False  # ambiguous: another role fits about as well
+    both: bool = False  # its numbers are also used as ids
 
     @property
     def is_ids(self) -> bool:
-        """Whether it has a table."""
+        """Whether it looks up a table."""
         return self.role == "sparse" or self.both
 
 
 @final
 class Facts:
-    """What is known of a column from all rows; without labels, nothing of what they say."""
+    """Statistics of a column over all rows; those of the label only if there is one."""
 
     def __init__(self, name: str, survey: ColumnSurvey, *, labelled: bool) -> None:
         self.name, self.sense, self.kind = name, sense_of(name), survey.kind
@@ -73,7 +73,7 @@ class Facts:
         self.repeats = survey.sketch.repeats(2)  # values of two rows and more
         missing = survey.missing_guess()
         self.leak = _leak(survey, self.repeats, missing) if labelled else None
-        self.missing_tells = missing.told if labelled else 0.0  # share of the labels, by where it is missing
+        self.missing_tells = missing.gain if labelled else 0.0  # wrong guesses corrected by where it is missing
 
     @property
     def whole(self) -> bool:
@@ -97,7 +97,7 @@ class Facts:
 
     @property
     def numbers_rows(self) -> bool:
-        """Whole numbers that count rows: all different, without gaps."""
+        """Whether whole numbers are row numbers: all different, nearly without gaps."""
         span = self.most - self.least + 1
         return (
             self.whole
@@ -108,13 +108,13 @@ class Facts:
 
     @property
     def counts(self) -> bool:
-        """Numbers are the rarer, the farther they are from the most frequent one."""
+        """Whether frequencies fall with the distance from the mode, as those of counts do."""
         enough = PEAKED if self.distinct > CODES else PEAKED_CODES
         return self.shape is not None and self.least >= 0 and self.shape.peaked >= enough
 
     @property
     def never_by_chance(self) -> bool:
-        """All different, where so many numbers that are drawn from the range would have several that are equal."""
+        """Whether all are different although as many random numbers of the range would collide (birthday paradox)."""
         return self.distinct == self.filled_rows and self.filled_rows**2 > 2 * EQUAL * (self.most - self.least + 1)
 
     @property
@@ -135,14 +135,14 @@ class Facts:
 
 
 def unit_of(least: float, most: float) -> Unit | None:
-    """The unit of whole numbers that are times since 1970; None: they are none."""
+    """The unit of whole numbers that are times since 1970, or None if they are not."""
     return next((u for u, per in PER_SECOND.items() if TIMES[0] * per <= least and most <= TIMES[1] * per), None)
 
 
-def parse_roles(told: Mapping[Role, str | Sequence[str] | None]) -> dict[str, Role]:
-    """The role of each column that a user names, by its roles' columns."""
+def parse_roles(columns: Mapping[Role, str | Sequence[str] | None]) -> dict[str, Role]:
+    """Invert the columns of each role, as options name them, to the role of each column."""
     roles: dict[str, Role] = {}
-    for role, names in told.items():
+    for role, names in columns.items():
         for column in [names] if isinstance(names, str) else names or ():
             if roles.setdefault(column, role) != role:
                 raise SpecError(f"column {column!r} has two roles, {roles[column]} and {role}", "one role")
@@ -150,7 +150,7 @@ def parse_roles(told: Mapping[Role, str | Sequence[str] | None]) -> dict[str, Ro
 
 
 def may_group(facts: Facts) -> bool:
-    """Whether rows of one value belong together: there are many small groups, named so, or with one label each."""
+    """Whether rows of one value belong together: many small groups, by the column's name or with like labels."""
     repeats = facts.repeats
     if not (facts.whole or facts.text) or facts.sense in ("amount", "part of time", "time"):
         return False
@@ -164,7 +164,7 @@ def may_group(facts: Facts) -> bool:
 
 
 def choose_role(facts: Facts) -> Use:
-    """What the first rule that holds says."""
+    """The use by the first rule that applies."""
     return next(use for rule in RULES if (use := rule(facts)) is not None)
 
 
@@ -211,8 +211,8 @@ def _time(f: Facts) -> Use | None:
     return None
 
 
-def _names_the_row(f: Facts) -> Use | None:
-    """Different in nearly every row, and no amount."""
+def _row_key(f: Facts) -> Use | None:
+    """A key: different in nearly every row, and no amount."""
     key = Use("key", note=f"{f.name!r} is unique in nearly every row: a key, no feature")
     if f.numbers_rows and f.sense != "amount":
         return key
@@ -249,14 +249,14 @@ def _numbers(f: Facts) -> Use | None:
 
 
 def _named(f: Facts) -> Use | None:
-    """What the name of whole numbers says."""
+    """The use of whole numbers by their name."""
     if f.sense == "id" or f.sense == "row":
         return Use("sparse", "id by name")
     if f.sense == "part of time" and f.distinct <= FEW:
         return Use("sparse", "part of a time by name")
     if f.sense == "amount" and not (f.distinct <= FLAG):
-        also = f.distinct <= MAX_BOTH and f.rows >= max(ENOUGH_ROWS, OFTEN_AGAIN * f.distinct)
-        return Use("dense", "number by name", both=also)
+        both = f.distinct <= MAX_BOTH and f.rows >= max(ENOUGH_ROWS, OFTEN_AGAIN * f.distinct)
+        return Use("dense", "number by name", both=both)
     return None
 
 
@@ -264,20 +264,20 @@ def _large(f: Facts) -> Use | None:
     return Use("sparse", "too large for a count") if f.most > LARGEST_COUNT else None
 
 
-def _told_by_label(f: Facts) -> Use | None:
+def _by_label(f: Facts) -> Use | None:
     evidence = f.evidence
     if evidence is None or evidence.reading is None:
         return None
-    ids, amounts = (max(evidence.base - one, 0) / evidence.base for one in (evidence.ids, evidence.amounts))
+    ids, amounts = (max(evidence.base - loss, 0) / evidence.base for loss in (evidence.ids, evidence.amounts))
     close = min(max(ids, amounts), abs(ids - amounts)) * evidence.base < CLOSE_nats
-    said = f"log loss -{ids:.1%} as ids, -{amounts:.1%} as number"
+    gains = f"log loss -{ids:.1%} as ids, -{amounts:.1%} as number"
     if evidence.reading == "amounts":
-        return Use("dense", said, close=close)
+        return Use("dense", gains, close=close)
     if f.distinct <= FEW and f.counts:
         return Use("dense", AS_COUNTS, close=True, both=True)
     if f.rows < ENOUGH_ROWS and f.distinct > CODES:
         return Use("dense", "a count: too few rows for ids", close=True, both=f.distinct <= FEW)
-    return Use("sparse", said, close=close)
+    return Use("sparse", gains, close=close)
 
 
 def _few(f: Facts) -> Use | None:
@@ -295,19 +295,19 @@ def _few(f: Facts) -> Use | None:
 def _shaped(f: Facts) -> Use:
     shape = f.shape
     if shape is not None and shape.is_of_ids and f.least >= 0 and f.rows >= ENOUGH_ROWS and not f.counts:
-        why = f"repeats like ids: {shape.repeats:.0f} rows a value"
-        return Use("sparse", why, close=True)
+        reason = f"repeats like ids: {shape.repeats:.0f} rows a value"
+        return Use("sparse", reason, close=True)
     return Use("dense", "looks numeric", close=True)
 
 
 RULES: tuple[Rule, ...] = (
-    _useless, _other_types, _time, _names_the_row, _texts, _numbers, _named, _large, _told_by_label, _few, _shaped,
+    _useless, _other_types, _time, _row_key, _texts, _numbers, _named, _large, _by_label, _few, _shaped,
 )  # fmt: skip
 YES_NO = frozenset(("yes", "no", "y", "n", "true", "false", "t", "f", "on", "off", "ja", "nein", "si", "oui", "non"))
 
 
 def when_never_seen(facts: Facts, use: Use, share: float) -> Use:
-    """The use of a column with new ids in nearly all test rows."""
+    """The use of a column whose ids in test rows are nearly all unseen in training."""
     if facts.whole and (facts.sense in ("amount", "part of time") or facts.distinct <= FEW):
         return Use("dense", f"as ids, {share:.0%} would be unseen in training", close=True)
     note = f"{facts.name!r} is left out: {share:.0%} of test rows have an id that is unseen in training"
@@ -318,9 +318,9 @@ def _leak(survey: ColumnSurvey, repeats: Repeats, missing: Guess) -> str | None:
     often, auc = survey.sketch.repeats(), survey.auc()
     few = repeats.values * LARGEST_GROUPS <= survey.rows or survey.sketch.distinct <= FEW  # else they may be groups
     if few and often.guess.error <= LEAK_ERROR and not is_list(survey.kind):
-        return f"it alone cuts errors by {often.guess.told:.0%}"
+        return f"it alone cuts errors by {often.guess.gain:.0%}"
     if missing.error <= LEAK_MISSING:
-        return f"missing or not cuts errors by {missing.told:.0%}"
+        return f"missing or not cuts errors by {missing.gain:.0%}"
     rare = min(survey.positive, survey.rows - survey.positive)
     if auc is not None and max(auc, 1 - auc) >= LEAK_AUC and rare >= LEAK_ROWS:
         return f"it alone orders rows by label (AUC {max(auc, 1 - auc):.3f})"

@@ -1,4 +1,4 @@
-"""One column seen split by split: counts, ranges, lengths, a sketch of its values, and a sample against the label.
+"""Statistics of one column, split by split: counts, ranges, lengths, a sketch of its values, and a labelled sample.
 
 The streaming half of `inspect`: memory does not grow with the rows.
 """
@@ -22,7 +22,7 @@ from rowwise.ingest.vocabulary import IdCounter
 SAMPLE_ROWS = 1 << 16
 FEW_TEXTS = 1000
 BUCKETS = 16
-DIGITS = 6  # of a border
+DIGITS = 6  # significant digits of a border
 
 
 @final
@@ -36,9 +36,9 @@ class ColumnSurvey:
         self.empty = self.empty_positive = 0  # rows without an id, and with a positive label among them
         self.longest = 0
         self.least, self.most = np.inf, -np.inf  # of finite numbers
-        self.infinite = 0  # numbers that are, in 32 bits
-        self.words = 0.0  # of a text, on average, in the first rows
-        self.texts: list[str] = []  # a few of them
+        self.infinite = 0  # numbers that are infinite in 32 bits
+        self.words = 0.0  # mean words of a text, in the first rows
+        self.texts: list[str] = []  # of the first rows
         self.sketch = Sketch()
         self._sample: list[tuple[Floats, NDArray[np.bool_]]] = []
         self._whole: list[tuple[NDArray[np.int64], Labels]] = []
@@ -75,7 +75,7 @@ class ColumnSurvey:
             self.words = sum(len(text.split()) for text in self.texts) / max(len(self.texts), 1)
 
     def auc(self) -> float | None:
-        """The AUC of the number alone on the first rows; None: not a number, or one label only."""
+        """The AUC of the number alone on the first rows; None without numbers or with a single label."""
         if not self._sample:
             return None
         x_N, positive_N = (np.concatenate(part) for part in zip(*self._sample, strict=True))
@@ -83,13 +83,13 @@ class ColumnSurvey:
         # Equal numbers share the mean of their ranks.
         middle_U = np.cumsum(count_U) - (count_U - 1) / 2
         positives = int(positive_N.sum())
-        others = len(positive_N) - positives
-        if not positives or not others:
+        negatives = len(positive_N) - positives
+        if not positives or not negatives:
             return None
-        return float((middle_U[rank_N][positive_N].sum() - positives * (positives + 1) / 2) / (positives * others))
+        return float((middle_U[rank_N][positive_N].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
     def missing_guess(self) -> Guess:
-        """The label guessed from whether the value is missing."""
+        """Guesses of the label from whether the value is missing."""
         full, full_positive = self.rows - self.empty, self.positive - self.empty_positive
         if min(self.empty, full) < OFTEN:
             return Guess(0, 0)
@@ -97,19 +97,19 @@ class ColumnSurvey:
         return Guess(wrong, min(self.positive, self.rows - self.positive))
 
     def evidence(self) -> tuple[Evidence | None, Shape] | None:
-        """Evidence for ids and amounts from the first rows; None: no whole numbers."""
+        """Evidence for ids or amounts from the first rows; None without whole numbers."""
         if not self._whole:
             return None
         x_N, positive_N = (np.concatenate(part) for part in zip(*self._whole, strict=True))
         return weigh(x_N, positive_N), shape_of(x_N)
 
     def numbers(self) -> Floats:
-        """The numbers of the first rows, sorted, without those that are not finite."""
+        """The finite numbers of the first rows, sorted."""
         x_N = np.concatenate([x_N for x_N, _ in self._sample]) if self._sample else np.empty(0, np.float32)
         return np.sort(x_N[np.isfinite(x_N)])
 
     def ids(self) -> list[str] | None:
-        """Ids for a vocabulary, the most frequent first; None: the column has to be hashed."""
+        """Ids for a vocabulary, most frequent first; None if the column has to be hashed."""
         return self._counter.ids()
 
     def _range(self, ids: pa.Array, positive_N: NDArray[np.bool_]) -> None:
@@ -130,7 +130,7 @@ class ColumnSurvey:
 
 
 def count_infinite(array: pa.Array) -> int:
-    """How many numbers are infinite in 32 bits."""
+    """The number of values that are infinite in 32 bits."""
     if not types.is_floating(array.type):
         return 0
     return pc.call_function("is_inf", [as_float32(array)]).true_count
@@ -144,15 +144,16 @@ def _nan_is_null(array: pa.Array) -> pa.Array:
 
 
 def borders_of(x_N: Floats, buckets: int = BUCKETS) -> tuple[float, ...]:
-    """Borders between buckets of about as many of the numbers each; a common number has a bucket of its own."""
+    """Quantiles of the numbers, as borders of buckets; a frequent number has a bucket of its own."""
     value_U, count_U = np.unique(x_N, return_counts=True)
     borders: list[float] = []
-    left, held = len(x_N), 0
+    # Greedy: a bucket is full once it has its share of the numbers that remain for the remaining buckets.
+    left, filled = len(x_N), 0
     for value, count in zip(value_U[:-1].tolist(), count_U[:-1].tolist(), strict=True):
-        held += count
-        if held * (buckets - len(borders)) >= left and len(borders) < buckets - 1:
+        filled += count
+        if filled * (buckets - len(borders)) >= left and len(borders) < buckets - 1:
             borders.append(float(f"{value:.{DIGITS}g}"))
-            left, held = left - held, 0
+            left, filled = left - filled, 0
     return tuple(sorted(set(borders)))
 
 

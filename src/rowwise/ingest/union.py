@@ -1,4 +1,4 @@
-"""The columns of several Parquet files together: all names, with types that hold the values of each file. Pure."""
+"""The union of the schemas of several Parquet files, with types that hold the values of all files. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -15,10 +15,10 @@ MAX_NOTES = 20
 
 
 class FlatColumn(NamedTuple):
-    """A column, or a field inside of structs."""
+    """A column, or a field of a struct column."""
 
     root: str  # the column of the file
-    path: tuple[str, ...]  # in its structs; empty: it is the column itself
+    path: tuple[str, ...]  # field names inside structs; empty for the column itself
     kind: pa.DataType
 
     def take_from(self, table: pa.Table) -> pa.ChunkedArray:
@@ -30,23 +30,23 @@ class FlatColumn(NamedTuple):
 
 
 class Union(NamedTuple):
-    """The columns of several files."""
+    """The union of the columns of several files."""
 
     types: dict[str, pa.DataType]
-    sources: dict[str, str]  # the file from which each type is, for messages
+    sources: dict[str, str]  # a file with this type, for messages
     notes: tuple[str, ...]
-    lacking: dict[str, frozenset[str]]  # by column the files without it
+    lacking: dict[str, frozenset[str]]  # files without the column, by column
 
 
 def flat_columns(schema: pa.Schema) -> dict[str, FlatColumn]:
-    """The columns of a file by name, in order; fields of structs are called a.b, unless a column is called so."""
-    found: dict[str, FlatColumn] = {}
+    """The columns of a file by name, in order; fields of structs are named a.b, unless a column has that name."""
+    columns: dict[str, FlatColumn] = {}
     for field in schema:
         for path, kind in _fields(field.type):
             name = ".".join((field.name, *path))
             if not path or name not in schema.names:
-                found[name] = FlatColumn(field.name, path, kind)
-    return found
+                columns[name] = FlatColumn(field.name, path, kind)
+    return columns
 
 
 def _fields(kind: pa.DataType) -> list[tuple[tuple[str, ...], pa.DataType]]:
@@ -56,57 +56,57 @@ def _fields(kind: pa.DataType) -> list[tuple[tuple[str, ...], pa.DataType]]:
 
 
 def unite(schemas: Mapping[str, pa.Schema]) -> Union:
-    """The union of the columns of files; where types have nothing in common, that of the first file stays."""
-    made = Union({}, {}, (), {})
+    """The union of the columns of files; of incompatible types the first file's type is kept."""
+    union = Union({}, {}, (), {})
     notes, lacking = list[str](), dict[str, list[str]]()
     seen, last, flat = list[str](), pa.schema([]), dict[str, FlatColumn]()
     for source, schema in schemas.items():
         if not schema.equals(last):
             last, flat = schema, flat_columns(schema)
-            new = [name for name in flat if name not in made.types]
+            new = [name for name in flat if name not in union.types]
             lacking |= {name: list(seen) for name in new if seen}
             notes += [f"{flat[name].root!r} is a struct: {name!r} is a field of it" for name in new if flat[name].path]
-            notes += _add(made, flat, source)
-        for name in made.types.keys() - flat.keys():
+            notes += _add(union, flat, source)
+        for name in union.types.keys() - flat.keys():
             lacking.setdefault(name, []).append(source)
         seen.append(source)
-    for name in (name for name in made.types if name in lacking):
+    for name in (name for name in union.types if name in lacking):
         files = f"{len(lacking[name])} of {len(schemas)} files, such as {lacking[name][0]}"
         notes.append(f"column {name!r} is not in {files}: it has no value there")
     more = len(notes) - MAX_NOTES
     kept = notes if more <= 0 else [*notes[:MAX_NOTES], f"and {more} more such differences between the files"]
-    return made._replace(notes=tuple(kept), lacking={name: frozenset(files) for name, files in lacking.items()})
+    return union._replace(notes=tuple(kept), lacking={name: frozenset(files) for name, files in lacking.items()})
 
 
-def _add(made: Union, flat: Mapping[str, FlatColumn], source: str) -> Iterator[str]:
-    """Add the columns of a file; yields what is to say of types."""
+def _add(union: Union, flat: Mapping[str, FlatColumn], source: str) -> Iterator[str]:
+    """Add the columns of a file; yields notes on changed types."""
     for name, column in flat.items():
-        known = made.types.setdefault(name, column.kind)
-        first = made.sources.setdefault(name, source)
+        known = union.types.setdefault(name, column.kind)
+        first = union.sources.setdefault(name, source)
         wider = widest(known, column.kind)
         if wider is not None and wider != known:
             if not types.is_null(known):
                 yield f"column {name!r} holds {known} in {first} and {column.kind} in {source}: read as {wider}"
-            made.types[name], made.sources[name] = wider, source
+            union.types[name], union.sources[name] = wider, source
 
 
-def widest(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """A type that holds the values of two; None: there is none."""
-    if can_cast(other, one) and not _loses(other, one):
-        return one
-    if can_cast(one, other) and not _loses(one, other):
-        return other
-    if types.is_integer(one) and types.is_integer(other):
+def widest(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+    """A type that holds the values of both, or None."""
+    if can_cast(b, a) and not _loses(b, a):
+        return a
+    if can_cast(a, b) and not _loses(a, b):
+        return b
+    if types.is_integer(a) and types.is_integer(b):
         return pa.int64()
-    if _is_number(one) and _is_number(other):
+    if _is_number(a) and _is_number(b):
         return pa.float64()
-    if types.is_dictionary(one) or types.is_dictionary(other):
-        return widest(decoded_kind(one), decoded_kind(other))
+    if types.is_dictionary(a) or types.is_dictionary(b):
+        return widest(decoded_kind(a), decoded_kind(b))
     return None
 
 
 def _loses(got: pa.DataType, want: pa.DataType) -> bool:
-    """Whether the wanted type has room for fewer values, among those that can be cast."""
+    """Whether a cast between compatible types may lose values or precision."""
     if types.is_dictionary(want):
         return got != want
     if _is_list(got) and _is_list(want):

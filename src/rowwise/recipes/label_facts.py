@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from rowwise.base.errors import DataError
 from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.columns import Columns
-from rowwise.ingest.labels import bad_values, say_unlabelled
+from rowwise.ingest.labels import bad_values, describe_unlabelled
 from rowwise.ingest.transform import LoadedTransforms
 from rowwise.recipes.rows import RowSelection, make_task
 from rowwise.tables.spec import Table
@@ -29,7 +29,7 @@ class LabelFacts(NamedTuple):
     @property
     def note(self) -> str | None:
         """That rows without a label are left out."""
-        return say_unlabelled(self.unlabelled, self.rows, all_rows=self.all_rows) if self.unlabelled else None
+        return describe_unlabelled(self.unlabelled, self.rows, all_rows=self.all_rows) if self.unlabelled else None
 
 
 def look_at_labels(
