@@ -98,7 +98,7 @@ def test_conditions_are_those_of_row_filters():
     ("text", "message"),
     [
         ("churn", "'churn' holds string: expected numbers for a label, or a condition such as churn = Yes"),
-        ("churn = 1", "label: column 'churn' holds string, and is compared with 1: expected text, in quotes"),
+        ("churn = 1", "label: column 'churn' holds string, but is compared with 1: expected text, in quotes"),
         ("churm = Yes", "no column 'churm'; did you mean 'churn'"),
     ],
 )

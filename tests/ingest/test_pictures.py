@@ -226,7 +226,7 @@ def test_sources_are_folders_and_columns(tmp_path, photos, command):
         ([], (16,), DataError, "no pictures for"),
         ([("a", b"")], (16,), DataError, "picture 'a' is no picture"),
         ([("a", b"nothing")], (16,), DataError, "picture 'a' is no picture: its format is not known"),
-        ([("a", GREY)] * 2, (16,), DataError, "picture 'a' is there twice"),
+        ([("a", GREY)] * 2, (16,), DataError, "picture 'a' appears twice"),
         ([("a", GREY), (1, GREY)], (8,), DataError, "several"),
         ([([1], GREY)], (16,), DataError, "expected a key that is text or a whole number"),
         ([(2**70, GREY)], (16,), DataError, "expected a key that is text or a whole number"),

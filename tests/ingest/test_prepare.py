@@ -115,7 +115,7 @@ def test_a_run_that_met_a_bad_row_may_go_on_without_bad_rows(tmp_path):
     ("how", "message"),
     [
         ({"where": parse("dai >= 2")}, r"no column 'dai'; did you mean 'day'\? There are"),
-        ({"where": parse("day >= x")}, "column 'day' holds int64, and is compared with 'x': expected a whole number"),
+        ({"where": parse("day >= x")}, "column 'day' holds int64, but is compared with 'x': expected a whole number"),
         ({"together": "sesion"}, r"no column 'sesion'; did you mean 'session'\?"),
         ({"together": "bag"}, "together: column 'bag' holds list<.*>: expected a column of single values"),
     ],

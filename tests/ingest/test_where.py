@@ -122,9 +122,9 @@ def test_times_prune(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("x == a", "column 'x' holds int64, and is compared with 'a': expected a whole number"),
+        ("x == a", "column 'x' holds int64, but is compared with 'a': expected a whole number"),
         ("x < 2.5", "compared with 2.5: expected a whole number"),
-        ("s == 3", "holds string, and is compared with 3: expected text, in quotes"),
+        ("s == 3", "holds string, but is compared with 3: expected text, in quotes"),
         ("l == 3", "expected 'is null' or 'not null' only"),
         ("b < true", "column 'b' holds bool: expected ==, != or in"),
         ("t > soon", "expected a time such as"),

@@ -177,7 +177,7 @@ WRONG = [
     (
         {"where": ["user >= x"]},
         DataError,
-        "where: column 'user' holds int.*, and is compared with 'x': expected a whole",
+        "where: column 'user' holds int.*, but is compared with 'x': expected a whole",
     ),
     ({"where": ["user ~ 3"]}, SpecError, "where: 'user ~ 3': expected 'column op value'"),
     ({"together": "usr"}, DataError, "no column 'usr'; did you mean 'user'"),

@@ -138,7 +138,7 @@ def test_shares_by_time_read_no_row_groups_of_others(tmp_path):
         ({"column": "rom", "test_from": 3}, "rows.parquet: no column 'rom'; did you mean 'row'?"),
         (
             {"column": "row", "test_from": "May"},
-            "column 'row' holds int64, and is compared with 'May': expected a whole",
+            "column 'row' holds int64, but is compared with 'May': expected a whole",
         ),
         (
             {"column": "row", "test_from": 9000},

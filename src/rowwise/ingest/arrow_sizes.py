@@ -1,7 +1,7 @@
-"""How large the buffers of an Arrow IPC stream are once they are decompressed, before any of them is.
+"""The decompressed size of the buffers of an Arrow IPC stream, computed before decompressing any.
 
-Each compressed buffer begins with its size, which a reader allocates. Where the buffers are follows from the metadata
-of a message: a flatbuffer, of which four fields are read here. Arrow checks that it is one before it hands it out.
+Each compressed buffer begins with its decompressed size, which a reader allocates. The places of the buffers are in the
+metadata of a message: a flatbuffer, of which four fields are read here. Arrow has validated it as a flatbuffer.
 """
 
 import struct
@@ -11,20 +11,20 @@ import pyarrow as pa
 
 HEADER, BATCH, BUFFERS, COMPRESSION = 2, 1, 2, 3  # numbers of fields in their tables
 LEGACY = b"ARROW:experimental_compression"  # compressed as before Arrow 1.0
-PREFIX_bytes = 8  # of a compressed buffer
-MAX_MESSAGES = 4096  # of a stream, each of which is read alone
-MAX_METADATA_bytes = 1 << 20  # of a message: of a schema of a few thousand columns
+PREFIX_bytes = 8  # decompressed size, in front of a compressed buffer
+MAX_MESSAGES = 4096  # of a stream; each is read separately
+MAX_METADATA_bytes = 1 << 20  # of a message; enough for a few thousand columns
 
 
 def decompressed_bytes(stream: pa.Buffer) -> int:
-    """The bytes of all compressed buffers of a stream as they declare them; 0 where none is compressed."""
+    """The total declared size of all compressed buffers of a stream; 0 if none is compressed."""
     total = 0
     for number, message in enumerate(pa.ipc.MessageReader.open_stream(stream)):
         if number == MAX_MESSAGES:
             raise pa.ArrowInvalid(f"it has more than {MAX_MESSAGES} messages: expected fewer batches")
         if message.metadata.size > MAX_METADATA_bytes:
-            got = f"a message has {message.metadata.size:,} bytes of metadata"
-            raise pa.ArrowInvalid(f"{got}: expected at most {MAX_METADATA_bytes:,}; write fewer columns")
+            problem = f"a message has {message.metadata.size:,} bytes of metadata"
+            raise pa.ArrowInvalid(f"{problem}: expected at most {MAX_METADATA_bytes:,}; write fewer columns")
         if message.type in ("record batch", "dictionary"):
             try:
                 total += _declared(message.metadata.to_pybytes(), message.body, dictionary=message.type == "dictionary")
@@ -55,7 +55,7 @@ def _declared(metadata: bytes, body: pa.Buffer, *, dictionary: bool) -> int:
 
 
 def _follow(metadata: bytes, table: int, field: int) -> int | None:
-    """Where a field of a table refers to; None: the table has none."""
+    """The offset that a field of a flatbuffer table refers to, or None if the field is absent."""
     (back,) = struct.unpack_from("<i", metadata, table)
     (size,) = struct.unpack_from("<H", metadata, table - back)
     if 4 + 2 * field >= size:

@@ -21,7 +21,7 @@ FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # na
 
 
 def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array; text and chunked lists get 64-bit offsets, which no amount of data overflows."""
+    """A column as one array; text and chunked lists get 64-bit offsets, which cannot overflow."""
     kind = column.type
     if is_text(kind):
         column = column.cast(wide_text(kind))
@@ -33,7 +33,7 @@ def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _flatten_views(array: pa.Array) -> pa.Array:
-    """A list view as lists whose values lie one after another; Arrow's own cast of sliced list views is wrong."""
+    """A list view as lists with consecutive values; Arrow's own cast of sliced list views is wrong."""
     missing_R = array.is_null()
     begins_R, lengths_R = array.offsets.to_numpy().astype(np.int64), array.sizes.to_numpy().astype(np.int64)
     lengths_R[missing_R.to_numpy(zero_copy_only=False)] = 0
@@ -55,7 +55,7 @@ def as_float32(array: pa.Array) -> pa.Array:
 
 
 def lists(array: pa.Array) -> Lists:
-    """A column of ids, from `combine_chunks`, as the kernels read it."""
+    """A column of ids, from `combine_chunks`, in the layout of the kernels."""
     if not is_list(array.type):
         values, valid = words_of(array)
         return Lists(values=values, row_valid=valid)
@@ -70,13 +70,13 @@ def lists(array: pa.Array) -> Lists:
 
 
 def words_of(array: pa.Array) -> tuple[NDArray[Any], Bitmap | None]:
-    """Whole numbers as they are and text hashed, and the validity bitmap; a missing entry has any number."""
+    """Integers as they are and text hashed, and the validity bitmap; the word of a missing entry is undefined."""
     if types.is_dictionary(array.type) and (holds_whole(array.type) or array.dictionary.null_count):
         array = array.dictionary_decode()
     valid = bits(array)
     if not types.is_integer(array.type):
         return _text_hash(array).view(np.int64), valid
-    # Unsigned ids past 2**63 turn negative.
+    # Unsigned ids from 2**63 on wrap to negative.
     kind = np.dtype(np.int64) if types.is_uint64(array.type) else numpy_type(array.type)
     return view(array.buffers()[1], kind, array.offset, len(array)), valid
 
@@ -87,7 +87,7 @@ def numpy_type(kind: pa.DataType) -> np.dtype[Any]:
 
 
 def view(buffer: pa.Buffer | None, kind: Any, begin: int, count: int) -> NDArray[Any]:
-    """Entries of an Arrow buffer as numpy; copied only if the buffer, from another library, is not aligned."""
+    """Entries of an Arrow buffer as numpy; copied only if a foreign buffer is not aligned."""
     if buffer is None or not count:
         return np.empty(0, kind)
     part = np.frombuffer(buffer, kind, count, begin * np.dtype(kind).itemsize)
@@ -104,7 +104,7 @@ def hash_ids(ids: pa.Array) -> Words:
 
 
 def int64(array: pa.Array) -> Ints:
-    """Whole numbers or times as 64-bit integers; unsigned ones of 2**63 or more turn negative."""
+    """Integers or times as 64-bit integers; unsigned ones from 2**63 on wrap to negative."""
     array = decoded(array)
     if types.is_timestamp(array.type):
         array = array.cast(pa.int64())
@@ -118,7 +118,7 @@ def decoded(array: pa.Array) -> pa.Array:
 
 
 def flatten_lists(array: pa.Array) -> tuple[pa.Array, Ints | None]:
-    """The ids without missing ones, and the offsets of each row (None: one each)."""
+    """The ids without missing ones, and the row offsets (None for one id per row)."""
     ids, offsets_R1 = flatten_values(array)
     if ids.null_count:
         offsets_N1 = to_offsets(ids.is_valid().to_numpy(zero_copy_only=False))
@@ -127,7 +127,7 @@ def flatten_lists(array: pa.Array) -> tuple[pa.Array, Ints | None]:
 
 
 def flatten_values(array: pa.Array) -> tuple[pa.Array, Ints | None]:
-    """The values of a column with nulls in their places, and the offsets of each row (None: single values)."""
+    """The values of a column including nulls, and the row offsets (None for single values)."""
     if not is_list(array.type):
         return array, None
     lengths_R = pc.fill_null(pc.call_function("list_value_length", [array]), 0).to_numpy(zero_copy_only=False)

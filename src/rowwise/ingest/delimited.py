@@ -1,11 +1,12 @@
 """A `Reader` of CSV and TSV files: a split is a range of bytes, and holds the lines that begin in it.
 
-So the splits follow from the sizes of the files alone; where a line begins is found when a split is read. Where values
-in quotes have line breaks, a line could begin anywhere: then files are scanned once, and splits begin at rows. Files
-that cannot be read from the middle, compressed or in other encodings than UTF-8, are read from plain copies
-(`plain_copy`). How the files are written is found in the first megabyte (`dialect`); `settle` reads them all.
+So the splits follow from the sizes of the files alone; the begin of a line is searched when a split is read. With line
+breaks in quoted values, the begin of a line is ambiguous: then files are scanned once, and splits begin at rows. Files
+without random access (compressed, or in other encodings than UTF-8) are read from plain copies (`plain_copy`). The
+dialect is detected in the first megabyte (`dialect`); `settle` checks it against all rows.
 
-Columns are those of all files; one that a file lacks has no value there. Folders called `day=3` make a column `day`.
+The schema is the union of all files' columns; a column that a file lacks is null there. Folders called `day=3` make a
+column `day`.
 """
 
 import io
@@ -43,20 +44,20 @@ from rowwise.ingest.warehouse import hive
 KINDS = (".csv", ".tsv", ".txt")
 PACKED = ("", ".gz", ".zst", ".bz2", ".xz", ".zip")
 ENDINGS = tuple(f"{kind}{packed}" for kind in KINDS for packed in PACKED)
-HEAD_BYTES = 1 << 20  # of a file, from which the types of its columns are guessed
+HEAD_BYTES = 1 << 20  # beginning of a file, from which the types of its columns are inferred
 MAX_NAMED, MAX_NOTES = 5, 8
 BOM = b"\xef\xbb\xbf"
-WAY_OUT = "for rowwise data inspect, or data.text.{} in a recipe"
+WHERE_TO_SET = "for rowwise data inspect, or data.text.{} in a recipe"
 
 
 class MisfitError(DataError):
-    """Rows that are not as the beginning of the files is; `CsvReader.settle` finds how to read them."""
+    """Rows do not fit the dialect detected at the beginning of the files; `CsvReader.settle` finds one that fits."""
 
 
 class _TextFile(NamedTuple):
-    """A file as it is read."""
+    """The encoding, columns and plain copy of a file."""
 
-    plain: str | None  # the file, or its copy; None: the copy is made when rows are wanted
+    plain: str | None  # the file, or its copy; None until the copy is needed
     encoding: str
     heading: Heading
     begin: int  # of the first row
@@ -68,11 +69,11 @@ class CsvReader:
 
     Args:
         path: a file, a folder or a pattern; or the files.
-        dialect: how they are written, as far as it is known; the rest is found in the first file.
+        dialect: the known settings; the others are detected in the first file.
     """
 
     def __init__(self, path: str | Path | tuple[str, ...], dialect: Dialect | None = None) -> None:
-        """Find how the files are written, and the types of the columns, from the first megabyte of the first file."""
+        """Detect the dialect and the types of the columns in the first megabyte of the first file."""
         self._files = path if isinstance(path, tuple) else find_text_files(path)
         self._given = dialect or Dialect()
         self._opened, self._splits = dict[str, _TextFile](), None
@@ -103,7 +104,7 @@ class CsvReader:
 
     @property
     def copied(self) -> int:
-        """Files of which there is a plain copy."""
+        """Number of files with a plain copy."""
         return sum(file.plain != name for name, file in self._opened.items())
 
     def splits(self) -> tuple[Split, ...]:
@@ -119,7 +120,7 @@ class CsvReader:
         data, begin = self._lines(file, split)
         names = file.heading.names
         self._refuse_open_lines(data, split, file, begin)
-        # A line has to be read for its number of rows, even where no column is wanted.
+        # At least one column has to be parsed to count the rows.
         inside = [name for name in columns if name in names] or list(names[:1])
         kinds = {name: self._schema.field(name).type if name in columns else pa.string() for name in inside}
         try:
@@ -130,7 +131,7 @@ class CsvReader:
         return hive.complete(table, columns, self._schema, folders, split.source).select(list(columns))
 
     def settle(self) -> "CsvReader":
-        """A reader whose types, words for missing values and line breaks fit the rows of all files; reads them all."""
+        """A reader whose types, words for missing values and line breaks fit all rows of all files; reads them all."""
         kinds = {
             name: pa.null() if name in self.undecided else parse_type(k, name) for name, k in self.dialect.types.items()
         }
@@ -149,12 +150,12 @@ class CsvReader:
             except UnevenLinesError as error:
                 raise self._misfit(data, file, split, begin, {}, error) from error
             except pa.ArrowException:
-                # Without a fraction yet, its sign is open.
+                # The decimal sign is undetermined until a fraction occurs.
                 is_open = self._given.decimal is None and not any(map(types.is_floating, kinds.values()))
                 open_dialect = structs.replace(dialect, decimal=None) if is_open else dialect
-                found, dialect = find_types(data, names, inside, open_dialect)
+                inferred, dialect = find_types(data, names, inside, open_dialect)
                 open_names = [name for name in inside if name not in self._given.types]
-                kinds |= {name: widest(kinds[name], found[name]) or pa.string() for name in open_names}
+                kinds |= {name: widest(kinds[name], inferred[name]) or pa.string() for name in open_names}
         return self._settled(kinds, dialect)
 
     def _settled(self, kinds: dict[str, pa.DataType], dialect: Dialect) -> "CsvReader":
@@ -168,11 +169,11 @@ class CsvReader:
         return settled
 
     def __getstate__(self) -> dict[str, object]:
-        """Another process makes plain copies itself."""
+        """Names and settings; another process opens the files and makes plain copies itself."""
         return self.__dict__ | {"_opened": {}}
 
     def _head(self, name: str) -> tuple[bytes, str, bool]:
-        """Whole lines that begin a file, in UTF-8, its encoding, and whether it can be read from the middle."""
+        """The first whole lines of a file in UTF-8, its encoding, and whether it allows random access."""
         with open_unpacked(name) as file:
             raw = file.read(HEAD_BYTES)
             whole = not file.read(1)
@@ -185,7 +186,7 @@ class CsvReader:
             text = io.TextIOWrapper(io.BytesIO(raw), encoding, "strict" if whole else "ignore", newline="").read()
         except UnicodeError as error:
             raise DataError(
-                f"{name}: is not {encoding}: {error}", hint=f"set --encoding {WAY_OUT.format('encoding')}"
+                f"{name}: is not {encoding}: {error}", hint=f"set --encoding {WHERE_TO_SET.format('encoding')}"
             ) from error
         only_returns = "\n" not in text and "\r" in text
         text = text.replace("\r", "\n") if only_returns else text
@@ -194,7 +195,7 @@ class CsvReader:
         return data if whole else data[: data.rfind(b"\n") + 1], encoding, is_plain
 
     def _open(self, name: str, head: tuple[bytes, str, bool] | None = None) -> _TextFile:
-        """A file's encoding and columns, from the lines that begin it."""
+        """A file's encoding and columns, from its first lines."""
         if name in self._opened:
             return self._opened[name]
         data, encoding, is_plain = head or self._head(name)
@@ -205,7 +206,7 @@ class CsvReader:
         except DataError as error:
             raise DataError(f"{name}: {error}") from None
         if not rows:
-            raise DataError(f"{name}: no row", "at least one")
+            raise DataError(f"{name}: no rows", "at least one")
         heading = find_heading(rows, structs.replace(self._given, header=self.dialect.header))
         begin = skip
         if heading.header:
@@ -214,12 +215,14 @@ class CsvReader:
                 pass
             begin += len("".join(text.splitlines(keepends=True)[: reader.line_num]).encode())
         if not heading.names or len(set(heading.names)) < len(heading.names):
-            raise DataError(f"{name}: its first line is no header", hint=f"set --names a,b,c {WAY_OUT.format('names')}")
+            raise DataError(
+                f"{name}: its first line is no header", hint=f"set --names a,b,c {WHERE_TO_SET.format('names')}"
+            )
         self._opened[name] = _TextFile(name if is_plain else None, encoding, heading, begin)
         return self._opened[name]
 
     def _unpack(self, name: str) -> _TextFile:
-        """A file that can be read from the middle."""
+        """A file with random access: itself, or its plain copy."""
         file = self._open(name)
         if file.plain is not None and (file.plain == name or Path(file.plain).exists()):
             return file
@@ -229,7 +232,7 @@ class CsvReader:
         except OSError as error:
             raise DataError(
                 f"{name}: cannot be unpacked into {place.folder}: {error}",
-                hint=f"choose another folder: --unpack-to {WAY_OUT.format('unpack_to')}",
+                hint=f"choose another folder: --unpack-to {WHERE_TO_SET.format('unpack_to')}",
             ) from error
         self._opened[name] = file._replace(plain=str(copy))
         return self._opened[name]
@@ -249,7 +252,7 @@ class CsvReader:
         return [Split(source=name, start=a, stop=b) for a, b in pairwise(bounds)]
 
     def _lines(self, file: _TextFile, split: Split) -> tuple[bytes, int]:
-        """The lines that begin in a range of bytes, and where the first of them begins."""
+        """The lines that begin in a split's range of bytes, and the offset of the first."""
         assert file.plain is not None
         with open_regular(file.plain) as opened:
             begin = max(file.begin, _line_start(opened, split.start))
@@ -258,7 +261,7 @@ class CsvReader:
             return opened.read(end - begin), begin
 
     def _guess(self, names: Sequence[str], headings: dict[str, Heading]) -> dict[str, pa.DataType]:
-        """Types and ways to write numbers, of each column by the first file that has it."""
+        """The type of each column and the number format, by the first file with the column."""
         kinds = {name: parse_type(kind, name) for name, kind in self._given.types.items() if name in names}
         for source, heading in headings.items():
             new = [name for name in heading.names if name in names and name not in kinds]
@@ -273,13 +276,13 @@ class CsvReader:
                     hint="--no-header takes the first line as a row",
                 )
             try:
-                found, self.dialect = find_types(head, heading.names, heading.names, self.dialect)
+                inferred, self.dialect = find_types(head, heading.names, heading.names, self.dialect)
             except pa.ArrowException as error:
                 file = self._opened[source]
                 split = Split(source=source, start=0, stop=len(head))
                 raise self._misfit(head, file, split, file.begin, {}, error) from error
-            kinds |= {name: found[name] for name in new}
-        # A column without a value in the head is read as text, which holds any later value.
+            kinds |= {name: inferred[name] for name in new}
+        # A column without a value in the head is read as text, which fits any later value.
         self.undecided = tuple(name for name, kind in kinds.items() if types.is_null(kind))
         return {name: pa.string() if types.is_null(kinds[name]) else kinds[name] for name in names}
 
@@ -293,53 +296,53 @@ class CsvReader:
             return head[: head.rfind(b"\n") + 1] if opened.read(1) else head
 
     def _has_open_line(self, data: bytes) -> bool:
-        """Whether a value in quotes goes on in the next line, although none should."""
+        """Whether a quoted value unexpectedly continues in the next line."""
         is_quoted = self.dialect.quotes and not self.dialect.line_breaks and b'"' in data
-        # As long as each line has an even number of quotes, none is open.
+        # If each line has an even number of quotes, none is open.
         return is_quoted and _has_odd_line(data) and first_open_line(io.BytesIO(data), self.dialect) > 0
 
     def _refuse_open_lines(self, data: bytes, split: Split, file: _TextFile, begin: int) -> None:
         if self._has_open_line(data):
             line = _line_number(file, begin) + first_open_line(io.BytesIO(data), self.dialect)
             hint = "set data.text.line_breaks: true in a recipe, as rowwise data inspect does, or quotes: false"
-            raise MisfitError(f"{split.source}: line {line}: a value in quotes goes on in the next line", hint=hint)
+            raise MisfitError(f"{split.source}: line {line}: a quoted value continues in the next line", hint=hint)
 
     def _misfit(
         self, data: bytes, file: _TextFile, split: Split, begin: int, kinds: Mapping[str, pa.DataType], error: Exception
     ) -> MisfitError:
-        """What is wrong with some lines, where it is, and the way out."""
+        """An error for lines that cannot be parsed: the first bad line, and the options that help."""
         above = _line_number(file, begin)
         if isinstance(error, UnevenLinesError):
-            other = f"another --delimiter {WAY_OUT.format('delimiter')}"
-            expected = f"values with {self.dialect.delimiter!r} in quotes, or {other}"
+            alternative = f"another --delimiter {WHERE_TO_SET.format('delimiter')}"
+            expected = f"values with {self.dialect.delimiter!r} in quotes, or {alternative}"
             return MisfitError(f"{split.source}: line {above + error.line}: {error}", expected)
         if not _is_utf8(data):
             lines = data.splitlines(keepends=True)
             line = next(k for k, text in enumerate(lines) if not _is_utf8(text))
-            hint = f"set --encoding cp1252 or another {WAY_OUT.format('encoding')}"
+            hint = f"set --encoding cp1252 or another {WHERE_TO_SET.format('encoding')}"
             return MisfitError(f"{split.source}: line {above + line + 1} is not UTF-8", hint=hint)
         bad = find_bad_value(data, file.heading.names, self.dialect, dict(kinds), list(kinds))
         if bad is None:
             return MisfitError(f"{split.source}: after line {above}: {error}", "lines like the first ones")
         place = f"{split.source}: line {above + bad.line}, column {bad.column!r}"
-        hint = f"set --column-type {bad.column}=string {WAY_OUT.format('types')}"
+        hint = f"set --column-type {bad.column}=string {WHERE_TO_SET.format('types')}"
         return MisfitError(f"{place}: {bad.text[:80]!r} is no {bad.kind}", hint=hint)
 
 
 def find_text_files(path: str | Path) -> tuple[str, ...]:
-    """A path's files; of a folder those that end in .txt only if there are no others."""
+    """The files of a path; in a folder, .txt files only if there are no others."""
     files = find_files(path, ENDINGS)
-    others = tuple(name for name in files if ".txt" not in Path(name).suffixes)
-    return (others or files) if Path(path).is_dir() else files
+    tables = tuple(name for name in files if ".txt" not in Path(name).suffixes)
+    return (tables or files) if Path(path).is_dir() else files
 
 
 def _notes_of(headings: Mapping[str, Heading]) -> list[str]:
-    """What the columns of the files have that may surprise."""
+    """Notes on differences between the columns of the files."""
     first, *others = headings.items()
     notes = list(first[1].notes)
     for name, heading in others:
-        missing = [one for one in first[1].names if one not in heading.names]
-        more = [one for one in heading.names if one not in first[1].names]
+        missing = [column for column in first[1].names if column not in heading.names]
+        more = [column for column in heading.names if column not in first[1].names]
         for what, columns in (("lacks", missing), ("alone has", more)):
             if columns and len(notes) < MAX_NOTES:
                 named = ", ".join(columns[:MAX_NAMED])
@@ -363,7 +366,7 @@ def _has_odd_line(data: bytes) -> bool:
 
 
 def _line_number(file: _TextFile, at: int) -> int:
-    """How many lines end before a byte of a file."""
+    """The number of lines that end before an offset of a file."""
     if file.plain is None:
         return int(file.heading.header)
     with open_regular(file.plain) as opened:
@@ -372,10 +375,10 @@ def _line_number(file: _TextFile, at: int) -> int:
 
 
 def _line_start(file: BinaryIO, at: int) -> int:
-    """The first byte at or after `at` at which a line begins."""
+    """The first offset from `at` on at which a line begins."""
     if at == 0:
         return 0
     file.seek(at - 1)
     while (piece := file.readline(HEAD_BYTES)) and not piece.endswith(b"\n"):
-        pass  # of a long line
+        pass  # a long line, in pieces
     return file.tell()

@@ -1,6 +1,6 @@
-"""How text files are written: encoding, delimiter, header, quotes and numbers, found in the bytes that begin them.
+"""The dialect of text files: encoding, delimiter, header, quotes and numbers, detected in their first bytes.
 
-Pure: bytes and texts in, facts out. `delimited` reads files by these facts, and a recipe keeps them as `data.text`.
+Pure functions of bytes and texts. `delimited` reads files by a dialect, and a recipe stores it as `data.text`.
 """
 
 import codecs
@@ -19,10 +19,10 @@ from msgspec import structs
 from rowwise.base.errors import DataError, SpecError
 from rowwise.tables.spec import Value
 
-DELIMITERS = "\t;|\x01, "  # where two divide the lines equally well, the earlier one does
+DELIMITERS = "\t;|\x01, "  # by preference if several divide the lines equally well
 MAX_LINE_bytes = 8 << 20  # the longest line that Arrow accepts
-LOOK_AT = 200  # lines that delimiter and header are found in
-LOOK_AT_chars, MAX_ROWS = 1 << 18, 1 << 16  # that spaces around values are found in
+LOOK_AT = 200  # lines in which delimiter and header are detected
+LOOK_AT_chars, MAX_ROWS = 1 << 18, 1 << 16  # extent in which spaces around values are detected
 # Lower-case words for a missing value, in columns where all else is a number or a time.
 MISSING = (
     *("na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "none", "nil", "-", "--", "?", ".", "\\n", "missing"),
@@ -32,36 +32,36 @@ BOMS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF3
 BOMS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 NO_CP1252 = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")
 ESCAPED = re.compile(rb'[^,;\t|\n\\"]\\"[^,;\t|\r\n"]')  # a quote after a backslash in the middle of a value
-# What a name of a column hardly is: numbers, dates, times, amounts.
+# Cells that are hardly names of columns: numbers, dates, times, amounts.
 DATA = re.compile(r"[-+$€£¥]?\s*\.?\d[\d\s.,:/'T+-]*(?:[eE][-+]?\d+)?\s*[%€$£¥Z]?")
-UNNAMED = re.compile(r"(?:Unnamed: \d+)?")  # as pandas writes its index, and what it reads then
-BLANKS = " \t"  # that are no part of a value, at its ends
+UNNAMED = re.compile(r"(?:Unnamed: \d+)?")  # an index as pandas writes it, and the name that pandas gives it on reading
+BLANKS = " \t"  # characters to trim around values
 SPACES = " \u00a0\u202f"
 CURRENCY = r"(?:[$€£¥₹₽₩₺]|R\$|(?:USD|EUR|GBP|JPY|CHF|CNY|INR|BRL)(?=\s)|(?<=\s)(?:USD|EUR|GBP|JPY|CHF|CNY|INR|BRL))"
-GROUPS = {".": f",'\u2019{SPACES}", ",": f".'\u2019{SPACES}"}  # what separates thousands, by the decimal sign
+GROUPS = {".": f",'\u2019{SPACES}", ",": f".'\u2019{SPACES}"}  # thousands separators, by decimal sign
 
 
 class Dialect(Value, frozen=True):
-    """How text files are written; what is null is found in the first megabyte."""
+    """The dialect of text files; fields that are None are detected in the first megabyte."""
 
     delimiter: str | None = None  # between values, one character
-    header: bool | None = None  # whether the first line of each file has names
-    names: tuple[str, ...] = ()  # of the columns; empty: those of the header, or c0, c1, ...
+    header: bool | None = None  # the first line of each file has names
+    names: tuple[str, ...] = ()  # column names; empty for those of the header, or c0, c1, ...
     quotes: bool = True  # values may be in double quotes
-    escape: bool | None = None  # a backslash before a quote makes it part of a value, as Spark writes it
-    line_breaks: bool | None = None  # values in quotes have some: files are then read once more, to find their rows
-    trim: bool | None = None  # leave out spaces around values
-    encoding: str | None = None  # as Python calls it, such as cp1252; a byte order mark overrules it
-    decimal: Literal[".", ","] | None = None  # sign before the fraction of a number
-    thousands: str | None = None  # the signs between thousands in `signs`
+    escape: bool | None = None  # backslashes escape quotes, as Spark writes them
+    line_breaks: bool | None = None  # quoted values have line breaks: files are read once more, to find their rows
+    trim: bool | None = None  # strip spaces around values
+    encoding: str | None = None  # Python's name of it, such as cp1252; a byte order mark overrides it
+    decimal: Literal[".", ","] | None = None  # decimal sign
+    thousands: str | None = None  # thousands separators in `signs`
     signs: tuple[str, ...] | None = None  # columns of numbers such as "1.234,50 €" and "3 %"
-    missing: tuple[str, ...] | None = None  # words for a missing value; in columns of text only an empty one is missing
+    missing: tuple[str, ...] | None = None  # words for a missing value; in columns of text only the empty one counts
     types: dict[str, str] = msgspec.field(
         default_factory=dict
-    )  # of columns, such as int64, double, string or timestamp[s]; others are found
-    split_bytes: int = 32 << 20  # how much is read at once
-    unpack_to: str = "~/.cache/rowwise"  # folder of plain copies of files that are compressed or in other encodings
-    unpacked_gb: int = 100  # what these copies take together; the least recently used are removed
+    )  # column types such as int64, double, string or timestamp[s]; others are detected
+    split_bytes: int = 32 << 20  # size of a split
+    unpack_to: str = "~/.cache/rowwise"  # folder for plain copies of compressed files and of other encodings
+    unpacked_gb: int = 100  # size limit of these copies; the least recently used are evicted
 
     def __post_init__(self) -> None:
         if self.split_bytes < 1 or self.unpacked_gb < 1:
@@ -70,17 +70,17 @@ class Dialect(Value, frozen=True):
             raise SpecError(f"delimiter {self.delimiter!r}", "one character, such as ';' or a tab")
         if self.encoding is not None and not _is_encoding(self.encoding):
             raise SpecError(f"encoding {self.encoding!r}", "one that Python knows, such as utf-8, cp1252 or utf-16")
-        if self.thousands is not None and (others := set(self.thousands) - set("".join(GROUPS.values()))):
-            raise SpecError(f"thousands {self.thousands!r}: {min(others)!r} is none of . , ' \u2019 and spaces")
+        if self.thousands is not None and (invalid := set(self.thousands) - set("".join(GROUPS.values()))):
+            raise SpecError(f"thousands {self.thousands!r}: {min(invalid)!r} is none of . , ' \u2019 and spaces")
         twice = [name for name, count in Counter(self.names).items() if count > 1]
         if twice:
-            raise SpecError(f"names: {twice[0]!r} stands there twice", "each name once")
+            raise SpecError(f"names: {twice[0]!r} appears twice", "each name once")
         for name, kind in self.types.items():
             parse_type(kind, name)
 
 
 def style_of(dialect: Dialect) -> Dialect:
-    """How text is written, without settings of a machine, such as a folder that a stranger may have named."""
+    """The dialect without machine settings, such as a folder, which another user may have chosen."""
     machine = ("split_bytes", "unpack_to", "unpacked_gb")
     return structs.replace(dialect, **{name: getattr(Dialect(), name) for name in machine})
 
@@ -89,19 +89,19 @@ class Heading(NamedTuple):
     """The columns of a file."""
 
     header: bool  # the first line has names
-    names: tuple[str, ...]  # of all fields of a line
-    left_out: tuple[str, ...]  # of these: an index without a name, or nothing after the last delimiter
+    names: tuple[str, ...]  # all fields of a line
+    left_out: tuple[str, ...]  # unnamed indexes, and the empty field after a trailing delimiter
     notes: tuple[str, ...]
 
 
 class Style(NamedTuple):
-    """How columns write numbers."""
+    """The format of numbers in columns."""
 
     decimal: Literal[".", ","]
     thousands: str
     signs: tuple[str, ...]
-    words: dict[str, tuple[str, ...]]  # words for missing values of columns that may be numbers otherwise
-    large: tuple[str, ...]  # columns of whole numbers that 64 bits do not hold
+    words: dict[str, tuple[str, ...]]  # words for missing values, by column with other values
+    large: tuple[str, ...]  # columns of plain integers, maybe beyond 64 bits
 
 
 def _is_encoding(name: str) -> bool:
@@ -124,11 +124,11 @@ def parse_type(text: str, column: str) -> pa.DataType:
 
 
 def find_encoding(head: bytes, *, whole: bool) -> str:
-    """The encoding of bytes that begin a file."""
+    """The encoding of a file by its first bytes; `whole`: they are the whole file."""
     marked = next((name for mark, name in BOMS.items() if head.startswith(mark)), None)
     if marked is not None:
         return marked
-    # Text of UTF-16 without a mark has a zero in every second byte, as long as it is mostly Latin.
+    # UTF-16 without a byte order mark: in mostly Latin text, every second byte is zero.
     halves = [head[k::2].count(0) / max(len(head) // 2, 1) for k in (0, 1)]
     if max(halves) > 0.4 and min(halves) < 0.1:
         return "utf-16-le" if halves[1] > halves[0] else "utf-16-be"
@@ -139,26 +139,26 @@ def find_encoding(head: bytes, *, whole: bool) -> str:
     return "utf-8"
 
 
-def find_layout(head: bytes, given: Dialect) -> Dialect:
-    """Delimiter, escapes, line breaks in quotes and spaces, from whole lines of UTF-8."""
+def find_layout(head: bytes, known: Dialect) -> Dialect:
+    """Complete a dialect by delimiter, escapes, quoted line breaks and spaces, detected in whole lines of UTF-8."""
     text = head[: 4 * LOOK_AT_chars].decode(errors="replace")[:LOOK_AT_chars]
-    escape = given.quotes and bool(ESCAPED.search(head)) if given.escape is None else given.escape
-    found = structs.replace(
-        given, escape=escape, delimiter=given.delimiter or _find_delimiter(text, given.quotes, escape)
+    escape = known.quotes and bool(ESCAPED.search(head)) if known.escape is None else known.escape
+    dialect = structs.replace(
+        known, escape=escape, delimiter=known.delimiter or _find_delimiter(text, known.quotes, escape)
     )
-    breaks = given.quotes and first_open_line(io.BytesIO(head), found) > 0
-    rows = records(text, found, MAX_ROWS)
-    whole = rows[: len(rows) - (len(text) == LOOK_AT_chars)]  # the last one may be cut
-    trim = found.delimiter != " " and any(cell != cell.strip(BLANKS) for row in whole for cell in row)
+    breaks = known.quotes and first_open_line(io.BytesIO(head), dialect) > 0
+    rows = records(text, dialect, MAX_ROWS)
+    complete = rows[: len(rows) - (len(text) == LOOK_AT_chars)]  # the last one may be cut
+    trim = dialect.delimiter != " " and any(cell != cell.strip(BLANKS) for row in complete for cell in row)
     return structs.replace(
-        found,
-        line_breaks=breaks if given.line_breaks is None else given.line_breaks,
-        trim=trim if given.trim is None else given.trim,
+        dialect,
+        line_breaks=breaks if known.line_breaks is None else known.line_breaks,
+        trim=trim if known.trim is None else known.trim,
     )
 
 
 def records(text: str, dialect: Dialect, most: int = LOOK_AT) -> list[list[str]]:
-    """The first rows of a text, without empty lines."""
+    """The first `most` rows of a text, without empty lines."""
     return [row for _, row in zip(range(most), read_records(text, dialect), strict=False)]
 
 
@@ -182,8 +182,8 @@ def csv_reader(text: str, dialect: Dialect):  # noqa: ANN201 - its type has no n
 
 
 def _find_delimiter(text: str, quotes: bool, escape: bool) -> str:
-    """The one that divides most lines into equally many values."""
-    best, most = ",", 0.0
+    """The delimiter that divides the largest share of lines into an equal number of values."""
+    best, best_share = ",", 0.0
     first = text.lstrip("\r\n").partition("\n")[0]
     for mark in DELIMITERS:
         if mark not in first:
@@ -191,34 +191,34 @@ def _find_delimiter(text: str, quotes: bool, escape: bool) -> str:
         widths = [len(row) for row in records(text, Dialect(delimiter=mark, quotes=quotes, escape=escape))]
         ((width, lines),) = Counter(widths).most_common(1)
         alike = lines / len(widths)
-        if mark == " ":  # may as well be in text; of R, the first line has no name for the names of the rows
+        if mark == " ":  # also occurs in text; in files of R the header has no name for the row names
             alike = float(width > 2 and set(widths[1:]) <= {width} and widths[0] in (width, width - 1))
-        if width > 1 and alike > most:
-            best, most = mark, alike
+        if width > 1 and alike > best_share:
+            best, best_share = mark, alike
     return best
 
 
-def find_heading(rows: Sequence[Sequence[str]], given: Dialect) -> Heading:
-    """The columns, from the first rows of a file; the first row may have their names."""
-    header = not given.names if given.header is None and given.names else given.header
+def find_heading(rows: Sequence[Sequence[str]], dialect: Dialect) -> Heading:
+    """The columns of a file by its first rows, with or without a header."""
+    header = not dialect.names if dialect.header is None and dialect.names else dialect.header
     header = _has_header(rows) if header is None else header
     body = rows[1:] if header else rows
     first = [cell.strip() for cell in rows[0]] if header else []
     width = Counter(len(row) for row in body).most_common(1)[0][0] if body else len(first)
     notes: list[str] = []
     columns = [[row[k] if k < len(row) else "" for row in body] for k in range(max(width, len(first)))]
-    if given.names:
-        first = list(given.names)
+    if dialect.names:
+        first = list(dialect.names)
     elif not header:
         first = [f"c{k}" for k in range(width)]
     elif len(first) == width - 1 and any(columns[-1]):
-        first = ["", *first]  # the first column has the names of the rows, as R writes them
+        first = ["", *first]  # R writes row names without a header cell
     first += [""] * (width - len(first))
     names, left_out = list[str](), list[str]()
     for k, name in enumerate(first):
         plain = f"c{k}" if UNNAMED.fullmatch(name) else name
         taken = {*names, *first[k + 1 :]} if UNNAMED.fullmatch(name) else set(names)
-        unique = next(one for one in chain([plain], (f"{plain}_{n}" for n in count(2))) if one not in taken)
+        unique = next(free for free in chain([plain], (f"{plain}_{n}" for n in count(2))) if free not in taken)
         names.append(unique)
         if UNNAMED.fullmatch(name):
             if not any(columns[k]):
@@ -227,9 +227,9 @@ def find_heading(rows: Sequence[Sequence[str]], given: Dialect) -> Heading:
                 left_out.append(unique)
                 notes.append("the first column has no name and a number of its own in each row: left out as an index")
             else:
-                notes.append(f"column {k + 1} has no name: it is called {unique}")
+                notes.append(f"column {k + 1} has no name: it is named {unique}")
         elif unique != name:
-            notes.append(f"a second column is called {name!r}: it is {unique!r} here")
+            notes.append(f"a second column is named {name!r}: it is renamed to {unique!r}")
     return Heading(header, tuple(names), tuple(left_out), tuple(notes))
 
 
@@ -238,15 +238,15 @@ def _is_index(cells: Sequence[str]) -> bool:
 
 
 def _has_header(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first row has names: where later rows have numbers, it has words."""
+    """Whether the first row is a header: words in columns of numbers, or cells that do not recur."""
     first, body = rows[0], rows[1:]
     if not body:
         return not any(map(_is_data, first))
     named, alike, repeated = 0, 0, 0
     for k, cell in enumerate(first):
         cells = [row[k].strip() for row in body if k < len(row)]
-        known = [one for one in cells if one and one.lower() not in MISSING]
-        if known and all(map(_is_data, known)):
+        present = [value for value in cells if value and value.lower() not in MISSING]
+        if present and all(map(_is_data, present)):
             alike += _is_data(cell)
             named += not _is_data(cell) and bool(cell.strip()) and cell.strip().lower() not in MISSING
         else:
@@ -260,8 +260,8 @@ def _is_data(cell: str) -> bool:
     return DATA.fullmatch(cell.strip()) is not None
 
 
-def find_style(columns: dict[str, list[str]], given: Dialect) -> Style:
-    """How numbers are written in columns that are not plain numbers; their different values, without empty ones."""
+def find_style(columns: dict[str, list[str]], dialect: Dialect) -> Style:
+    """The format of numbers in columns that do not parse as plain numbers, by their distinct, non-empty values."""
     known = {
         name: [cell.strip() for cell in cells if cell.strip().lower() not in MISSING] for name, cells in columns.items()
     }
@@ -270,12 +270,12 @@ def find_style(columns: dict[str, list[str]], given: Dialect) -> Style:
         for sign in (".", ",")
     }
     points, commas = len(fits["."] - fits[","]), len(fits[","] - fits["."])
-    decimal = given.decimal or ("," if commas > points else ".")
+    decimal = dialect.decimal or ("," if commas > points else ".")
     signs, used, large, words = list[str](), set[str](), list[str](), dict[str, tuple[str, ...]]()
     for name in columns:
-        odd = tuple(sorted({cell for cell in columns[name] if cell.strip().lower() in MISSING}))
-        if odd and known[name]:
-            words[name] = odd
+        missing = tuple(sorted({cell for cell in columns[name] if cell.strip().lower() in MISSING}))
+        if missing and known[name]:
+            words[name] = missing
         if name not in fits[decimal]:
             continue
         between = {mark for cell in known[name] for mark in cell if mark in GROUPS[decimal]}
@@ -286,12 +286,12 @@ def find_style(columns: dict[str, list[str]], given: Dialect) -> Style:
             }
         elif all(cell.lstrip("-+").isdigit() for cell in known[name]):
             large.append(name)
-    thousands = "".join(sorted(used | set(given.thousands or "")))
+    thousands = "".join(sorted(used | set(dialect.thousands or "")))
     return Style(decimal, thousands, tuple(signs), words, tuple(large))
 
 
 def _number(decimal: str) -> re.Pattern[str]:
-    """Numbers with signs between thousands, currencies and percents."""
+    """A pattern of numbers with thousands separators, currencies and percent signs."""
     mark, group = re.escape(decimal), f"[{re.escape(GROUPS[decimal])}]"
     whole = rf"(?:[1-9]\d{{0,2}}(?:{group}\d{{3}})+|\d+)"
     number = rf"(?:{whole}(?:{mark}\d*)?|{mark}\d+)(?:[eE][-+]?\d+)?"
@@ -299,12 +299,12 @@ def _number(decimal: str) -> re.Pattern[str]:
 
 
 def first_open_line(file: BinaryIO, dialect: Dialect) -> int:
-    """The line after which a value in quotes goes on, from 1; 0: there is none."""
+    """The first line (from 1) after which a quoted value continues; 0 if there is none."""
     return next((k for k, (_, is_open) in enumerate(_lines(file, dialect), 1) if is_open), 0)
 
 
 def record_starts(file: BinaryIO, dialect: Dialect, step: int) -> Iterator[int]:
-    """Where rows begin, at least `step` bytes from each other; reads all lines."""
+    """Offsets at which rows begin, at least `step` bytes apart; reads all lines."""
     at = last = row = 0
     is_open = False
     for number, (line, is_open) in enumerate(_lines(file, dialect), 1):
@@ -322,7 +322,7 @@ def record_starts(file: BinaryIO, dialect: Dialect, step: int) -> Iterator[int]:
 
 
 def _lines(file: BinaryIO, dialect: Dialect) -> Iterator[tuple[bytes, bool]]:
-    """Each line, and whether a value in quotes goes on after it."""
+    """Each line, and whether a quoted value continues after it."""
     mark = re.escape((dialect.delimiter or ",").encode())
     begin = re.compile(rb"(?:^|(?<=" + mark + rb'))"')
     end = re.compile(rb'(?:[^"\\]++|\\.|"")*+"' if dialect.escape else rb'(?:[^"]++|"")*+"', re.DOTALL)
@@ -330,26 +330,26 @@ def _lines(file: BinaryIO, dialect: Dialect) -> Iterator[tuple[bytes, bool]]:
     while line := file.readline(MAX_LINE_bytes):
         if b'"' in line:
             at = 0
-            while found := end.match(line, at) if is_open else begin.search(line, at):
-                is_open, at = not is_open, found.end()
+            while match := end.match(line, at) if is_open else begin.search(line, at):
+                is_open, at = not is_open, match.end()
         yield line, is_open
 
 
-def describe(found: Dialect) -> str:
-    """How files are written, in words, with the options that overrule it."""
+def describe(dialect: Dialect) -> str:
+    """A dialect in words, with the options that override it."""
     names = {"\t": "a tab", " ": "a space"}
-    fields = found.names or ("c0", "c1", "...")
+    fields = dialect.names or ("c0", "c1", "...")
     parts = [
-        f"{names.get(found.delimiter or '', repr(found.delimiter))} between values",
-        "a header" if found.header else f"no header (columns are {', '.join(fields[:3])})",
-        f"{found.encoding}",
+        f"{names.get(dialect.delimiter or '', repr(dialect.delimiter))} between values",
+        "a header" if dialect.header else f"no header (columns are {', '.join(fields[:3])})",
+        f"{dialect.encoding}",
     ]
-    parts += ["decimal comma"] * (found.decimal == ",")
-    parts += [f"numbers with signs in {', '.join(found.signs or ())}"] * bool(found.signs)
-    words = [word for word in found.missing or () if word]
+    parts += ["decimal comma"] * (dialect.decimal == ",")
+    parts += [f"numbers with signs in {', '.join(dialect.signs or ())}"] * bool(dialect.signs)
+    words = [word for word in dialect.missing or () if word]
     parts += [f"missing (numbers only): {', '.join(map(repr, words))}"] * bool(words)
-    parts += ["line breaks in quotes"] * bool(found.line_breaks)
-    parts += ["spaces around values left out"] * bool(found.trim)
-    parts += ["quotes after backslashes"] * bool(found.escape)
+    parts += ["line breaks in quotes"] * bool(dialect.line_breaks)
+    parts += ["spaces around values left out"] * bool(dialect.trim)
+    parts += ["quotes after backslashes"] * bool(dialect.escape)
     options = "--delimiter, --header, --names, --encoding, --decimal, --missing, --column-type"
     return f"text: {'; '.join(parts)} (other: {options})"

@@ -1,7 +1,7 @@
-"""Parses lines of text as their `Dialect` says, by Arrow; the types of columns are found here, too.
+"""Parses lines of text by their `Dialect`, with Arrow; infers the types of columns, too.
 
-Arrow wants as many values in each line as there are columns. Lines with fewer, and lines with nothing behind the last
-column, are written anew first, which takes about ten times as long; only text that has such lines pays for it.
+Arrow requires one value per column in each line. Shorter lines, and lines with empty values behind the last column, are
+rewritten first, which takes about ten times as long; only text with such lines pays for it.
 """
 
 import csv as lines_csv
@@ -19,7 +19,7 @@ from pyarrow import csv, types
 from rowwise.ingest.bags import combine_chunks
 from rowwise.ingest.dialect import BLANKS, CURRENCY, Dialect, MAX_LINE_bytes, csv_reader, find_style
 
-MAX_DIFFERENT = 4096  # values of a column, by which its way to write numbers is found
+MAX_DISTINCT = 4096  # values of a column that its number format is inferred from
 WHOLE = r"^[-+]?\d{1,18}$"
 
 
@@ -32,7 +32,7 @@ class UnevenLinesError(pa.ArrowInvalid):
 
 
 class BadValue(NamedTuple):
-    """A value that its column's type does not hold."""
+    """A value that does not fit its column's type."""
 
     line: int  # from 1
     column: str
@@ -43,14 +43,14 @@ class BadValue(NamedTuple):
 def parse_lines(
     data: bytes, names: Sequence[str], dialect: Dialect, kinds: dict[str, pa.DataType] | None, columns: Sequence[str]
 ) -> pa.Table:
-    """Some columns of lines.
+    """Parse some columns of lines.
 
     Args:
         data: whole lines without a header.
-        names: of all values of a line.
-        dialect: how they are written; nothing in it is open.
-        kinds: the types of the columns; None: Arrow guesses.
-        columns: some of the names.
+        names: columns of a line, in order.
+        dialect: complete, without None.
+        kinds: the types of the columns; None lets Arrow infer them.
+        columns: the names to parse.
     """
     if not data or (data.isspace() and not data.strip(b"\r\n")):
         return pa.schema([(name, (kinds or {}).get(name, pa.null())) for name in columns]).empty_table()
@@ -105,10 +105,10 @@ def _parse(
 
 
 def _arrow_copy(data: bytes) -> pa.Buffer:
-    """The same bytes in memory of Arrow's own.
+    """A copy of the bytes in memory owned by Arrow.
 
-    A thread of Arrow's may be the last to release its input. For memory of Python's it needs Python's lock, and a
-    process that ends meanwhile is killed: "terminate called without an active exception".
+    An Arrow thread may be the last to release its input. To release memory owned by Python it needs the GIL, and a
+    process that exits meanwhile aborts: "terminate called without an active exception".
     """
     copy = pa.allocate_buffer(len(data))
     np.frombuffer(copy, np.uint8)[:] = np.frombuffer(data, np.uint8)
@@ -116,7 +116,7 @@ def _arrow_copy(data: bytes) -> pa.Buffer:
 
 
 def plain_numbers(column: pa.ChunkedArray, dialect: Dialect) -> pa.ChunkedArray:
-    """Texts of numbers without signs of thousands, currencies and percent, and null for words."""
+    """Texts of numbers without thousands separators, currencies and percent signs; null for words."""
     trimmed = pc.call_function("utf8_trim_whitespace", [column])
     is_word = pc.call_function("is_in", [trimmed], pc.SetLookupOptions(pa.array(dialect.missing or ("",), pa.string())))
     bare = CURRENCY.replace(r"(?=\s)", r"\s").replace(r"(?<=\s)", r"\s")  # RE2 does not look around
@@ -138,7 +138,7 @@ def _null_where(mask: pa.ChunkedArray, column: pa.ChunkedArray) -> pa.ChunkedArr
 def find_types(
     data: bytes, names: Sequence[str], columns: Sequence[str], dialect: Dialect
 ) -> tuple[dict[str, pa.DataType], Dialect]:
-    """The types of columns in some lines, and the dialect with how these lines write numbers.
+    """The types of columns in some lines, and the dialect completed by their number format.
 
     A column without any value has the type null.
     """
@@ -146,9 +146,9 @@ def find_types(
     texts = parse_lines(data, names, plain, dict.fromkeys(names, pa.string()), columns)
     guessed = parse_lines(data, names, plain, None, columns).schema
     doubtful = [f.name for f in guessed if types.is_string(f.type) or types.is_floating(f.type)]
-    values = {name: texts[name].unique().drop_null().slice(0, MAX_DIFFERENT).to_pylist() for name in doubtful}
+    values = {name: texts[name].unique().drop_null().slice(0, MAX_DISTINCT).to_pylist() for name in doubtful}
     style = find_style(values, dialect)
-    words = tuple(sorted({word for found in style.words.values() for word in found}))
+    words = tuple(sorted({word for of_column in style.words.values() for word in of_column}))
     known = dialect.missing or ("",)
     tried = structs.replace(plain, decimal=style.decimal, missing=(*known, *words), thousands=style.thousands)
     kinds = {field.name: field.type for field in parse_lines(data, names, tried, None, columns).schema}
@@ -161,12 +161,12 @@ def find_types(
         try:
             numbers.cast(kinds[name])
             signs.append(name)
-        except pa.ArrowInvalid:  # a value beyond the first few different ones
+        except pa.ArrowInvalid:  # a value beyond the MAX_DISTINCT that were checked
             kinds[name] = pa.string()
-    # Whole numbers that 64 bits do not hold are ids: a double would confuse them.
+    # Integers beyond 64 bits are ids: doubles would merge distinct ones.
     kinds |= {name: pa.string() for name in style.large if types.is_floating(kinds[name])}
     kinds |= {n: pa.string() for n, kind in kinds.items() if types.is_integer(kind) and _have_leading_zeros(texts[n])}
-    used = sorted({w for n, found in style.words.items() if not types.is_string(kinds[n]) for w in found} - set(known))
+    used = sorted({w for n, ws in style.words.items() if not types.is_string(kinds[n]) for w in ws} - set(known))
     thousands = "".join(sorted({*(dialect.thousands or ""), *style.thousands}))
     return kinds, structs.replace(
         dialect,
@@ -178,7 +178,7 @@ def find_types(
 
 
 def _have_leading_zeros(texts: pa.ChunkedArray) -> bool:
-    """Whether whole numbers are codes, such as the postal code 01234."""
+    """Whether integers are codes, such as the postal code 01234."""
     padded = pc.call_function("match_substring_regex", [texts], pc.MatchSubstringOptions(r"^\s*0\d+$"))
     return bool(pc.call_function("any", [padded]).as_py())
 
@@ -186,7 +186,7 @@ def _have_leading_zeros(texts: pa.ChunkedArray) -> bool:
 def find_bad_value(
     data: bytes, names: Sequence[str], dialect: Dialect, kinds: dict[str, pa.DataType], columns: Sequence[str]
 ) -> BadValue | None:
-    """The first value that is not of its column's type; None: none is found."""
+    """The first value that does not fit its column's type, or None."""
     for name in columns:
         kind = kinds[name]
         texts = combine_chunks(
@@ -195,7 +195,7 @@ def find_bad_value(
         plain = combine_chunks(plain_numbers(pa.chunked_array([texts]), structs.replace(dialect, thousands="")))
         if types.is_string(kind) or _fits(plain, kind):
             continue
-        low, high = 0, len(plain)  # the first bad one is among these
+        low, high = 0, len(plain)  # binary search: the first bad value is in [low, high)
         while high - low > 1:
             middle = (low + high) // 2
             if _fits(plain.slice(low, middle - low), kind):
@@ -226,10 +226,10 @@ def _line_of(data: bytes, row: int, dialect: Dialect) -> int:
 
 
 def _even_lines(data: bytes, width: int, dialect: Dialect) -> bytes:
-    """The same lines with as many values in each as there are columns."""
-    made = io.StringIO(newline="")
+    """Pad or cut each line to `width` values; refuses a line with a value beyond them."""
+    out = io.StringIO(newline="")
     writer = lines_csv.writer(
-        made,
+        out,
         delimiter=dialect.delimiter or ",",
         lineterminator="\n",
         quoting=lines_csv.QUOTE_MINIMAL if dialect.quotes else lines_csv.QUOTE_NONE,
@@ -242,4 +242,4 @@ def _even_lines(data: bytes, width: int, dialect: Dialect) -> bytes:
             raise UnevenLinesError(reader.line_num, len(row), width)
         if row:
             writer.writerow((row + [""] * width)[:width])
-    return made.getvalue().encode(errors="surrogateescape")
+    return out.getvalue().encode(errors="surrogateescape")

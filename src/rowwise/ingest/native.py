@@ -1,6 +1,6 @@
-"""Bindings of the C++ kernels of ingestion: ids to rows, truncated lists, hashes of text, buckets of numbers.
+"""Bindings of the C++ ingestion kernels: ids to rows, truncated lists, hashes of text, buckets of numbers.
 
-Types and lengths of arrays are checked here, offsets of lists in the kernels. `mix.py` is the reference of the hash;
+Types and lengths of arrays are checked here, list offsets in the kernels. `mix.py` is the reference of the hash;
 tests compare the two. Sizes: N ids, R rows, K borders.
 """
 
@@ -40,7 +40,7 @@ class _Numbers(Structure):
 
 
 class RowMapping(NamedTuple):
-    """What a kernel does to ids while it copies them: nothing, a check against `rows`, or a hash to a row."""
+    """The mapping that a kernel applies to ids while copying them: none, a range check, or a hash to a row."""
 
     what: int = AS_IS
     rows: int = 1
@@ -55,7 +55,7 @@ class Bitmap(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Ids as Arrow holds them: row r has values[offsets[r] - base : offsets[r + 1] - base], or just values[r]."""
+    """Ids in Arrow's layout: row r has values[offsets[r] - base : offsets[r + 1] - base], or just values[r]."""
 
     values: NDArray[Any]
     offsets: NDArray[np.int32] | NDArray[np.int64] | None = None
@@ -72,7 +72,7 @@ library = CLibrary(
     "librowwise_ingest.so",
     {
         "rw_ingest_isa": (c_char_p, []),
-        "rw_ingest_limit": (c_int64, [c_char_p]),  # 0: there is no such instruction set
+        "rw_ingest_limit": (c_int64, [c_char_p]),  # 0 if this processor lacks the instruction set
         "rw_count": (c_int64, [_Ids]),
         "rw_bags": (c_int64, [_Ids, _RowMappingFields, Int64s, Int64s, c_int64, c_int64]),
         "rw_singles": (c_int64, [_Ids, _RowMappingFields, c_int64, Int64s, c_int64, Int64s]),
@@ -89,12 +89,12 @@ library = CLibrary(
 
 @final
 class PickedIds:
-    """The ids of selected rows: `total` is known at once, `write` copies them into an array of that size.
+    """The ids of selected rows: `total` is counted at once, `write` copies them into an array of that size.
 
     Args:
         lists: all rows.
-        order_R: numbers of the selected rows, in range; None: all rows as they are.
-        first: the most ids used of a row; None: all.
+        order_R: row numbers to select, in range; None for all rows in table order.
+        first: maximum number of ids per row; None for all.
     """
 
     def __init__(self, lists: Lists, order_R: Ints | None = None, first: int | None = None) -> None:
@@ -123,7 +123,7 @@ class PickedIds:
         return out_N, offsets_R1
 
     def mark_changes(self, begins_R: NDArray[np.bool_]) -> None:
-        """Set begins_R[r] where row r has other ids than row r - 1. Rows already set, and row 0, are not compared."""
+        """Set begins_R[r] if the ids of rows r and r - 1 differ. Rows already set, and row 0, are not compared."""
         assert begins_R.dtype == np.bool_
         assert len(begins_R) == self.rows
         library.rw_changes(self._ids, begins_R)
@@ -131,11 +131,11 @@ class PickedIds:
 
 @final
 class BoundIds:
-    """`PickedIds` for one feature of many small tables, whose structures are made once.
+    """`PickedIds` for one feature of many small tables: the C structures are made once.
 
     Args:
-        mapping: what is done to each id.
-        first: the most ids used of a row; None: all.
+        mapping: applied to each id.
+        first: maximum number of ids per row; None for all.
     """
 
     def __init__(self, mapping: RowMapping, first: int | None) -> None:
@@ -144,27 +144,27 @@ class BoundIds:
         self._keep_alive: Lists | None = None
 
     def point_to(self, lists: Lists) -> None:
-        """Read lists of ids, or single ones."""
+        """Read from these ids, lists or single values."""
         self._keep_alive = lists
         _point_to(self._ids, lists)
 
     def select(self, order_R: Ints) -> int:
-        """Choose the rows that `write` writes; returns the number of their ids."""
+        """Select rows for `write`; returns the number of their ids."""
         self._ids.order, self._ids.rows = order_R.ctypes.data, len(order_R)
         return _count(self._ids)
 
     def write(self, address: int, total: int, offsets_R1: Ints) -> bool:
-        """Write the mapped ids to an address with room for them; true if CHECK found one out of range."""
+        """Write the mapped ids to an address with space for `total` ids; true if CHECK found one out of range."""
         return bool(library.rw_bags(self._ids, self._mapping, address, offsets_R1, total, total))
 
 
 @final
 class SingleIds:
-    """Ids of several features that have one in each row, for many small tables, by one call.
+    """Ids of several features with one id per row, for many small tables, in one call.
 
     Args:
-        mappings: what is done to the ids of each feature.
-        kinds: of the whole numbers of each feature, see `KINDS`.
+        mappings: applied to the ids of each feature.
+        kinds: integer type of each feature, see `KINDS`.
     """
 
     def __init__(self, mappings: Sequence[RowMapping], kinds: Sequence[int]) -> None:
@@ -176,10 +176,10 @@ class SingleIds:
         """Write the selected rows of features; true if CHECK found an id out of range.
 
         Args:
-            addresses: of the values of each feature; 0: the feature is left out.
-            count: rows that each feature has.
-            order_R: numbers of the selected rows, in range.
-            outs: where the ids of each feature go, as addresses.
+            addresses: address of the values of each feature; 0 skips the feature.
+            count: rows of each feature.
+            order_R: row numbers to select, in range.
+            outs: output address of each feature.
         """
         self._fields_FI[:, 0], self._fields_FI[:, 2] = addresses, count
         return bool(library.rw_singles(self._ids, self._mappings, len(addresses), order_R, len(order_R), outs))
@@ -187,18 +187,18 @@ class SingleIds:
 
 @final
 class FilledColumns:
-    """The numbers of selected rows of several columns; `fills`: what replaces null and NaN in each column."""
+    """The numbers of selected rows of several columns; `fills` replaces null and NaN, by column."""
 
     def __init__(self, fills: Sequence[float]) -> None:
         self._columns = (_Numbers * len(fills))(*(_Numbers(fill=fill) for fill in fills))
         self._fields_FI = np.frombuffer(memoryview(self._columns), np.int64).reshape(len(fills), sizeof(_Numbers) // 8)
 
     def point_to(self, addresses: Sequence[int], bitmaps: Sequence[tuple[int, int]]) -> None:
-        """Read other columns, which have to stay in memory.
+        """Read from these columns, which the caller keeps alive.
 
         Args:
-            addresses: of the floats of each column.
-            bitmaps: the address of each column's bitmap, or 0, and its first bit.
+            addresses: address of the floats of each column.
+            bitmaps: address of each column's validity bitmap, or 0, and its first bit.
         """
         self._fields_FI[:, 0], self._fields_FI[:, 1:3] = addresses, bitmaps
 
@@ -206,9 +206,9 @@ class FilledColumns:
         """Write selected rows from `begin` on, column by column; true if a value is infinite.
 
         Args:
-            order_R: numbers of the selected rows, in range; None: all rows as they are.
-            out_FR: what is written.
-            begin: of the selected rows.
+            order_R: row numbers to select, in range; None for all rows in table order.
+            out_FR: output.
+            begin: first of the selected rows.
         """
         count, rows = out_FR.shape
         assert count == len(self._columns)
@@ -222,7 +222,7 @@ def transpose(columns_FR: Floats, out_RF: Floats) -> None:
 
 
 def map_ids(values_N: Ints, mapping: RowMapping, out: Ints | None = None) -> Ints:
-    """The row of each id; `out` may be `values_N`."""
+    """The row of each id; `out` may alias `values_N`."""
     values_N = np.ascontiguousarray(values_N.view(np.int64) if values_N.dtype == np.uint64 else values_N, np.int64)
     out = np.empty(len(values_N), np.int64) if out is None else out
     if out.dtype != np.int64 or out.shape != values_N.shape or not out.flags.c_contiguous:
@@ -232,23 +232,23 @@ def map_ids(values_N: Ints, mapping: RowMapping, out: Ints | None = None) -> Int
 
 
 def bucketize(x_N: NDArray[np.float32 | np.float64], borders_K: NDArray[np.float32 | np.float64]) -> Ints:
-    """How many of the ascending borders are at most x; all of them for NaN, as in numpy's searchsorted."""
+    """The number of ascending borders that are at most x; all of them for NaN, as in numpy's searchsorted."""
     borders_K = np.asarray(borders_K)
     if np.isnan(borders_K).any() or (borders_K[1:] < borders_K[:-1]).any():
         raise SpecError("bucket borders are not ascending, or NaN", "ascending numbers")
     single = x_N.dtype == np.float32
     x_N = np.ascontiguousarray(x_N, np.float32 if single else np.float64)
-    # The kernel searches a table of 2 * half - 1 borders, padded with infinity, in a fixed number of steps.
+    # The kernel runs a branchless binary search on 2 * half - 1 borders, padded with infinity.
     half = 1 << max(len(borders_K) - 1, 0).bit_length()
     if half == len(borders_K):
         half *= 2
     half = max(half // 2, 1)
     padded = np.full(2 * half - 1, np.inf, x_N.dtype)
     padded[: len(borders_K)] = _rounded_up(borders_K) if single else borders_K
-    found_N = np.empty(len(x_N), np.int64)
+    bucket_N = np.empty(len(x_N), np.int64)
     call = library.rw_buckets32 if single else library.rw_buckets64
-    call(x_N, len(x_N), padded, half, len(borders_K), found_N)
-    return found_N
+    call(x_N, len(x_N), padded, half, len(borders_K), bucket_N)
+    return bucket_N
 
 
 def mix_bytes(data: NDArray[np.uint8], offsets_N1: Ints) -> Words:
@@ -269,7 +269,7 @@ def _c_mapping(mapping: RowMapping) -> _RowMappingFields:
 
 
 def _rounded_up(borders_K: NDArray[np.float32 | np.float64]) -> Floats:
-    """Borders rounded up to 32 bits. No 32-bit number lies between a border and this, so comparisons do not change."""
+    """Borders rounded up to 32 bits: no 32-bit number lies in between, so comparisons do not change."""
     with np.errstate(over="ignore"):
         near_K = borders_K.astype(np.float32)
         return np.where(near_K < borders_K, np.nextafter(near_K, np.float32(np.inf)), near_K)
@@ -285,7 +285,7 @@ def _point_to(ids: _Ids, lists: Lists) -> None:
 
 
 def _count(ids: _Ids) -> int:
-    """The ids of the selected rows; refuses offsets outside the values."""
+    """The number of ids of the selected rows; refuses offsets outside the values."""
     total: int = library.rw_count(ids)
     if total < 0:
         raise DataError(f"offsets of lists descend, or lie outside the {ids.count} values", "an undamaged column")

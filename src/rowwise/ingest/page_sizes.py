@@ -1,7 +1,7 @@
-"""What the pages of a Parquet file take once they are unpacked, before any of them is.
+"""The decompressed size of the pages of a Parquet file, computed before decompressing any.
 
-A page begins with a header in Thrift's compact protocol, which says how large the page is after decompression, and how
-many values it has: a reader allocates for both. A footer says so too, but no reader compares it with the pages.
+A page begins with a header in Thrift's compact protocol, with the decompressed size of the page and its number of
+values: a reader allocates for both. A footer has these, too, but no reader compares it with the pages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,24 +12,24 @@ from pyarrow import parquet as pq
 
 from rowwise.ingest.warehouse.ranges import chunk_place
 
-HEADER_bytes, MAX_HEADER_bytes = 1 << 10, 16 << 20  # read at first; the most that Arrow takes
-VALUE_bytes = 16  # of a value with its levels, at least
-DEPTH = 16  # of structs in a header
-# Numbers of fields in the header of a page, and in what it says of its kind, whose encoding is in another field each.
+HEADER_bytes, MAX_HEADER_bytes = 1 << 10, 16 << 20  # of the first read; Arrow's limit
+VALUE_bytes = 16  # minimum for a value with its levels
+DEPTH = 16  # maximum nesting of structs in a header
+# Thrift field ids of a page header; KINDS: struct of a page type -> field of its encoding.
 UNPACKED, PACKED, KINDS, DICTIONARY, COUNT = 2, 3, {5: 2, 7: 2, 8: 4}, 7, 1
 PREFIXED = 7  # DELTA_BYTE_ARRAY: a byte can repeat all text before it
 TEXT = "BYTE_ARRAY"
 
 
 class ParquetSize(NamedTuple):
-    """What a file takes when it is read."""
+    """Memory that reading a file takes."""
 
-    size_bytes: int  # of pages, and of values without texts
-    texts: dict[str, int]  # the most that the texts of a column can take, where a dictionary has each once
+    size_bytes: int  # pages, and values without dictionary texts
+    texts: dict[str, int]  # upper bound of expanded dictionary texts, by column
 
 
 def unpacked_size(file: BinaryIO, footer: pq.FileMetaData, columns: Sequence[str]) -> ParquetSize:
-    """The sizes of the pages of columns as they declare them."""
+    """The declared sizes of the pages of columns."""
     total, texts = 0, dict[str, int]()
     for group in range(footer.num_row_groups):
         for leaf in range(footer.num_columns):
@@ -37,7 +37,7 @@ def unpacked_size(file: BinaryIO, footer: pq.FileMetaData, columns: Sequence[str
             path = described.path
             if not any(path == name or path.startswith(f"{name}.") for name in columns):
                 continue
-            longest = 0  # of the texts in a dictionary
+            longest = 0  # bytes of the longest dictionary text
             for header, at in _headers(file, chunk):
                 total += HEADER_bytes + header[UNPACKED]
                 for kind, encoding in KINDS.items():
@@ -54,7 +54,7 @@ def unpacked_size(file: BinaryIO, footer: pq.FileMetaData, columns: Sequence[str
 
 
 def _longest(page: bytes, size: int, codec: str) -> int:
-    """The length of the longest text of a dictionary; the size of all where that is not known."""
+    """The length of the longest text of a dictionary page, or the size of the page if it cannot be decompressed."""
     if codec != "UNCOMPRESSED":
         if size > MAX_HEADER_bytes or codec not in ("SNAPPY", "GZIP", "BROTLI", "ZSTD"):
             return size
@@ -67,7 +67,7 @@ def _longest(page: bytes, size: int, codec: str) -> int:
 
 
 def _headers(file: BinaryIO, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[dict[int, Any], int]]:
-    """The header of each of a chunk's pages, where Arrow looks for it, and where it ends."""
+    """The header of each page of a chunk, at the offset where Arrow reads it, and the offset of its end."""
     at, size = chunk_place(chunk)
     end = at + size
     while 0 <= at < end:
@@ -81,24 +81,24 @@ def _headers(file: BinaryIO, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[di
 
 
 def _whole(fields: Any, number: int, usual: int) -> int:
-    """A whole number of a struct; -1 if there is something else."""
+    """An integer field of a struct; -1 if it has another type."""
     value = fields.get(number, usual) if isinstance(fields, dict) else -1
     return value if type(value) is int else -1
 
 
 def _read_header(file: BinaryIO, at: int, end: int) -> tuple[dict[int, Any], int]:
-    """The fields of a header, and its bytes."""
+    """The fields of a header, and its size in bytes."""
     for most in (HEADER_bytes, MAX_HEADER_bytes):
         file.seek(at)
         try:
             return _read_struct(file.read(min(most, end - at)), 0, DEPTH)
-        except IndexError:  # it is longer than what was read
+        except IndexError:  # the header is longer than the bytes read
             continue
     raise pa.ArrowInvalid(f"the page at byte {at:,} has no whole header")
 
 
 def _read_number(content: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, and where it ends."""
+    """A varint (seven bits a byte), and the offset of its end."""
     value = shift = 0
     while True:
         byte = content[at]
@@ -112,16 +112,16 @@ def _read_number(content: bytes, at: int) -> tuple[int, int]:
 
 
 def _read_struct(content: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """The fields of a struct by their numbers, and where it ends; IndexError: not in these bytes."""
-    found: dict[int, Any] = {}
+    """The fields of a struct by id, and the offset of its end; IndexError if the bytes are too short."""
+    fields: dict[int, Any] = {}
     number = 0
     while (head := content[at]) != 0:
         at += 1
         number += head >> 4
         if not head >> 4:
             number, at = _read_signed(content, at)
-        found[number], at = _read_value(content, at, head & 15, depth)
-    return found, at + 1
+        fields[number], at = _read_value(content, at, head & 15, depth)
+    return fields, at + 1
 
 
 def _read_signed(content: bytes, at: int) -> tuple[int, int]:
@@ -130,7 +130,7 @@ def _read_signed(content: bytes, at: int) -> tuple[int, int]:
 
 
 def _read_value(content: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
-    """A value of a kind; lists and maps are in no header."""
+    """A value of a Thrift type; page headers have no lists and maps."""
     match kind:
         case 1 | 2:
             return kind == 1, at

@@ -1,7 +1,7 @@
-"""A folder of pictures as progressive JPEGs, which are read by the prefix that a size needs.
+"""A folder of pictures as progressive JPEGs; a small copy is decoded from a prefix of its file.
 
 A progressive JPEG is a header and scans, each of which adds detail to the whole picture. A small copy of the picture
-needs the first scans only: of most files less than half of the bytes. `write_pictures` finds out how many, by the
+needs only the first scans: less than half of the bytes of most files. `write_pictures` determines their number, by the
 structural similarity (SSIM) of the copy made from a prefix to the copy made from all scans.
 
     folder/pictures.jpegs   the files, one after the other
@@ -33,40 +33,40 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Pixels = NDArray[np.uint8]  # [C, S, S]
-Picture = tuple[str | int, bytes]  # a key, and a file of any format that Pillow reads
+Picture = tuple[str | int, bytes]  # a key, and a file in one of FORMATS
 
 INDEX, FILES = "index.parquet", "pictures.jpegs"
-SCANS = "scans_"  # begins the columns of scans that a size needs
-QUALITY = 90  # of files that were no progressive JPEGs
+SCANS = "scans_"  # prefix of the columns with the number of scans for a size
+QUALITY = 90  # of files converted to progressive JPEGs
 SMALLEST, LARGEST = 8, 4096  # sizes of copies
 MAX_PIXELS, MAX_SCANS = 1 << 26, 64  # of a picture; encoders make about ten scans
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # no formats that other programs decode
-ORIENTATION = 274  # the tag of EXIF; 1: upright
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # without formats that Pillow decodes by external programs
+ORIENTATION = 274  # EXIF tag; 1 is upright
 WINDOW = 7  # rows and columns over which SSIM is computed
 CHANNELS = 3
-# Markers of a JPEG. Between those of a scan, 0xFF is a byte of the picture if one of `IN_SCAN` follows.
+# Markers of a JPEG. Inside a scan, 0xFF before one of `IN_SCAN` is data, not a marker.
 START, END, SCAN = b"\xff\xd8", b"\xff\xd9", 0xDA
 IN_SCAN = frozenset((0x00, 0xFF, *range(0xD0, 0xD8)))
 PROGRESSIVE = 0xC2
 
 
 class SizeCost(NamedTuple):
-    """What copies of a size read."""
+    """Bytes read for copies of a size."""
 
     size: int
     mean_bytes: float
-    share: float  # of the bytes of whole files
+    share: float  # of the size of whole files
 
 
 def scan_ends(jpeg: bytes, what: str) -> list[int]:
-    """The end of each scan of a progressive JPEG; raises if it is none, or if it was cut."""
+    """End offset of each scan of a progressive JPEG; raises for other and truncated files."""
     kind, at = 0, len(START)
     ends: list[int] = []
     if not jpeg.startswith(START):
         raise DataError(f"{what} is no JPEG", "a progressive JPEG")
     while at + 3 < len(jpeg) and jpeg[at] == START[0] and jpeg[at + 1] != END[1]:
         marker = jpeg[at + 1]
-        if marker == START[0]:  # bytes that fill up
+        if marker == START[0]:  # fill bytes
             at += 1
             continue
         kind = marker if 0xC0 <= marker <= 0xC2 else kind
@@ -92,10 +92,10 @@ def _end_of_scan(jpeg: bytes, at: int) -> int:
 
 
 def to_progressive(content: bytes, what: str, quality: int = QUALITY) -> tuple[bytes, list[int]]:
-    """A picture as a progressive JPEG, upright and on white, and its `scan_ends`; such a file keeps its scans."""
+    """A picture as an upright progressive JPEG on white, and its `scan_ends`; keeps the scans of such a file."""
     with open_picture(content, what) as picture:
         if picture.format == "JPEG" and picture.info.get("progressive") and picture.getexif().get(ORIENTATION, 1) == 1:
-            with suppress(DataError):  # cut, or written in a way that is not read here
+            with suppress(DataError):  # truncated or unusual: encode it anew
                 ends = scan_ends(content, what)
                 return content[: ends[-1]] + END, ends
         try:
@@ -107,11 +107,11 @@ def to_progressive(content: bytes, what: str, quality: int = QUALITY) -> tuple[b
 
 
 def _flat(picture: "Image") -> "Image":
-    """A picture in three colours, turned upright, with what is transparent in white."""
+    """A picture in RGB, upright, on a white background."""
     from PIL import Image, ImageOps
 
     picture = ImageOps.exif_transpose(picture)
-    if picture.mode.startswith("I"):  # grey values of 16 bits
+    if picture.mode.startswith("I"):  # 16-bit greyscale
         picture = Image.fromarray((np.asarray(picture).clip(0, 65535) >> 8).astype(np.uint8))
     if picture.has_transparency_data:
         picture = picture.convert("RGBA")
@@ -128,23 +128,23 @@ def open_picture(content: bytes, what: str, formats: tuple[str, ...] = FORMATS) 
     try:
         picture = Image.open(io.BytesIO(content), formats=formats)
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
-        got = "its format is not known" if isinstance(error, UnidentifiedImageError) else str(error)[:200]
-        raise DataError(f"{what} is no picture: {got}", "a file that Pillow reads") from None
+        problem = "its format is not known" if isinstance(error, UnidentifiedImageError) else str(error)[:200]
+        raise DataError(f"{what} is no picture: {problem}", "a file that Pillow reads") from None
     if picture.width * picture.height > MAX_PIXELS:
         raise DataError(f"{what} has {picture.width} x {picture.height} pixels", f"at most {MAX_PIXELS:,}")
     return picture
 
 
 def decode(prefix: bytes, size: int, what: str) -> Pixels:
-    """A copy of a picture, stretched to a square, from the first scans of its file."""
+    """A square copy of a picture (stretched), decoded from the first scans of its file."""
     from PIL.Image import Resampling
 
     scans = prefix.count(bytes((START[0], SCAN)))
-    if scans > 2 * MAX_SCANS:  # those of a small copy in the header are counted, too
+    if scans > 2 * MAX_SCANS:  # counts the scans of a thumbnail in the header, too
         raise DataError(f"{what} has {scans} scans", f"at most {MAX_SCANS}, as each is decoded")
     with open_picture(prefix if prefix.endswith(END) else prefix + END, what, ("JPEG",)) as picture:
         try:
-            picture.draft("RGB", (size, size))  # the decoder scales down to what is at least as large
+            picture.draft("RGB", (size, size))  # decode at a reduced scale, but at least this size
             copy = picture.convert("RGB").resize((size, size), Resampling.BILINEAR)
         except (OSError, SyntaxError, ValueError) as error:
             raise DataError(f"{what} cannot be decoded: {error}", "a picture that is whole") from None
@@ -153,7 +153,7 @@ def decode(prefix: bytes, size: int, what: str) -> Pixels:
 
 def ssim(a: Pixels, b: Pixels) -> float:
     """The mean structural similarity (Wang et al. 2004) of the grey values of two pictures, over square windows."""
-    grey = [np.tensordot((0.299, 0.587, 0.114), one.astype(np.float64), 1) for one in (a, b)]
+    grey = [np.tensordot((0.299, 0.587, 0.114), picture.astype(np.float64), 1) for picture in (a, b)]
     window = min(WINDOW, *a.shape[1:])
 
     def means(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -163,13 +163,13 @@ def ssim(a: Pixels, b: Pixels) -> float:
     variance_a, variance_b = (means(x * x) - mean**2 for x, mean in zip(grey, (mean_a, mean_b), strict=True))
     covariance = means(grey[0] * grey[1]) - mean_a * mean_b
     c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
-    above = (2 * mean_a * mean_b + c1) * (2 * covariance + c2)
-    below = (mean_a**2 + mean_b**2 + c1) * (variance_a + variance_b + c2)
-    return float((above / below).mean())
+    numerator = (2 * mean_a * mean_b + c1) * (2 * covariance + c2)
+    denominator = (mean_a**2 + mean_b**2 + c1) * (variance_a + variance_b + c2)
+    return float((numerator / denominator).mean())
 
 
 def scans_needed(jpeg: bytes, ends: Sequence[int], size: int, similar: float, what: str) -> int:
-    """The first scans from which a copy of a size has at least this SSIM to the copy from all of them."""
+    """The minimum number of scans for a copy with at least this SSIM to the copy from all scans."""
     whole = decode(jpeg, size, what)
     for scans, end in enumerate(ends[:-1], 1):
         if ssim(decode(jpeg[:end], size, what), whole) >= similar:
@@ -192,9 +192,9 @@ def write_pictures(
         folder: appears when it is complete.
         pictures: each with a key, all keys whole numbers or all text.
         sizes: of copies that will be read.
-        similar: least SSIM of a copy to that of the whole file.
-        quality: of files that are no progressive JPEGs, from 1 to 95.
-        tell: called with the number of pictures that are done.
+        similar: minimum SSIM of a copy to that of the whole file.
+        quality: JPEG quality of converted files, from 1 to 95.
+        tell: called with the number of pictures done.
     """
     sizes = tuple(sorted(set(sizes)))
     if not sizes or not SMALLEST <= sizes[0] <= sizes[-1] <= LARGEST:
@@ -224,7 +224,7 @@ def write_pictures(
             index = pa.Table.from_pylist(rows)
         except pa.ArrowException:
             raise DataError("keys of pictures are of several types", "only whole numbers, or only text") from None
-        with (unfinished / INDEX).open("wb") as file:  # a path that looks like a URL would be taken for one
+        with (unfinished / INDEX).open("wb") as file:  # a file, as pyarrow may mistake a path for a URL
             pq.write_table(index, file)
     return PictureFolder.open(folder)
 
@@ -233,12 +233,12 @@ def _check_key(key: object, what: str, seen: Collection[object]) -> None:
     if not (isinstance(key, str) or (type(key) is int and -(2**63) <= key < 2**63)):
         raise DataError(what, "a key that is text or a whole number of 64 bits")
     if key in seen:
-        raise DataError(f"{what} is there twice", "each key once")
+        raise DataError(f"{what} appears twice", "each key once")
 
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write into, which gets its name at the end; the next attempt removes what a kill leaves."""
+    """A temporary folder, renamed on success; the next attempt removes the remains of a killed process."""
     refuse_url(folder, "copy it to a store when it is complete")
     if folder.exists():
         raise DataError(f"{folder} exists already", "a new folder")
@@ -258,7 +258,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 
 
 def pictures_in(folder: Path) -> Iterator[Picture]:
-    """The files of a folder by their names without what follows the last dot, as numbers if all are."""
+    """The files of a folder, keyed by their stems, as numbers if all stems are numbers."""
     try:
         paths = sorted(path for path in folder.iterdir() if path.is_file())
         are_numbers = all(path.stem.isascii() and path.stem.isdecimal() for path in paths)
@@ -276,25 +276,25 @@ def pictures_of_rows(path: Path, key: str, column: str) -> Iterator[Picture]:
         if missing:
             raise DataError(f"{path} has no column {min(missing)!r}", f"one of {', '.join(file.schema_arrow.names)}")
         for batch in file.iter_batches(64, columns=[key, column]):
-            for one, content in zip(batch[key].to_pylist(), batch[column].to_pylist(), strict=True):
+            for name, content in zip(batch[key].to_pylist(), batch[column].to_pylist(), strict=True):
                 if not isinstance(content, bytes):
-                    raise DataError(f"{path}: column {column!r}, picture {one!r}", "the bytes of a file")
-                yield one, content
+                    raise DataError(f"{path}: column {column!r}, picture {name!r}", "the bytes of a file")
+                yield name, content
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read: {str(error)[:200]}") from None
 
 
 @final
 class PictureFolder:
-    """Pictures that `write_pictures` wrote, read by the prefixes that sizes need.
+    """Pictures written by `write_pictures`; reads only the prefixes that a size needs.
 
     Args:
-        folder: that `write_pictures` made.
+        folder: made by `write_pictures`.
         index: the table of index.parquet.
     """
 
     def __init__(self, folder: Path, index: pa.Table) -> None:
-        """`open` reads the index."""
+        """See `open`, which reads the index."""
         names = [name for name in index.column_names if name.startswith(SCANS)]
         kinds = {"begin": pa.int64(), "scan_ends": pa.list_(pa.int64())} | dict.fromkeys(names, pa.int64())
         columns = {name: index[name].combine_chunks().cast(kind) for name, kind in kinds.items()}
@@ -318,27 +318,27 @@ class PictureFolder:
         try:
             return cls(folder, read_parquet(folder / INDEX, links=True))
         except (pa.ArrowException, OSError, LookupError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)[:200]
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)[:200]
             raise DataError(
-                f"{folder} is no folder of pictures: {why}", "a folder that rowwise data pictures wrote"
+                f"{folder} is no folder of pictures: {reason}", "a folder that rowwise data pictures wrote"
             ) from None
 
     def __len__(self) -> int:
         return len(self._begins)
 
     def find(self, keys: pa.Array) -> Ints:
-        """The numbers of pictures by their keys; -1 for a key without a picture."""
+        """The picture number of each key; -1 for a key without a picture."""
         try:
-            found = pc.call_function("index_in", [keys.cast(self.keys.type)], pc.SetLookupOptions(self.keys))
+            index_N = pc.call_function("index_in", [keys.cast(self.keys.type)], pc.SetLookupOptions(self.keys))
         except pa.ArrowException:
             raise DataError(
                 f"{self.folder} has keys of {self.keys.type}, not {keys.type}",
                 "pictures whose keys are those of the items",
             ) from None
-        return found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        return index_N.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
     def bytes_of(self, rows_N: Ints, size: int) -> Ints:
-        """The bytes [N] of the prefixes that a size needs."""
+        """The lengths [N] in bytes of the prefixes for a size."""
         self._check(size)
         if len(rows_N) and not 0 <= rows_N.min() <= rows_N.max() < len(self):
             bad = next(row for row in rows_N.tolist() if not 0 <= row < len(self))
@@ -346,7 +346,7 @@ class PictureFolder:
         return self._ends[self._first[rows_N] + self._scans[size][rows_N] - 1]
 
     def read(self, rows_N: Ints, size: int) -> Pixels:
-        """Copies [N, C, S, S] of pictures, by their numbers."""
+        """Copies [N, C, S, S] of pictures, by picture number."""
         lengths_N = self.bytes_of(rows_N, size)
         out = np.empty((len(rows_N), CHANNELS, size, size), np.uint8)
         for place, (row, length) in enumerate(zip(rows_N.tolist(), lengths_N.tolist(), strict=True)):
@@ -356,19 +356,19 @@ class PictureFolder:
         return out
 
     def costs(self) -> list[SizeCost]:
-        """What each size reads on average."""
+        """The mean bytes read for each size."""
         rows_N = np.arange(len(self))
         whole = float(np.diff(np.append(self._begins, len(self._map))).mean())
         means = {size: float(self.bytes_of(rows_N, size).mean()) for size in self.sizes}
         return [SizeCost(size, mean, mean / whole) for size, mean in means.items()]
 
     def _check_places(self, offsets: Ints) -> None:
-        """Raise for a picture that the index has elsewhere than in the file, or with other scans than it has."""
+        """Raise if the index places a picture outside its range of the file, or has inconsistent scans."""
         counts_N = np.diff(offsets)
         wrong_N = (counts_N < 1) | (self._begins < 0) | (np.diff(self._begins, append=np.iinfo(np.int64).max) <= 0)
         for scans_N in self._scans.values():
             wrong_N |= (scans_N < 1) | (scans_N > counts_N)
-        if not wrong_N.any():  # each has a last scan
+        if not wrong_N.any():  # each picture has at least one scan
             rises_E = np.diff(self._ends, prepend=0)
             rises_E[self._first] = self._ends[self._first]
             wrong_N = np.logical_or.reduceat(rises_E <= 0, self._first)

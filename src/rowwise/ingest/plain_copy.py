@@ -1,8 +1,8 @@
-"""Plain copies of text files that cannot be read from the middle: compressed ones, and other encodings than UTF-8.
+"""Plain copies of text files without random access: compressed files, and other encodings than UTF-8.
 
-A copy is made once, in a folder of the user, for all processes and later runs: its name follows from path, size and
-time of the file and from its encoding. It appears whole. Beyond the folder's bound the least recently used copies are
-removed; a reader makes a copy again that is gone.
+A copy is made once, in a cache folder of the user, for all processes and later runs: its name is a hash of the file's
+path, size, modification time and encoding. It appears complete. Beyond the folder's size limit the least recently used
+copies are evicted; a reader makes an evicted copy again.
 """
 
 import bz2
@@ -33,7 +33,7 @@ DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa
 
 
 def packing_of(path: str) -> str:
-    """How a file is compressed, by its first bytes; empty: not at all."""
+    """The compression of a file by its magic number; empty for a plain file."""
     with open_regular(path) as file:
         head = file.read(8)
     return next((name for magic, name in MAGIC.items() if head.startswith(magic)), "")
@@ -41,7 +41,7 @@ def packing_of(path: str) -> str:
 
 @contextmanager
 def open_unpacked(path: str) -> Iterator[BinaryIO]:
-    """The bytes of a file as they are without compression."""
+    """A file's decompressed bytes."""
     packing = packing_of(path)
     try:
         with _open(path, packing) as file:
@@ -56,12 +56,12 @@ def open_unpacked(path: str) -> Iterator[BinaryIO]:
 def _open(path: str, packing: str) -> Iterator[BinaryIO]:
     if packing == "zip":
         with zipfile.ZipFile(path) as archive:
-            inside = [one for one in archive.infolist() if not one.is_dir()]
-            if len(inside) != 1:
+            members = [member for member in archive.infolist() if not member.is_dir()]
+            if len(members) != 1:
                 raise DataError(
-                    f"{path}: {len(inside)} files are in it", "one file, or a folder with the unpacked files"
+                    f"{path}: the archive has {len(members)} files", "one file, or a folder with the unpacked files"
                 )
-            with archive.open(inside[0]) as file:
+            with archive.open(members[0]) as file:
                 yield cast("BinaryIO", file)
     elif packing == "zst":
         with pa.CompressedInputStream(pa.OSFile(path), "zstd") as stream:
@@ -73,7 +73,7 @@ def _open(path: str, packing: str) -> Iterator[BinaryIO]:
 
 
 def plain_copy(path: str, encoding: str, place: CacheFolder) -> Path:
-    """The copy of a file in UTF-8, with lines that end in a line feed; makes it where there is none."""
+    """The copy of a file in UTF-8 with LF line ends; makes it if the cache lacks it."""
     status = os.stat(path)
     key = f"{Path(path).absolute()}\n{status.st_size}\n{status.st_mtime_ns}\n{encoding}"
     copy = place.folder / f"{hashlib.blake2b(key.encode(), digest_size=20).hexdigest()}{ENDING}"
@@ -83,7 +83,7 @@ def plain_copy(path: str, encoding: str, place: CacheFolder) -> Path:
     part = copy.with_suffix(".part")
     place.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with part.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # one process makes it, others wait for it
+        fcntl.flock(file, fcntl.LOCK_EX)  # one process makes the copy, others wait for it
         if copy.exists():
             return copy
         file.truncate(0)
@@ -100,7 +100,7 @@ def plain_copy(path: str, encoding: str, place: CacheFolder) -> Path:
 
 
 def _mark_used(copy: Path) -> None:
-    """Let a copy be the most recently used; the file system's own clock has steps of milliseconds."""
+    """Mark a copy as the most recently used; the file system's own clock ticks in milliseconds."""
     now_ns = time.time_ns()
     os.utime(copy, ns=(now_ns, now_ns))
 

@@ -1,8 +1,8 @@
 """The quarantine: a folder with copies of unusable rows and the reasons, while training uses all other rows.
 
-Each split with bad rows has one file, named after the split. So preparing a split again (in another epoch, by another
-worker, for an evaluation) writes the same file again, and no row is counted twice. Not supported: a limit of bad rows;
-removing the hidden partial files of killed processes.
+Each split with bad rows has one file, named after the split. So quarantining is idempotent: preparing a split again (in
+another epoch, by another worker, for an evaluation) rewrites the same file, and no row is counted twice. Not supported:
+a limit of bad rows; removing the hidden partial files of killed processes.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class QuarantinedRows(NamedTuple):
 
 
 def quarantine_rows(table: pa.Table, split: Split, bad: RefusedRows, folder: str) -> None:
-    """Write the bad rows as they were read, with columns `_place` and `_reason`; folder "": write nothing."""
+    """Write the bad rows as they were read, with columns `_place` and `_reason`; an empty `folder` writes nothing."""
     rows_N = np.flatnonzero(bad.mask_R)
     rows = rows_N.tolist()
     copy = table.take(pa.array(rows_N))
@@ -57,7 +57,7 @@ def quarantine_rows(table: pa.Table, split: Split, bad: RefusedRows, folder: str
 
 
 def quarantine_split(split: Split, error: str, folder: str) -> None:
-    """Record a split that cannot be read; folder "": write nothing."""
+    """Record a split that cannot be read; an empty `folder` writes nothing."""
     rows = split.stop - split.start if split.rows is None else split.rows
     note = UnreadSplit(source=split.source, start=split.start, stop=split.stop, rows=rows, error=error)
     _write(folder, split, SPLIT, lambda path: path.write_bytes(msgspec.json.encode(note)))
@@ -84,17 +84,17 @@ def _read_note(path: Path) -> UnreadSplit:
 
 
 def _reasons(rows: Sequence[int], described: Sequence[RefusalReason]) -> list[str]:
-    """A text for each row. A row without a reason of its own is bad in a column that has MAX_REASONS already."""
+    """A text for each row. A row without a description is bad in a column with MAX_REASONS described rows."""
     reasons: dict[int, list[str]] = {}
-    for one in described:
-        reasons.setdefault(one.row, []).append(f"column {one.column!r}: {one.reason}")
-    counts = Counter(one.column for one in described)
+    for refusal in described:
+        reasons.setdefault(refusal.row, []).append(f"column {refusal.column!r}: {refusal.reason}")
+    counts = Counter(refusal.column for refusal in described)
     full = " or ".join(repr(name) for name, count in counts.items() if count >= MAX_REASONS)
     return ["; ".join(reasons.get(row, [f"column {full}: as in rows before it"])) for row in rows]
 
 
 def _write(folder: str, split: Split, ending: str, write: Callable[[Path], object]) -> None:
-    """Write a file atomically, under a name that follows from the split."""
+    """Write a file atomically, under a name derived from the split."""
     if not folder:
         return
     digest = hashlib.sha256(f"{split.source} {split.start} {split.stop}".encode()).hexdigest()[:16]

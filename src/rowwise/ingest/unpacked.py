@@ -1,8 +1,8 @@
-"""Reads Arrow and Parquet files of strangers: what they unpack to is bounded before it is in memory.
+"""Reads untrusted Arrow and Parquet files: their decompressed size is bounded before anything is decompressed.
 
-A few kilobytes can unpack to gigabytes in three ways: buffers and pages are compressed, runs of equal values are
-counted, and a dictionary has a long text once. All are counted before anything is unpacked, the last by reading texts
-as numbers in their dictionary. Arrow raises its own errors for files that are damaged, and so do these functions.
+A few kilobytes can expand to gigabytes in three ways: compressed buffers and pages, run-length encoding, and long texts
+in dictionaries. All are counted before anything is expanded, the last by reading texts as dictionary indices. Arrow
+raises its own errors for damaged files, and so do these functions.
 """
 
 import io
@@ -25,12 +25,12 @@ from rowwise.ingest.block import Ints
 from rowwise.ingest.page_sizes import unpacked_size
 from rowwise.ingest.warehouse.footer import check_chunks, check_footer
 
-MAX_UNPACKED_bytes = 256 << 20  # of a file
-MAX_TIMES = 64  # that a larger Parquet file may take, for each of its bytes
+MAX_UNPACKED_bytes = 256 << 20  # limit of a file
+MAX_TIMES = 64  # expansion ratio allowed to a Parquet file, if that is more
 MAX_COLUMNS = 1 << 14
-MAX_KEPT_bytes = 1 << 16  # of a schema, for the next stream that has it
-MAX_DEPTH = 8  # of lists and structs in each other
-MAGIC = b"ARROW1\0\0"  # begins a file; then there is a stream, which a file's footer only finds again
+MAX_CACHED_bytes = 1 << 16  # of a schema whose check is cached
+MAX_DEPTH = 8  # nesting of lists and structs
+MAGIC = b"ARROW1\0\0"  # a file is this, a stream, and a footer, which is not needed here
 NUMBERS = (
     *(types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_temporal, types.is_null),
     *(types.is_fixed_size_binary,),
@@ -41,7 +41,7 @@ LISTS = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_
 
 
 def read_arrow_file(source: Path | bytes, max_bytes: int = MAX_UNPACKED_bytes) -> pa.Table:
-    """A file in Arrow's IPC format, by its path or its content; raises pa.ArrowException for one that is damaged."""
+    """Read an Arrow IPC file from a path or bytes; raises pa.ArrowException if it is damaged."""
     content = source if isinstance(source, bytes) else read_bytes(source, max_bytes, links=False)
     if not content.startswith(MAGIC):
         raise pa.ArrowInvalid("it is no Arrow file")
@@ -59,12 +59,12 @@ def read_arrow_stream(
     max_bytes: int,
     check_names: Callable[[Sequence[str]], None] | None = None,
 ) -> pa.Table:
-    """The table of an Arrow IPC stream that takes at most so many bytes in memory.
+    """The table of an Arrow IPC stream, of at most `max_bytes` in memory.
 
     Args:
         content: the stream.
-        max_bytes: of the table.
-        check_names: raises for names of columns that are not wanted, before any value is read.
+        max_bytes: limit of the table in memory.
+        check_names: called with the column names before any value is read; may raise.
     """
     with _as_arrow_errors():
         stream = pa.py_buffer(content)
@@ -73,25 +73,25 @@ def read_arrow_stream(
             if check_names is not None:
                 check_names(reader.schema.names)
             schema = pa.ipc.read_message(stream).serialize().to_pybytes()
-            shared = (_shared_of if len(schema) <= MAX_KEPT_bytes else _shared_of.__wrapped__)(schema)
+            shared = (_shared_of if len(schema) <= MAX_CACHED_bytes else _shared_of.__wrapped__)(schema)
             table = reader.read_all()
         table.validate(full=True)  # offsets and text
         _check_size(_plain_bytes(table, shared), max_bytes)
     return table
 
 
-@lru_cache(64)  # servers get the same schema again and again
+@lru_cache(64)  # servers receive the same schemas repeatedly
 def _shared_of(schema: bytes) -> tuple[str, ...]:
-    """The columns whose values share bytes, of the message that begins a stream."""
+    """The columns whose values may share bytes, from a stream's schema message."""
     return _check_schema(pa.ipc.read_schema(pa.py_buffer(schema)))
 
 
 def read_parquet(source: Path | bytes, columns: Sequence[str] | None = None, *, links: bool = False) -> pa.Table:
-    """A Parquet file, by its path or its content; raises pa.ArrowException for one that is damaged.
+    """Read a Parquet file from a path or bytes; raises pa.ArrowException if it is damaged.
 
     Args:
         source: the path or the content.
-        columns: to read; None: all.
+        columns: columns to read; by default all.
         links: whether the path may be a symbolic link.
     """
     opened = io.BytesIO(source) if isinstance(source, bytes) else open_regular(source, links=links)
@@ -107,9 +107,9 @@ def read_parquet(source: Path | bytes, columns: Sequence[str] | None = None, *, 
         _check_schema(pa.schema([field for field in schema if field.name in names]))
         unpacked = unpacked_size(file, footer, names)
         _check_size(unpacked.size_bytes, max_bytes)
-        # Where texts of dictionaries could take more, they stay numbers until they are counted.
+        # If dictionary texts could exceed the limit, read them as indices until they are counted.
         texts = list(unpacked.texts) if unpacked.size_bytes + sum(unpacked.texts.values()) > max_bytes else []
-        # No threads of Arrow's, which would call Python, perhaps when it ends.
+        # No Arrow threads: they would call Python, maybe during its shutdown.
         reader = pq.ParquetFile(file, metadata=footer, read_dictionary=texts, pre_buffer=False)
         groups = [reader.read_row_group(group, names, use_threads=False) for group in range(footer.num_row_groups)]
         table = pa.concat_tables(groups) if groups else reader.read(names, use_threads=False)
@@ -121,7 +121,7 @@ def read_parquet(source: Path | bytes, columns: Sequence[str] | None = None, *, 
 
 
 def check_types(table: pa.Table, schema: pa.Schema) -> None:
-    """Raise pa.ArrowInvalid unless a table has the columns of a schema and no others, without nulls."""
+    """Raise pa.ArrowInvalid unless a table has exactly the columns of a schema, without nulls."""
     for name in (*schema.names, *table.column_names):
         if name not in table.column_names:
             raise pa.ArrowInvalid(f"it has no column {name!r}")
@@ -137,7 +137,7 @@ def check_types(table: pa.Table, schema: pa.Schema) -> None:
 
 @contextmanager
 def _as_arrow_errors() -> Iterator[None]:
-    """Arrow has errors of its own for some damaged files only."""
+    """Turn other errors on damaged files into Arrow's."""
     try:
         yield
     except (OSError, EOFError, UnicodeDecodeError, struct.error) as error:
@@ -150,7 +150,7 @@ def _check_size(size_bytes: int, max_bytes: int) -> None:
 
 
 def _check_schema(schema: pa.Schema) -> tuple[str, ...]:
-    """Refuse types whose bytes are not counted; the columns whose values share bytes."""
+    """Refuse types whose size cannot be counted; returns the columns whose values may share bytes."""
     if len(schema) > MAX_COLUMNS:
         raise pa.ArrowInvalid(f"it has {len(schema):,} columns: expected at most {MAX_COLUMNS:,}")
     names, shared = set[str](), list[str]()
@@ -170,10 +170,10 @@ def _check_schema(schema: pa.Schema) -> tuple[str, ...]:
 
 
 class _Extent(IntEnum):
-    """Whether buffers bound the values of a type."""
+    """Whether the size of the buffers bounds the size of the values of a type."""
 
-    BOUNDED = 0  # each value has bytes of its own
-    SHARED = 1  # values share bytes, or have none: `_array_bytes` counts them
+    BOUNDED = 0  # values do not share bytes
+    SHARED = 1  # values share bytes or have none, so `_array_bytes` counts them
     UNKNOWN = 2
 
 
@@ -189,7 +189,7 @@ def _extent(kind: pa.DataType, depth: int) -> _Extent:
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:
-    """A type to which texts of a dictionary can be cast, and from which to this one."""
+    """An intermediate type for casting dictionary texts to this one."""
     if _is(kind, VIEWS):
         return pa.large_string() if types.is_string_view(kind) else pa.large_binary()
     if types.is_list(kind) or types.is_large_list(kind):
@@ -203,7 +203,7 @@ def _is(kind: pa.DataType, tests: Sequence[Callable[[pa.DataType], bool]]) -> bo
 
 
 def _plain_bytes(table: pa.Table, shared: Iterable[str]) -> int:
-    """The bytes of the values of columns, as if each value had bytes of its own."""
+    """The size of the values of columns without sharing."""
     return sum(_array_bytes(chunk) for name in shared for chunk in table[name].chunks)
 
 
@@ -228,7 +228,7 @@ def _width(kind: pa.DataType) -> int:
 
 
 def _lengths(array: pa.Array) -> Ints:
-    """The lengths of texts; of nulls, any."""
+    """The lengths of texts; undefined for nulls."""
     if _is(array.type, VIEWS):
         views_N4 = np.frombuffer(array.buffers()[1] or b"", "<i4").reshape(-1, 4)
         return views_N4[array.offset : array.offset + len(array), 0].astype(np.int64)

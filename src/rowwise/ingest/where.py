@@ -1,8 +1,7 @@
 """Row filters: comparisons of columns with values, joined by "and".
 
-`RowFilter.may_hold` (row-group pruning) may keep a group without matching rows, but never drops one with a match. A
-comparison with null holds for no row, as in SQL. Known limits: no "or", and no expressions: write such a column into
-the data.
+`RowFilter.may_hold` (row-group pruning) has false positives, but never drops a group with a matching row. A comparison
+with null holds for no row, as in SQL. Known limits: no "or", and no expressions: write such a column into the data.
 """
 
 import datetime
@@ -40,7 +39,7 @@ _AND = re.compile(r"and\s", re.IGNORECASE)
 
 
 class ColumnBounds(Value, frozen=True):
-    """Bounds and null count of a column in some rows; None: unknown. Times are counted in the column's own unit."""
+    """Bounds and null count of a column in some rows; None if unknown. Times are in ticks of the column's own unit."""
 
     least: Any = None
     most: Any = None
@@ -66,15 +65,15 @@ class Comparison(Value, frozen=True):
             return ()
         return self.value if isinstance(self.value, tuple) else (self.value,)
 
-    def may_hold(self, seen: ColumnBounds, kind: pa.DataType) -> bool:
+    def may_hold(self, bounds: ColumnBounds, kind: pa.DataType) -> bool:
         """False only if no row with these bounds can match."""
         if self.op == "is null":
-            return seen.nulls != 0
-        if seen.rows is not None and seen.nulls == seen.rows:
+            return bounds.nulls != 0
+        if bounds.rows is not None and bounds.nulls == bounds.rows:
             return False
-        if self.op == "not null" or seen.least is None or seen.most is None:
+        if self.op == "not null" or bounds.least is None or bounds.most is None:
             return True
-        return any(self._may_equal(seen.least, seen.most, _native(value, kind), kind) for value in self.values)
+        return any(self._may_equal(bounds.least, bounds.most, _native(value, kind), kind) for value in self.values)
 
     def _may_equal(self, least: Any, most: Any, value: Any, kind: pa.DataType) -> bool:
         match self.op:
@@ -87,7 +86,7 @@ class Comparison(Value, frozen=True):
             case ">=":
                 return bool(most >= value)
             case "!=":
-                # Statistics leave NaN out, and NaN differs from everything.
+                # Statistics exclude NaN, and NaN differs from every value.
                 return types.is_floating(kind) or not least == most == value
             case "==" | "in":
                 return bool(least <= value <= most)
@@ -95,7 +94,7 @@ class Comparison(Value, frozen=True):
                 raise AssertionError("nulls are counted, not compared")
 
     def comparable(self, kind: pa.DataType) -> pa.DataType:
-        """The type that values are compared in."""
+        """The type in which values are compared."""
         return kind
 
     def mask(self, array: pa.ChunkedArray) -> NDArray[np.bool_]:
@@ -111,12 +110,12 @@ class Comparison(Value, frozen=True):
 
 
 class TextTimeComparison(Comparison, frozen=True):
-    """A comparison of times in text."""
+    """A comparison of times that are stored as text."""
 
     formats: tuple[str, ...] = ()  # see `to_time`
 
-    def may_hold(self, seen: ColumnBounds, kind: pa.DataType) -> bool:
-        """Bounds of text say nothing of times."""
+    def may_hold(self, bounds: ColumnBounds, kind: pa.DataType) -> bool:
+        """Always true: the order of texts is not that of times."""
         return True
 
     def mask(self, array: pa.ChunkedArray) -> NDArray[np.bool_]:
@@ -132,51 +131,50 @@ class TextTimeComparison(Comparison, frozen=True):
 
 
 class RowFilter(Value, frozen=True):
-    """Comparisons that all have to hold; none: every row is wanted."""
+    """A conjunction of comparisons; an empty one holds for every row."""
 
     all_of: tuple[Comparison, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(one.column for one in self.all_of))
+        return tuple(dict.fromkeys(term.column for term in self.all_of))
 
     def check(self, schema: pa.Schema, source: str, key: str = "where") -> None:
-        """Refuse unknown columns, and values that a column cannot hold; `key`: of the recipe, for errors."""
+        """Refuse unknown columns, and values that a column cannot hold; `key`: recipe key, for errors."""
         check_columns(self.columns, schema, source)
-        for one in self.all_of:
-            kind = one.comparable(schema.field(one.column).type)
-            for value in one.values:
+        for term in self.all_of:
+            kind = term.comparable(schema.field(term.column).type)
+            for value in term.values:
                 try:
                     _compare(_comparable(pa.chunked_array([], kind)), "==", _native(value, kind))
                 except (ArithmeticError, TypeError, ValueError, pa.ArrowException):
                     raise DataError(
-                        f"{source}: {key}: column {one.column!r} holds {kind}, and is compared with {value!r}",
+                        f"{source}: {key}: column {term.column!r} holds {kind}, but is compared with {value!r}",
                         _wanted_values(kind),
                     ) from None
-            if types.is_boolean(decoded_kind(kind)) and one.op in ("<", "<=", ">", ">="):
-                raise DataError(f"{source}: {key}: column {one.column!r} holds {kind}", "==, != or in")
+            if types.is_boolean(decoded_kind(kind)) and term.op in ("<", "<=", ">", ">="):
+                raise DataError(f"{source}: {key}: column {term.column!r} holds {kind}", "==, != or in")
 
-    def may_hold(self, seen: Mapping[str, ColumnBounds], schema: pa.Schema) -> bool:
+    def may_hold(self, bounds: Mapping[str, ColumnBounds], schema: pa.Schema) -> bool:
         """False only if no row with these bounds can match."""
-        return all(
-            one.may_hold(seen[one.column], schema.field(one.column).type) for one in self.all_of if one.column in seen
-        )
+        bounded = (term for term in self.all_of if term.column in bounds)
+        return all(term.may_hold(bounds[term.column], schema.field(term.column).type) for term in bounded)
 
     def mask(self, table: pa.Table) -> NDArray[np.bool_]:
         mask = np.ones(table.num_rows, np.bool_)
-        for one in self.all_of:
-            mask &= one.mask(table[one.column])
+        for term in self.all_of:
+            mask &= term.mask(table[term.column])
         return mask
 
 
 def parse(texts: str | Iterable[str], key: str = "where") -> RowFilter:
-    """From texts such as `day >= 3`, `country in [AT, 'B R']`, `price is not null`, also joined by `and`.
+    """Parse texts such as `day >= 3`, `country in [AT, 'B R']`, `price is not null`, also joined by `and`.
 
-    A column whose name has spaces stands in backquotes; a value that looks like a number but is text, in quotes.
-    `key`: of the recipe, for errors.
+    Backquotes quote column names with spaces; quotes mark text that looks like a number.
+    `key`: recipe key, for errors.
     """
-    given = [texts] if isinstance(texts, str) else list(texts)
-    return RowFilter(all_of=tuple(one for text in given for one in _terms(text, key)))
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    return RowFilter(all_of=tuple(term for text in texts for term in _terms(text, key)))
 
 
 def _terms(text: str, key: str) -> Iterator[Comparison]:
@@ -243,7 +241,7 @@ def _wanted_values(kind: pa.DataType) -> str:
 
 
 def _native(value: Plain, kind: pa.DataType) -> Any:
-    """A value in the form that a column of this type is compared with; raises if there is none."""
+    """Convert a value for comparison with a column of this type; raises if that is impossible."""
     plain = decoded_kind(kind)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if types.is_boolean(plain) and isinstance(value, bool):
@@ -262,7 +260,7 @@ def _native(value: Plain, kind: pa.DataType) -> Any:
 
 
 def _ticks(text: str, kind: pa.DataType) -> int:
-    """A time in a column's own unit."""
+    """A time in ticks of a column's own unit."""
     when = datetime.datetime.fromisoformat(text)
     if types.is_date32(kind):
         return (when.date() - datetime.date(1970, 1, 1)).days
@@ -293,11 +291,11 @@ def _comparable(array: pa.ChunkedArray) -> pa.ChunkedArray:
 def _compare(array: pa.ChunkedArray, op: str, value: Any) -> NDArray[np.bool_]:
     kind = array.type
     if types.is_integer(kind):
-        # A number that the type cannot hold is beyond all of its values.
+        # A number outside the type's range compares alike with all of its values.
         info = np.iinfo(numpy_type(kind))
         if not info.min <= value <= info.max:
-            beyond = value > info.max
-            always = op == "!=" or (op in ("<", "<=") and beyond) or (op in (">", ">=") and not beyond)
+            above = value > info.max
+            always = op == "!=" or (op in ("<", "<=") and above) or (op in (">", ">=") and not above)
             return np.asarray(array.is_valid().to_numpy(), np.bool_) & always
     how = {"==": "equal", "in": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater"}
     scalar = pa.scalar(value) if types.is_decimal(kind) else pa.scalar(value, kind)
