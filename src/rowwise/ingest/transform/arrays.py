@@ -1,6 +1,6 @@
-"""Converts Arrow columns to plain arrays and back, so that transforms know nothing of slices, layouts and bitmaps.
+"""Converts Arrow columns to plain arrays and back, so that transforms do not deal with slices, layouts and bitmaps.
 
-Ids and numbers have views of their own, because missing values differ: a missing id inside a list is left out, as
+Ids and numbers have separate views, because missing values differ: a missing id inside a list is dropped, as
 everywhere else; a missing number keeps its place, because it may belong to an element of another list. Known limits:
 each step makes new arrays. Sizes: R rows, N elements.
 """
@@ -25,15 +25,15 @@ Numeric = NDArray[Any]  # float32, float64, int64 or uint64
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdLists:
-    """Row r has values[offsets_R1[r]:offsets_R1[r + 1]], without missing ones; without offsets, values[r]."""
+    """Row r has values[offsets_R1[r]:offsets_R1[r + 1]], or without offsets values[r]; missing ids are dropped."""
 
     values: pa.Array
     offsets_R1: Ints | None
-    null_R: Mask | None  # null rows; None: there are none
+    null_R: Mask | None  # null rows; None without nulls
     single: bool  # the column holds single values, not lists
 
     def starts(self) -> Ints:
-        """The offsets, also where every row has one value."""
+        """The offsets, also of single values."""
         return np.arange(len(self.values) + 1) if self.offsets_R1 is None else self.offsets_R1
 
     def with_values(self, values: Numeric | pa.Array) -> pa.Array:
@@ -54,7 +54,7 @@ def nulls(array: pa.Array) -> Mask | None:
 
 
 def either_null(a_R: Mask | None, b_R: Mask | None) -> Mask | None:
-    """Which rows are null in one mask or the other."""
+    """The union of two masks of nulls."""
     if a_R is None or b_R is None:
         return b_R if a_R is None else a_R
     return a_R | b_R
@@ -76,28 +76,28 @@ def row_of_each(offsets_R1: Ints) -> Ints:
 
 
 def id_words(values: pa.Array) -> Ints:
-    """Whole numbers as they are, text hashed to 64 bits."""
+    """Integers as they are, text hashed to 64 bits."""
     return int64(values) if holds_whole(values.type) else hash_ids(values).view(np.int64)
 
 
-def hash_pair(so_far_N: Words, next_N: Words) -> Words:
-    """A hash of two hashes; their order matters."""
-    return mix(so_far_N ^ next_N)
+def hash_pair(state_N: Words, next_N: Words) -> Words:
+    """An order-dependent hash of two hashes."""
+    return mix(state_N ^ next_N)
 
 
 def to_rows(hash_N: Words, rows: int | None) -> Ints:
-    """Hashes modulo the rows of a table; None: all 64 bits."""
+    """Hashes modulo the rows of a table, or as they are for None."""
     return hash_N.view(np.int64) if rows is None else remainder(hash_N, rows)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberArray:
-    """The numbers of a column, single or in lists; x_N[n] is any number where null_N[n]."""
+    """The numbers of a column, single or in lists; x_N[n] is undefined where null_N[n]."""
 
     x_N: Numeric
     null_N: Mask | None
-    offsets_R1: Ints | None  # None: one number in each row
+    offsets_R1: Ints | None  # None for single numbers
     null_R: Mask | None  # null lists
 
     def with_numbers(self, x_N: Numeric, null_N: Mask | None) -> pa.Array:

@@ -1,7 +1,7 @@
 """Applies a list of transforms in order: the columns to read, the resulting types, and the resulting columns.
 
 Training and serving load the same transforms and call `apply`. Only `load` reads files; the other functions are pure. A
-transform reads the results of those before it. Only transforms that a wanted column depends on are run.
+transform reads the results of earlier ones. Only transforms that a wanted column depends on are run.
 """
 
 import hashlib
@@ -74,7 +74,7 @@ class ChainStep:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTransforms:
-    """Transforms with the contents of their files inside.
+    """Transforms with the contents of their files inlined.
 
     To send them to another process use `to_json`: a user's function cannot be pickled.
     """
@@ -92,17 +92,17 @@ def load(transforms: Iterable[AnyKind | Transform | str]) -> LoadedTransforms:
     full = [(UserFunction(function=t) if isinstance(t, str) else t).read_files() for t in transforms]
     for transform in full:
         if "" in transform.makes:
-            raise transform.spec_error("to='': expected a name for what it makes")
+            raise transform.spec_error("to='': expected a name for the result")
     return LoadedTransforms(steps=tuple(ChainStep(number=n, transform=t, run=t.prepare()) for n, t in enumerate(full)))
 
 
 def serving(loaded: LoadedTransforms) -> LoadedTransforms:
-    """The transforms without sampling: when serving, every row gets a prediction, and there is no label."""
+    """The transforms without sampling: when serving, every row gets a prediction, and column is no label."""
     return LoadedTransforms(steps=tuple(step for step in loaded.steps if not isinstance(step.transform, Sampling)))
 
 
 def sources(loaded: LoadedTransforms, wanted: Sequence[str]) -> tuple[str, ...]:
-    """The columns to read to compute the wanted ones."""
+    """The input columns that the wanted columns depend on."""
     return _needed_steps(loaded, wanted)[1]
 
 
@@ -113,7 +113,7 @@ def unread(loaded: LoadedTransforms, wanted: Sequence[str]) -> tuple[ChainStep, 
 
 
 def schema_after(schema: pa.Schema, loaded: LoadedTransforms, source: str = "data") -> pa.Schema:
-    """The columns of the data and of all transforms; refuses input columns of wrong types, without reading data."""
+    """The schema after all transforms; refuses input columns of wrong types, without reading data."""
     kinds = {field.name: field.type for field in schema}
     for step in loaded.steps:
         _check(step, kinds, loaded, source)
@@ -131,10 +131,10 @@ def apply(
         table: rows with the columns of `sources`.
         loaded: the transforms.
         wanted: columns of the table or of transforms.
-        where: the split that the rows are from.
+        where: the split of the rows.
 
     Returns:
-        The columns of all rows, and a mask of the rows that sampling keeps; None: all.
+        The columns of all rows, and a mask of the rows that sampling keeps; None for all.
     """
     where = where or RowPosition()
     steps, names = _needed_steps(loaded, wanted)
@@ -190,18 +190,18 @@ class BoundTransforms:
 
 def digest(loaded: LoadedTransforms) -> str:
     """A digest of 64 characters, equal for equal transforms; files count by their contents, not by their paths."""
-    # Through JSON, so that 2 given for 2.0 in code has the digest of a recipe's 2.0.
+    # Through JSON, so that 2 in code has the digest of a recipe's 2.0.
     plain = [_plain(transform) for transform in decode(to_json(loaded))]
     return hashlib.sha256(msgspec.json.encode(plain, order="deterministic")).hexdigest()
 
 
 def to_json(loaded: LoadedTransforms) -> bytes:
-    """The transforms with the contents of their files, the source of the user's functions included."""
+    """The transforms with the contents of their files, including the source of the user's functions."""
     return msgspec.json.encode(loaded.transforms)
 
 
 def from_json(data: bytes) -> LoadedTransforms:
-    """Load the result of `to_json`. It may hold a user's functions, whose code is executed: load only trusted data."""
+    """Load the result of `to_json`. It executes the code of a user's functions: load only trusted data."""
     return load(decode(data))
 
 
@@ -247,18 +247,18 @@ def _check(step: ChainStep, kinds: Mapping[str, pa.DataType], loaded: LoadedTran
 
 
 def _plain(transform: Transform) -> dict[str, Any]:
-    """The fields that differ from the defaults, so that a new option changes no digest; of a path the name only."""
+    """Fields that differ from their defaults, so that a new option changes no digest; a path is reduced to its name."""
     fields = {f.name: f for f in msgspec.structs.fields(transform)}
-    given = {name: value for name, value in msgspec.structs.asdict(transform).items() if value != fields[name].default}
+    changed = {n: value for n, value in msgspec.structs.asdict(transform).items() if value != fields[n].default}
     if isinstance(transform, UserFunction):
-        given["function"] = f"{PurePath(transform.file).name}:{transform.name}"
-    return {"kind": transform.kind} | {name: msgspec.to_builtins(value) for name, value in given.items()}
+        changed["function"] = f"{PurePath(transform.file).name}:{transform.name}"
+    return {"kind": transform.kind} | {name: msgspec.to_builtins(value) for name, value in changed.items()}
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DeferredFirstX:
-    """A FirstX that is not computed yet, so that a SigridHash after it truncates and hashes in one pass."""
+    """A deferred FirstX, fused with a following SigridHash: one pass truncates and hashes."""
 
     array: pa.Array
     count: int
@@ -266,7 +266,7 @@ class _DeferredFirstX:
 
 @final
 class _TransformColumns:
-    """The columns of some rows while transforms are applied to them; `read` returns one of the data."""
+    """The columns of some rows while transforms are applied; `read` returns an input column."""
 
     def __init__(self, read: Callable[[str], pa.Array]) -> None:
         self._read = read
@@ -280,7 +280,7 @@ class _TransformColumns:
         self._made |= dict(zip(names, arrays, strict=True))
 
     def try_fuse(self, transform: Transform) -> bool:
-        """Defer a FirstX, or compute a SigridHash together with a deferred FirstX; False: to be run as usual."""
+        """Defer a FirstX, or fuse a SigridHash with a deferred FirstX; returns false if neither applies."""
         if isinstance(transform, FirstX):
             self.put(transform.makes, [_DeferredFirstX(array=self._array(transform.column), count=transform.count)])
             return True
@@ -295,16 +295,16 @@ class _TransformColumns:
         return pa.table(columns) if columns else source.select([])
 
     def kind(self, name: str, schema: pa.Schema) -> pa.DataType:
-        """The type of a column, which `schema` has if it is one of the data."""
-        there = self._made.get(name)
-        if there is None:
+        """The type of a column: computed so far, or an input of this schema."""
+        column = self._made.get(name)
+        if column is None:
             return schema.field(name).type
-        return there.array.type if isinstance(there, _DeferredFirstX) else there.type
+        return column.array.type if isinstance(column, _DeferredFirstX) else column.type
 
     def _array(self, name: str) -> pa.Array:
-        there = self._made.get(name)
-        if there is None:
+        column = self._made.get(name)
+        if column is None:
             return self._read(name)
-        if isinstance(there, _DeferredFirstX):
-            self._made[name] = there = first(there.array, there.count)
-        return there
+        if isinstance(column, _DeferredFirstX):
+            self._made[name] = column = first(column.array, column.count)
+        return column

@@ -1,4 +1,4 @@
-"""Onehot: a column of 0 and 1 for each class or bucket, of ids or numbers."""
+"""One-hot encoding of ids or bucketed numbers."""
 
 from typing import Literal
 
@@ -24,7 +24,7 @@ from rowwise.ingest.transform.transform import (
 class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind"):
     """1 for the class of a value and 0 for all others; classes are named, or are the buckets between borders.
 
-    A list has a 1 for each class that occurs in it. Nulls, NaN and values of no class have no 1; a null row and an
+    A list has a 1 for each class in it (multi-hot). Nulls, NaN and values of no class have no 1; a null row and an
     empty list are all zeros. K borders make K + 1 buckets, as in `bucketize`; infinities are in the first and the last.
     """
 
@@ -35,7 +35,7 @@ class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind
     into: Literal["columns", "lists"] = "columns"
 
     def __post_init__(self) -> None:
-        """Refuse classes that could not be told apart."""
+        """Refuse ambiguous classes."""
         if bool(self.classes) == bool(self.borders):
             got = "both" if self.borders else "neither"
             raise self.spec_error(f"got {got} of classes and borders: expected exactly one")
@@ -50,18 +50,18 @@ class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind
 
     @property
     def width(self) -> int:
-        """The number of outputs of a row."""
+        """The number of classes."""
         return len(self.classes) or len(self.borders) + 1
 
     @property
     def makes(self) -> tuple[str, ...]:
-        """One column, or one for each class."""
+        """One column of lists, or one column per class."""
         name = self.to or self.column
         return (name,) if self.into == "lists" else tuple(f"{name}_{n}" for n in range(self.width))
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """Numbers to be cut into buckets, or ids that are compared."""
+        """Numbers for buckets, or ids for classes."""
         return (NUMBERS_OR_LISTS if self.borders else IDS,)
 
     def type_problem(self, kinds: Kinds) -> str:
@@ -74,17 +74,17 @@ class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind
         return f"compared with class {outside[0]}: expected {low} to {high - 1}" if outside else ""
 
     def types(self, kinds: Kinds) -> Kinds:
-        """Numbers in 32 bits."""
+        """Single or listed float32."""
         return (pa.large_list(pa.float32()),) if self.into == "lists" else (pa.float32(),) * self.width
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        """Set the ones of all rows at once."""
+        """Set the ones of all rows by one assignment."""
         class_N, offsets_R1 = self._classes(arrays[0])
         rows, width = len(arrays[0]), self.width
         row_N = np.arange(rows) if offsets_R1 is None else row_of_each(offsets_R1)
-        there_N = class_N >= 0
+        has_class_N = class_N >= 0
         ones_RK = np.zeros((rows, width), np.float32, order="C" if self.into == "lists" else "F")
-        ones_RK[row_N[there_N], class_N[there_N]] = 1
+        ones_RK[row_N[has_class_N], class_N[has_class_N]] = 1
         if self.into == "lists":
             return (lists(pa.array(ones_RK.reshape(-1)), np.arange(rows + 1) * width, None),)
         return tuple(pa.array(ones_RK[:, n]) for n in range(width))

@@ -1,7 +1,7 @@
-"""Transforms of ids: hashed, cut, counted, looked up and joined with their neighbours.
+"""Transforms of ids: hash, truncate, modulus, position and n-grams.
 
-All have the rules of missing ids: a null row stays null, an empty list stays empty, a null inside a list is left out.
-Text is an id like any other: it is hashed to 64 bits first, by rowwise's own hash.
+Missing ids: a null row stays null, an empty list stays empty, a null inside a list is dropped. Text is an id like any
+other: it is hashed to 64 bits first, by rowwise's own hash.
 """
 
 import numpy as np
@@ -15,11 +15,11 @@ from rowwise.ingest.native import SIGRID, PickedIds, RowMapping
 from rowwise.ingest.transform.arrays import IdLists, hash_pair, lists, nulls, to_id_lists, to_rows
 from rowwise.ingest.transform.transform import Arrays, Kinds, OneColumn, RowPosition, ToIds, check_rows
 
-MAX_JOINED = 1024  # ids that make one
+MAX_JOINED = 1024  # ids of an n-gram
 
 
 class SigridHash(ToIds, frozen=True, kw_only=True, tag="sigrid_hash", tag_field="kind"):
-    """Each id hashed to a row of a table, the same as torcharrow's `sigrid_hash` does: another salt, another hash."""
+    """Each id hashed to a row of a table, exactly as by torcharrow's `sigrid_hash`, with a salt."""
 
     rows: int
     salt: int = 0
@@ -32,25 +32,25 @@ class SigridHash(ToIds, frozen=True, kw_only=True, tag="sigrid_hash", tag_field=
             raise self.spec_error(f"salt={self.salt}: expected a number of 64 bits, -2**63 to 2**63 - 1")
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        """Hash all at once."""
-        return (pick_ids(arrays[0], self._make(), None),)
+        """One kernel call for all rows."""
+        return (pick_ids(arrays[0], self._mapping(), None),)
 
     def of_first(self, array: pa.Array, count: int) -> pa.Array:
         """The result after FirstX, in one pass that hashes only the first ids."""
-        return pick_ids(array, self._make(), count)
+        return pick_ids(array, self._mapping(), count)
 
-    def _make(self) -> RowMapping:
+    def _mapping(self) -> RowMapping:
         return RowMapping(SIGRID, self.rows, self.salt)
 
 
-def pick_ids(array: pa.Array, make: RowMapping, count: int | None) -> pa.Array:
-    """The first ids of each row, mapped by the kernels, read from Arrow's memory."""
+def pick_ids(array: pa.Array, mapping: RowMapping, count: int | None) -> pa.Array:
+    """The first ids of each row, mapped by the kernels; reads Arrow's memory without a copy."""
     source = as_lists(array)
     picked = PickedIds(source, first=count)
     rows_N = np.empty(picked.total, np.int64)
     single = source.offsets is None
     offsets_R1 = None if single and source.row_valid is None else np.empty(picked.rows + 1, np.int64)
-    picked.write(make, rows_N, offsets_R1)
+    picked.write(mapping, rows_N, offsets_R1)
     values = pa.array(rows_N)
     return IdLists(values=values, offsets_R1=offsets_R1, null_R=nulls(array), single=single).with_values(values)
 
@@ -58,7 +58,7 @@ def pick_ids(array: pa.Array, make: RowMapping, count: int | None) -> pa.Array:
 class FirstX(OneColumn, frozen=True, kw_only=True, tag="first_x", tag_field="kind"):
     """The first `count` elements of each list; shorter lists stay as they are.
 
-    Of lists of ids the first that are not null; in lists of other numbers a null keeps its place and counts.
+    Nulls in lists of ids are dropped first; in lists of other numbers a null counts as an element.
     """
 
     count: int
@@ -107,7 +107,7 @@ class PositiveModulus(ToIds, frozen=True, kw_only=True, tag="positive_modulus", 
 
 
 class Enumerate(ToIds, frozen=True, kw_only=True, tag="enumerate", tag_field="kind"):
-    """The place of each id in its list: 0, 1, 2 and so on, as ids of a table of places."""
+    """The position of each id in its list: 0, 1, 2 and so on, as ids of a table of positions."""
 
     want = ID_LISTS
 
@@ -121,11 +121,11 @@ class Enumerate(ToIds, frozen=True, kw_only=True, tag="enumerate", tag_field="ki
 class NGram(ToIds, frozen=True, kw_only=True, tag="ngram", tag_field="kind"):
     """One id for each `n` consecutive ids of a list: a hash that depends on their order.
 
-    A list shorter than `n` becomes empty. Nulls are left out first, so that what was beside them follows one another.
+    A list shorter than `n` becomes empty. Nulls are dropped first, so their neighbours become adjacent.
     """
 
     n: int = 2
-    rows: int | None = None  # to which the hashes are cut; None: all 64 bits, to be hashed to rows later
+    rows: int | None = None  # hashes modulo this; None keeps 64 bits, to be hashed to rows later
     want = ID_LISTS
 
     def __post_init__(self) -> None:
@@ -134,13 +134,13 @@ class NGram(ToIds, frozen=True, kw_only=True, tag="ngram", tag_field="kind"):
         check_rows(self, self.rows)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        """Join all lists at once, one id more in each round."""
+        """Extend all n-grams of all lists by one id per round."""
         ids = to_id_lists(arrays[0])
         hash_N, offsets_R1 = hash_ids(ids.values), ids.starts()
         counts_R = np.maximum(np.diff(offsets_R1) - self.n + 1, 0)
-        made_R1 = to_offsets(counts_R)
-        at_G = np.arange(made_R1[-1]) + np.repeat(offsets_R1[:-1] - made_R1[:-1], counts_R)
+        grams_R1 = to_offsets(counts_R)
+        at_G = np.arange(grams_R1[-1]) + np.repeat(offsets_R1[:-1] - grams_R1[:-1], counts_R)
         joined_G = np.zeros(len(at_G), np.uint64)
         for step in range(self.n):
             joined_G = hash_pair(joined_G, hash_N[at_G + step])
-        return (lists(pa.array(to_rows(joined_G, self.rows)), made_R1, ids.null_R),)
+        return (lists(pa.array(to_rows(joined_G, self.rows)), grams_R1, ids.null_R),)

@@ -1,8 +1,8 @@
 """Transforms of numbers, single or in lists: clamp, logarithm, logit, Box-Cox, fill and buckets.
 
-Null stays null and NaN stays NaN, in their places inside lists, too; a null list stays null, an empty one empty. `Fill`
-replaces both here, `Dense.fill` after all transforms. float32 stays float32, integers stay integers where possible, and
-all other numbers become float64.
+Nulls and NaN are kept in place, also inside lists; a null list stays null, an empty one empty. `Fill` replaces both
+here, `Dense.fill` after all transforms. float32 stays float32, integers stay integers where possible, and all other
+numbers become float64.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ from rowwise.ingest.transform.transform import (
     is_words,
 )
 
-SMALLEST = 1e-6  # what a Box-Cox transform is of, at least: it has no value at 0
+SMALLEST = 1e-6  # lower bound of Box-Cox inputs: the transform diverges at 0
 Number = int | float
 Float = np.float32 | np.float64
 
@@ -59,7 +59,7 @@ class Bucketize(ToIds, frozen=True, kw_only=True, tag="bucketize", tag_field="ki
         check_borders(self, self.borders)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        """Search all at once."""
+        """One kernel call for all rows."""
         numbers = to_numbers(arrays[0])
         return (numbers.with_numbers(buckets(numbers.x_N, self.borders), numbers.missing_N),)
 
@@ -71,10 +71,10 @@ def buckets(x_N: Numeric, borders: tuple[float, ...]) -> Ints:
 
 
 def just_above(borders: tuple[float, ...], kind: type[Float]) -> NDArray[Float]:
-    """The least floats larger than the borders: at most a number exactly where the border is less than it."""
+    """The smallest floats above the borders, so that `result <= x` is equivalent to `border < x`."""
     with np.errstate(over="ignore"):
         rounded_K = np.array(borders, np.float64).astype(kind)
-    # Where rounding went up, the rounded border is that float already.
+    # A border that was rounded up is already that float.
     return np.where(rounded_K > np.array(borders), rounded_K, np.nextafter(rounded_K, kind(np.inf)))
 
 
@@ -94,9 +94,9 @@ class Clamp(OneColumn, frozen=True, kw_only=True, tag="clamp", tag_field="kind")
 
     def type_problem(self, kinds: Kinds) -> str:
         """Refuse fractions as bounds of whole numbers."""
-        uneven = [b for b in (self.low, self.high) if b is not None and b != int(b)]
-        if uneven and types.is_integer(element_of(kinds[0])):
-            return f"whole numbers are cut at {uneven[0]}: expected whole bounds"
+        fractions = [b for b in (self.low, self.high) if b is not None and b != int(b)]
+        if fractions and types.is_integer(element_of(kinds[0])):
+            return f"whole numbers are cut at {fractions[0]}: expected whole bounds"
         return ""
 
     def types(self, kinds: Kinds) -> Kinds:
@@ -110,7 +110,7 @@ class Clamp(OneColumn, frozen=True, kw_only=True, tag="clamp", tag_field="kind")
 
 
 def _bound(bound: Number | None, kind: np.dtype[Any]) -> np.generic | None:
-    """A bound in the type of the numbers; of whole numbers the nearest that the type has."""
+    """A bound in the type of the numbers; bounds of integers saturate."""
     if bound is None:
         return None
     if kind.kind == "f":
@@ -120,12 +120,12 @@ def _bound(bound: Number | None, kind: np.dtype[Any]) -> np.generic | None:
     return kind.type(min(max(int(bound), limits.min), limits.max))
 
 
-def _bent(array: pa.Array, bend: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> pa.Array:
-    """Apply a function in 64 bits; the result has the column's float type."""
+def _map_float64(array: pa.Array, function: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> pa.Array:
+    """Apply a function in float64; the result has the column's float type."""
     numbers = to_numbers(array)
     kind = np.float32 if numbers.x_N.dtype == np.float32 else np.float64
-    with np.errstate(over="ignore"):  # what is too large for the type is infinite there
-        return numbers.with_numbers(bend(numbers.x_N.astype(np.float64)).astype(kind), numbers.null_N)
+    with np.errstate(over="ignore"):  # overflows become infinite
+        return numbers.with_numbers(function(numbers.x_N.astype(np.float64)).astype(kind), numbers.null_N)
 
 
 class FloatTransform(OneColumn, frozen=True, kw_only=True):
@@ -138,28 +138,28 @@ class FloatTransform(OneColumn, frozen=True, kw_only=True):
 
 
 class Log1p(FloatTransform, frozen=True, kw_only=True, tag="log1p", tag_field="kind"):
-    """log(1 + x), where x below 0 counts as 0; of infinity infinity."""
+    """log(1 + max(x, 0)); infinity stays infinity."""
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        """In the type of the column: 32 bits are enough here."""
+        """Computed in the type of the column: float32 is precise enough."""
         numbers = to_numbers(arrays[0])
         x_N = numbers.x_N if numbers.x_N.dtype.kind == "f" else numbers.x_N.astype(np.float64)
         return (numbers.with_numbers(np.log1p(np.maximum(x_N, x_N.dtype.type(0))), numbers.null_N),)
 
 
 class Logit(FloatTransform, frozen=True, kw_only=True, tag="logit", tag_field="kind"):
-    """log(x / (1 - x)), where x below `eps` counts as `eps`, and above 1 - `eps` as that, infinities too."""
+    """log(x / (1 - x)), with x clamped to [eps, 1 - eps], infinities too."""
 
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        """Refuse an `eps` that leaves no number between the ends."""
+        """Refuse an `eps` that leaves an empty interval."""
         if not 1e-12 <= self.eps < 0.5:
             raise self.spec_error(f"eps={self.eps}: expected at least 1e-12, and less than 0.5")
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        """In 64 bits, as 1 - eps is 1 in 32."""
-        return (_bent(arrays[0], self._logit),)
+        """Computed in float64, as 1 - eps rounds to 1 in float32."""
+        return (_map_float64(arrays[0], self._logit),)
 
     def _logit(self, x_N: NDArray[np.float64]) -> NDArray[np.float64]:
         inside_N = np.clip(x_N, self.eps, 1 - self.eps)
@@ -169,7 +169,7 @@ class Logit(FloatTransform, frozen=True, kw_only=True, tag="logit", tag_field="k
 class BoxCox(FloatTransform, frozen=True, kw_only=True, tag="box_cox", tag_field="kind"):
     """(y ** power - 1) / power with y = x + shift, or log(y) where power is 0; y below 1e-6 counts as 1e-6.
 
-    `power` is the lambda of the books. Of infinity comes the limit.
+    `power` is the lambda of the literature. Infinity gives the limit.
     """
 
     power: float
@@ -179,7 +179,7 @@ class BoxCox(FloatTransform, frozen=True, kw_only=True, tag="box_cox", tag_field
         check_finite(self, power=self.power, shift=self.shift)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        return (_bent(arrays[0], self._box_cox),)
+        return (_map_float64(arrays[0], self._box_cox),)
 
     def _box_cox(self, x_N: NDArray[np.float64]) -> NDArray[np.float64]:
         y_N = np.maximum(x_N + self.shift, SMALLEST)
@@ -187,7 +187,7 @@ class BoxCox(FloatTransform, frozen=True, kw_only=True, tag="box_cox", tag_field
 
 
 class Fill(OneColumn, frozen=True, kw_only=True, tag="fill", tag_field="kind"):
-    """Replaces null and NaN by `value`, in lists too. A null list becomes a list of the value alone.
+    """Replaces null and NaN by `value`, also in lists. A null list becomes a list with only the value.
 
     Empty lists stay empty, infinities stay. Ids can be filled with an id, texts with a text.
     """
@@ -199,7 +199,7 @@ class Fill(OneColumn, frozen=True, kw_only=True, tag="fill", tag_field="kind"):
         check_finite(self, value=None if isinstance(self.value, str) else self.value)
 
     def type_problem(self, kinds: Kinds) -> str:
-        """Refuse a value of another kind than the column's."""
+        """Refuse a value that the column's type cannot hold."""
         kind = _filled_kind(kinds[0])
         if is_words(kind) != isinstance(self.value, str):
             return f"filled with {self.value!r}: expected {'a text' if is_words(kind) else 'a number'}"
@@ -234,7 +234,7 @@ def _filled_kind(kind: pa.DataType) -> pa.DataType:
 
 
 def _with_rows(values: pa.Array, offsets_R1: Ints, null_R: NDArray[np.bool_], value: pa.Scalar) -> pa.Array:
-    """Replace null lists by a list of one value."""
+    """Replace each null list by a list of one value."""
     filled_R1 = to_offsets(np.diff(offsets_R1) + null_R)
     at_N = np.zeros(filled_R1[-1], np.int64)
     new_N = np.zeros(filled_R1[-1], np.bool_)

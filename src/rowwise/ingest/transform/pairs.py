@@ -1,7 +1,7 @@
 """Transforms of several columns of ids: cross products, intersections and scores.
 
-The lists of all rows are compared at once, as pairs (row, number of the distinct id). Comparisons are exact: distinct
-texts have distinct numbers, not hashes.
+The lists of all rows are compared at once, as pairs (row, dictionary code of the id). Comparisons are exact: distinct
+texts have distinct codes, unlike hashes.
 """
 
 from typing import ClassVar, Literal
@@ -60,14 +60,14 @@ class TwoColumns(Transform, frozen=True, kw_only=True):
 
 
 class Cartesian(TwoColumns, frozen=True, kw_only=True, tag="cartesian", tag_field="kind"):
-    """Each id of one column with each of the other as one id: their hash, in which the order counts.
+    """The cross product of two columns of ids: an order-dependent hash of each pair of ids.
 
     The pairs of a row are in the order of the first column's ids, then of the second's. Of two columns with one id in a
     row comes one with one id. A row that is null in either is null, a list that is empty in either makes an empty one,
     and nulls inside lists are left out. Cut long lists with first_x before: a row gets as many pairs as the product.
     """
 
-    rows: int | None = None  # to which the hashes are cut; None: all 64 bits, to be hashed to rows later
+    rows: int | None = None  # hashes modulo this; None keeps 64 bits, to be hashed to rows later
     want = IDS
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class Cartesian(TwoColumns, frozen=True, kw_only=True, tag="cartesian", tag_fiel
         return (pa.large_list(pa.int64()) if any(map(is_list, kinds)) else pa.int64(),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        """Pair all rows at once."""
+        """Enumerate the pairs of all rows: pair p of a row is (p // seconds, p % seconds)."""
         a, b = to_id_lists(arrays[0]), to_id_lists(arrays[1])
         hash_A, hash_B, zero = hash_ids(a.values), hash_ids(b.values), np.zeros(1, np.uint64)
         starts_R1, begins_R1 = a.starts(), b.starts()
@@ -95,9 +95,9 @@ class Cartesian(TwoColumns, frozen=True, kw_only=True, tag="cartesian", tag_fiel
 
 
 class IdListTransform(TwoColumns, frozen=True, kw_only=True, tag="id_list", tag_field="kind"):
-    """The ids that are in both lists of a row: in the order of the first list, each once.
+    """The intersection of two lists: distinct ids, in the order of the first list.
 
-    A row that is null in either is null; without a common id the list is empty; nulls inside lists are left out.
+    A row that is null in either column is null; without a common id the list is empty; nulls inside lists are dropped.
     """
 
     want = ID_LISTS
@@ -107,11 +107,11 @@ class IdListTransform(TwoColumns, frozen=True, kw_only=True, tag="id_list", tag_
         return _unlike(*kinds)
 
     def types(self, kinds: Kinds) -> Kinds:
-        """The ids as they are."""
+        """The type of the ids."""
         return (pa.large_list(_comparable(kinds[0])),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        """Compare all rows at once."""
+        """Compare the lists of all rows by their (row, id) keys."""
         a, b = to_id_lists(arrays[0]), to_id_lists(arrays[1])
         key_A, key_B, values = _keys(a, b)
         kept = _are_in(key_A, key_B) & _first_of_each(key_A)
@@ -130,7 +130,7 @@ def _comparable(kind: pa.DataType) -> pa.DataType:
 
 
 def _keys(a: IdLists, b: IdLists) -> tuple[Ints, Ints, pa.Array]:
-    """A number for each (row, id), the same in both; and the ids of the first."""
+    """A key for each (row, id), consistent between both columns; and the ids of the first column."""
     values = [_plain(ids.values) for ids in (a, b)]
     same = [v if v.type == values[0].type else v.cast(values[0].type) for v in values]
     codes = pa.concat_arrays(same).dictionary_encode()
@@ -141,13 +141,13 @@ def _keys(a: IdLists, b: IdLists) -> tuple[Ints, Ints, pa.Array]:
 
 
 def _are_in(key_A: Ints, key_B: Ints) -> Mask:
-    """Whether each key is in another array. Arrow looks up in a hash table where numpy would sort."""
+    """Membership of each key in another array, by Arrow's hash table, as numpy would sort."""
     members = pc.call_function("is_in", [pa.array(key_A)], pc.SetLookupOptions(value_set=pa.array(key_B)))
     return members.to_numpy(zero_copy_only=False)
 
 
 def _first_of_each(key_N: Ints) -> Mask:
-    """First occurrences. Dictionary codes are given in the order in which keys come."""
+    """Mask of first occurrences: dictionary codes are assigned in the order of first occurrences."""
     code_N = pa.array(key_N).dictionary_encode().indices.to_numpy(zero_copy_only=False)
     first_N = np.ones(len(code_N), np.bool_)
     first_N[1:] = code_N[1:] > np.maximum.accumulate(code_N)[:-1]
@@ -163,7 +163,7 @@ By = Literal["sum", "mean", "max", "min"]
 
 
 class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", tag_field="kind"):
-    """One number from a list of scores that belongs to a list of ids: their sum, mean, minimum or maximum.
+    """Reduces a list of scores, parallel to a list of ids, to their sum, mean, minimum or maximum.
 
     With `among`, only the scores count whose id is in that column's list. An id that is null, and a score that is null
     or NaN, are left out; infinities count. The sum of no scores is 0, other numbers of none are null; a row is null
@@ -209,7 +209,7 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
         null_R = either_null(nulls(arrays[0]), numbers.null_R)
         self._refuse_lengths(offsets_R1, numbers.offsets_R1, null_R, where)
         here_R = np.ones(len(arrays[0]), np.bool_) if null_R is None else ~null_R
-        # Where one list is null the other may not be empty: what belongs to no score or no id is cut out.
+        # If one list is null the other may still have elements: drop elements without a counterpart.
         id_at = np.flatnonzero(np.repeat(here_R, np.diff(offsets_R1)))
         score_at = np.flatnonzero(np.repeat(here_R, np.diff(numbers.offsets_R1)))
         missing = either_null(nulls(values), None)
@@ -226,16 +226,16 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
     def _combine_scores(self, x_N: NDArray[np.float64], row_N: Ints, rows: int, null_R: Mask | None) -> pa.Array:
         count_R = np.bincount(row_N, minlength=rows)
         if self.by in ("sum", "mean"):
-            made_R = np.bincount(row_N, x_N, rows)
+            score_R = np.bincount(row_N, x_N, rows)
         else:
-            made_R, some_R = np.zeros(rows), count_R > 0
+            score_R, scored_R = np.zeros(rows), count_R > 0
             if len(x_N):
                 reduce = np.maximum if self.by == "max" else np.minimum
-                made_R[some_R] = reduce.reduceat(x_N, (np.cumsum(count_R) - count_R)[some_R])
+                score_R[scored_R] = reduce.reduceat(x_N, (np.cumsum(count_R) - count_R)[scored_R])
         if self.by == "mean":
-            made_R = made_R / np.maximum(count_R, 1)
+            score_R = score_R / np.maximum(count_R, 1)
         none_R = None if self.by == "sum" or count_R.all() else count_R == 0
-        return pa.array(made_R, mask=either_null(null_R, none_R))
+        return pa.array(score_R, mask=either_null(null_R, none_R))
 
     def _refuse_lengths(self, a_R1: Ints, b_R1: Ints, null_R: Mask | None, where: RowPosition) -> None:
         ids_R, scores_R = np.diff(a_R1), np.diff(b_R1)
@@ -252,7 +252,7 @@ class ComputeScore(Transform, frozen=True, kw_only=True, tag="compute_score", ta
 
 
 def _ids_in_row(values: pa.Array, id_at: Ints, row_N: Ints, among: IdLists, counts_N: Mask) -> Mask:
-    """Ids of a row that are also in another column of that row."""
+    """Mask of the ids of a row that are also in another column of that row."""
     index_K = np.flatnonzero(counts_N)
     offsets_R1 = np.searchsorted(row_N[index_K], np.arange(len(among.starts())))
     ids = IdLists(values=values.take(pa.array(id_at[index_K])), offsets_R1=offsets_R1, null_R=None, single=False)

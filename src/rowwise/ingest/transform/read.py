@@ -1,6 +1,6 @@
-"""Reads what other programs wrote: times, numbers and lists of words in text, whole numbers stored as floats.
+"""Parses columns that other programs wrote: times, numbers and lists in text, integers stored as floats.
 
-What cannot be read so becomes null, as a missing value does. Known limits: names of months and days are English; a
+A value that does not parse becomes null. Known limits: names of months and days are English; a
 comma separates thousands, not decimals.
 """
 
@@ -22,13 +22,13 @@ NUMBER = r"^[-+]?[$€£]?(\d{1,3}(,\d{3})+(\.\d*)?|\d+\.?\d*|\.\d+)([eE][-+]?\d
 
 
 class ToTime(OneColumn, frozen=True, kw_only=True, tag="to_time", tag_field="kind"):
-    """Text as a time: the first of the formats that fits it. Times with a zone are in UTC, others as they are."""
+    """Parses text as a time, by the first format that fits. Times with a zone are converted to UTC."""
 
     formats: tuple[str, ...] = (ISO,)  # iso, such as 2024-05-31T12:00:00+02:00; or of strptime: "%d/%m/%Y %H:%M"
     want = KEYS
 
     def __post_init__(self) -> None:
-        bad = [one for one in self.formats if one != ISO and "%" not in one]
+        bad = [form for form in self.formats if form != ISO and "%" not in form]
         if bad or not self.formats:
             raise self.spec_error(f"formats={list(self.formats)}: expected {ISO}, or some such as '%d/%m/%Y %H:%M'")
 
@@ -39,17 +39,17 @@ class ToTime(OneColumn, frozen=True, kw_only=True, tag="to_time", tag_field="kin
         return (pa.timestamp("us"),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        """Try one format after the other on all texts."""
+        """Try the formats in order, on all texts that have not parsed yet."""
         texts = _trimmed(arrays[0])
         times = pa.nulls(len(texts), pa.timestamp("us"))
-        for one in self.formats:
+        for form in self.formats:
             if times.null_count:
-                times = pc.call_function("coalesce", [times, parse_times(texts, one)])
+                times = pc.call_function("coalesce", [times, parse_times(texts, form)])
         return (times,)
 
 
 def parse_times(texts: pa.Array, form: str) -> pa.Array:
-    """The times of texts without surrounding spaces; null where the format does not fit."""
+    """The times of trimmed texts; null where the format does not fit."""
     if form == ISO:
         return _parse_iso(texts)
     options = pc.StrptimeOptions(form, "us", error_is_null=True)
@@ -87,14 +87,14 @@ class ToNumber(OneColumn, frozen=True, kw_only=True, tag="to_number", tag_field=
         return (pa.float64(),)
 
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
-        """Infinite in 32 bits is not finite, as models read numbers so."""
+        """Numbers that overflow float32, the type of models, become null."""
         numbers = parse_numbers(arrays[0]) if is_words(arrays[0].type) else arrays[0].cast(pa.float64(), safe=False)
         finite = pc.call_function("is_finite", [as_float32(numbers)])
         return (pc.call_function("if_else", [finite, numbers, pa.scalar(None, pa.float64())]),)
 
 
 def parse_numbers(array: pa.Array) -> pa.Array:
-    """The numbers of texts; null where a text is none."""
+    """The numbers of texts; null for other texts."""
     texts = _trimmed(array)
     is_number = pc.call_function("match_substring_regex", [texts], pc.MatchSubstringOptions(NUMBER))
     plain = pc.call_function("replace_substring_regex", [texts], pc.ReplaceSubstringOptions("[$€£,%]", ""))
@@ -119,13 +119,13 @@ class ToWhole(OneColumn, frozen=True, kw_only=True, tag="to_whole", tag_field="k
 
 
 def is_whole(x_R: np.ndarray) -> np.ndarray:
-    """Which numbers are whole, and exact."""
+    """Mask of the numbers that are exact integers."""
     with np.errstate(invalid="ignore"):
         return np.isfinite(x_R) & (np.abs(x_R) <= MAX_WHOLE) & (np.floor(x_R) == x_R)
 
 
 class SplitText(OneColumn, frozen=True, kw_only=True, tag="split", tag_field="kind"):
-    """The words of a text, without surrounding spaces. Empty words are left out; a null row stays null."""
+    """Splits text into trimmed words. Empty words are dropped; a null row stays null."""
 
     separator: str  # between words
     want = KEYS

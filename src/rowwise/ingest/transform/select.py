@@ -1,6 +1,6 @@
-"""Sampling: a share of the rows, the same ones in every order, worker and run.
+"""Sampling: a share of the rows, the same for every order, worker and run.
 
-It returns a mask and leaves the table as it is, so that errors name rows by their numbers in the file. Serving uses all
+It returns a mask instead of a smaller table, so that errors name rows by their numbers in the file. Serving uses all
 rows: see `chain.serving`.
 """
 
@@ -48,8 +48,8 @@ class Sampling(Transform, frozen=True, kw_only=True, tag="sampling", tag_field="
     @property
     def wants(self) -> tuple[str, ...]:
         """A value to compare, and a key."""
-        wanted = ((self.column, NUMBER_OR_KEY), (self.key, KEYS))
-        return tuple(want for name, want in wanted if name is not None)
+        requirements = ((self.column, NUMBER_OR_KEY), (self.key, KEYS))
+        return tuple(want for name, want in requirements if name is not None)
 
     def type_problem(self, kinds: Kinds) -> str:
         """Refuse to compare numbers with words."""
@@ -68,8 +68,8 @@ class Sampling(Transform, frozen=True, kw_only=True, tag="sampling", tag_field="
         draw_R = mix(np.arange(rows, dtype=np.uint64) + mix(np.array([where.index], np.uint64) ^ seed))
         if self.key is not None:
             draw_R = _hash_keys(arrays[-1], seed, draw_R)
-        stays_R = unit(draw_R) < self.rate
-        return stays_R if self.column is None else stays_R | ~_holds(arrays[0], self.value)
+        sampled_R = unit(draw_R) < self.rate
+        return sampled_R if self.column is None else sampled_R | ~_equals(arrays[0], self.value)
 
 
 def _hash_keys(array: pa.Array, seed: Words, by_place_R: Words) -> Words:
@@ -81,7 +81,7 @@ def _hash_keys(array: pa.Array, seed: Words, by_place_R: Words) -> Words:
     return by_place_R
 
 
-def _holds(array: pa.Array, value: int | float | str) -> Mask:
+def _equals(array: pa.Array, value: int | float | str) -> Mask:
     array = decoded(array)
     if isinstance(value, str):
         same = pc.call_function("equal", [array.cast(pa.large_binary()), pa.scalar(value.encode(), pa.large_binary())])

@@ -30,8 +30,8 @@ class GetLocalHour(Transform, frozen=True, kw_only=True, tag="get_local_hour", t
 
     column: str
     to: str
-    zone: str | None = None  # such as Europe/Vienna, with its summer time; neither this nor `offset`: UTC
-    offset: str | None = None  # a column of minutes: 120 is two hours before UTC is there
+    zone: str | None = None  # such as Europe/Vienna, with its summer time; UTC without zone and offset
+    offset: str | None = None  # a column of minutes east of UTC: 120 is UTC+2
     unit: Unit = "s"  # of whole numbers
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class GetLocalHour(Transform, frozen=True, kw_only=True, tag="get_local_hour", t
     def run(self, arrays: Arrays, where: RowPosition) -> Arrays:
         null_R, seconds_R = nulls(arrays[0]), _seconds(arrays[0], self.unit)
         far_R = (seconds_R < -FARTHEST_S) | (seconds_R > FARTHEST_S)
-        if far_R.any():  # calendars end somewhere, and what they say then is no hour
+        if far_R.any():  # beyond the range of Arrow's calendar, whose hours are wrong there
             null_R, seconds_R = either_null(null_R, far_R), np.where(far_R, 0, seconds_R)
         if self.zone is not None:
             local = pa.array(seconds_R, pa.timestamp("s", self.zone))

@@ -1,6 +1,6 @@
-"""The base classes of transforms: the columns that a transform reads and makes, their types, and the computation.
+"""Base classes of transforms: input and output columns, their types, and the computation.
 
-Most transforms are `OneColumn`: they read one column and replace it, or make one of another name.
+Most transforms are `OneColumn`: they read one column and replace it, or write the result to another column.
 """
 
 import math
@@ -21,7 +21,7 @@ Arrays = tuple[pa.Array, ...]
 
 
 class RowPosition(Value, frozen=True, kw_only=True):
-    """The split that rows are from: errors name rows by it, and sampling hashes its index."""
+    """The split of the rows: errors name rows by it, and sampling hashes its index."""
 
     split: Split = Split(source="rows", start=0, stop=0, first_row=0)
     index: int = 0  # of the split among all splits
@@ -49,11 +49,11 @@ class Transform(Value, frozen=True, kw_only=True):
 
     @property
     def wants(self) -> tuple[str, ...]:
-        """For each input column a key of FITS."""
+        """The requirement of each input column, a key of FITS."""
         raise NotImplementedError
 
     def type_problem(self, kinds: Kinds) -> str:
-        """Why these input types are refused although they meet `wants`; empty: they are accepted."""
+        """Why input types that meet `wants` are still refused; empty if they are accepted."""
         return ""
 
     def types(self, kinds: Kinds) -> Kinds:
@@ -65,11 +65,11 @@ class Transform(Value, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def read_files(self) -> "Transform":
-        """The same transform with the contents of its files inside."""
+        """The same transform with the contents of its files inlined."""
         return self
 
     def prepare(self) -> Run:
-        """`run`, with the work that is the same for all rows done in advance."""
+        """`run`, with the work that does not depend on rows done in advance."""
         return self.run
 
     def spec_error(self, problem: str) -> SpecError:
@@ -81,7 +81,7 @@ class OneColumn(Transform, frozen=True, kw_only=True):
     """A transform of one column to one column."""
 
     column: str
-    to: str = ""  # name of the result; empty: it replaces the column
+    to: str = ""  # name of the result; empty to replace the column
     want: ClassVar[str]  # a key of FITS
 
     @property
@@ -98,14 +98,14 @@ class OneColumn(Transform, frozen=True, kw_only=True):
 
 
 class ToIds(OneColumn, frozen=True, kw_only=True):
-    """A transform into whole numbers, single or in lists as the column has them."""
+    """A transform into integers, single or in lists like the column."""
 
     def types(self, kinds: Kinds) -> Kinds:
         return (list_like(kinds[0], pa.int64()),)
 
 
 def check_rows(transform: Transform, rows: int | None) -> None:
-    """Refuse a number of rows that a table cannot have."""
+    """Refuse an impossible number of table rows."""
     if rows is not None and not 1 <= rows < 1 << 63:
         raise transform.spec_error(f"rows={rows}: expected at least 1, and less than 2**63")
 
@@ -118,7 +118,7 @@ def check_finite(transform: Transform, **numbers: float | None) -> None:
 
 
 def check_borders(transform: Transform, borders: tuple[float, ...]) -> None:
-    """Refuse borders that do not ascend strictly."""
+    """Refuse borders that are not strictly ascending."""
     for number in borders:
         check_finite(transform, borders=number)
     for low, high in pairwise(borders):

@@ -1,7 +1,7 @@
-"""A transform by a user's function on Arrow columns, in a Python file: path.py:function.
+"""A transform by a user's function on Arrow columns: path.py:function.
 
-The text of the file is executed, also in serving, where it comes from the export. So the file may import installed
-packages, but no file beside it.
+The source of the file is executed, also in serving, where it comes from the export. So the file may import installed
+packages, but no neighbouring files.
 """
 
 import ast
@@ -27,15 +27,15 @@ from rowwise.ingest.transform.transform import Arrays, Kinds, RowPosition, Run, 
 class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="kind"):
     """A user's function that takes Arrow arrays and returns one, or several in a tuple or a dict.
 
-    The result must have as many rows as the input, also when that has none. Nulls and NaN are passed as they are in the
+    The result must have as many rows as the input, also for an empty input. Nulls and NaN are passed as they are in the
     data, text as large_string, lists as large_list. A row of the result must depend on that row only; this is not
     checked, but serving relies on it.
     """
 
     function: str  # path.py:function
-    columns: tuple[str, ...] = ()  # arguments in the order of the parameters; empty: columns named like the parameters
-    to: tuple[str, ...] = ()  # names of the results; empty: one column, named like the function
-    source: str = ""  # the file's text, as in an export; empty: the file is read
+    columns: tuple[str, ...] = ()  # arguments in the order of the parameters; by default named like the parameters
+    to: tuple[str, ...] = ()  # names of the results; by default one column, named like the function
+    source: str = ""  # source code, as in an export; empty to read the file
 
     def __post_init__(self) -> None:
         path, colon, name = self.function.rpartition(":")
@@ -73,7 +73,7 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
         return self.prepare()(arrays, where)
 
     def read_files(self) -> "UserFunction":
-        """The transform with the file's text, and the names of columns that follow from it."""
+        """The transform with its source code, and the column names derived from it."""
         text = self.source or self._read()
         parameters = self._parameters(text)
         columns = self.columns or parameters
@@ -82,7 +82,7 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
         return msgspec.structs.replace(self, source=text, columns=columns, to=self.to or (self.name,))
 
     def prepare(self) -> Run:
-        """Execute the file's text once, and return the function."""
+        """Execute the source code once, and return the function."""
         full = self.read_files()
         digest = hashlib.sha256(full.source.encode()).hexdigest()
         module = ModuleType(f"rowwise_own_{Path(self.file).stem}_{digest[:16]}")
@@ -121,23 +121,23 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
             raise self.spec_error(f"{self.file}: cannot be read: {error.strerror}") from None
 
     def _parameters(self, text: str) -> tuple[str, ...]:
-        """The names of the function's parameters, by parsing the file only."""
+        """The names of the function's parameters, by parsing the source without executing it."""
         try:
             inside = ast.parse(text, self.file).body
         except (SyntaxError, ValueError) as error:
             raise self.spec_error(f"{self.file} is not Python: {error}") from None
         functions = {node.name: node for node in inside if isinstance(node, ast.FunctionDef)}
         if self.name not in functions:
-            there = ", ".join(functions) or "none"
-            raise self.spec_error(f"{self.file} has no function {self.name!r}; it has {there}")
-        takes = functions[self.name].args
-        names = tuple(a.arg for a in (*takes.posonlyargs, *takes.args))
-        least = len(names) - len(takes.defaults)
-        fits = least <= len(self.columns) and (takes.vararg is not None or len(self.columns) <= len(names))
+            names = ", ".join(functions) or "none"
+            raise self.spec_error(f"{self.file} has no function {self.name!r}; it has {names}")
+        parameters = functions[self.name].args
+        names = tuple(a.arg for a in (*parameters.posonlyargs, *parameters.args))
+        required = len(names) - len(parameters.defaults)
+        fits = required <= len(self.columns) and (parameters.vararg is not None or len(self.columns) <= len(names))
         if self.columns and not fits:
-            got = f"{self.function} has {len(names)} parameters"
-            raise self.spec_error(f"{got}, and columns names {len(self.columns)}: expected the same number")
-        return names[:least]
+            problem = f"{self.function} has {len(names)} parameters"
+            raise self.spec_error(f"{problem}, but columns has {len(self.columns)} names: expected the same number")
+        return names[:required]
 
 
 def _check_result(array: Any, rows: int, place: str) -> pa.Array:
@@ -157,22 +157,22 @@ def _check_result(array: Any, rows: int, place: str) -> pa.Array:
 
 @final
 class _FunctionErrors:
-    """Turns any exception of user code into an error that names the place of that code."""
+    """Turns any exception of user code into an error that names its file and line."""
 
     def __init__(self, place: str) -> None:
         self._place = place
 
     def __enter__(self) -> None:
-        """Nothing to do before."""
+        """Nothing to set up."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if isinstance(error, Exception):
-            said = str(error) if isinstance(error, RowwiseError) else f"{type(error).__name__}: {error}"
-            raise DataError(f"{self._place}: {said}{_line(at, self._place)}") from error
+            message = str(error) if isinstance(error, RowwiseError) else f"{type(error).__name__}: {error}"
+            raise DataError(f"{self._place}: {message}{_line(at, self._place)}") from error
 
 
 def _line(at: TracebackType | None, place: str) -> str:
-    """The last line of the user's file that was running."""
+    """The innermost line of the user's file in a traceback."""
     file, line = place.partition(".py")[0] + ".py", 0
     while at is not None:
         if at.tb_frame.f_code.co_filename == file:
