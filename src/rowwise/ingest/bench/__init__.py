@@ -1,5 +1,5 @@
-"""Measures how fast rows are prepared here, and which part is slowest: `rowwise data bench`.
+"""Measures the throughput of row preparation on this machine, and its bottleneck: `rowwise data bench`.
 
-`measure` does what a worker of `ingest.service` and a trainer do, in this process; `packed` takes apart what cannot be
-seen from outside; `verdict` is pure and says what the numbers mean.
+`measure` runs the work of a worker of `ingest.service` and of a trainer in this process; `packed` separates
+decompression from decoding; `verdict` is pure and interprets the numbers.
 """

@@ -1,9 +1,9 @@
-"""Measures one worker's work on a few splits repeatedly: the best time of each part.
+"""Measures one worker's work on a few splits repeatedly: the best time of each stage.
 
-What is timed is the worker's own function, `service.worker.prepared`, on one core and into the memory of a service,
-and then what a trainer does with it. Of each split and part the best of all rounds counts, as everything
-else on a machine only makes it slower. Only the first round may meet files that the system has not cached; what it
-took to read them then is told apart. Known limits: several workers at once, which share a disk and the memory's speed.
+It times the worker's own function, `service.worker.prepare_split`, on one core and into shared memory, then the
+trainer's part. The best of all rounds counts per split and stage, as noise only adds time. Only the first round may
+read files from outside the page cache; its read time is reported separately. Known limits: contention of several
+workers for disk and memory bandwidth.
 """
 
 import os
@@ -31,33 +31,33 @@ from rowwise.ingest.warehouse.ranges import ReadCounters, counters_of
 from rowwise.tables.spec import Value
 
 SPLITS = 3
-ROUNDS = (2, 7)  # at least, and at most
-BUDGET_S = 12.0  # after which no round begins
+ROUNDS = (2, 7)  # minimum and maximum
+BUDGET_S = 12.0  # no round begins after it
 
-Tell = Callable[[int, int], None]  # rounds that are done, of how many at most
+Progress = Callable[[int, int], None]  # called with the number of rounds done, and their maximum
 
 
 class WorkerSeconds(Value, frozen=True):
     """Seconds of one worker by stage."""
 
-    read_s: float = 0.0  # bytes from files; none where the reader does not tell: they are part of `decode_s`
+    read_s: float = 0.0  # bytes from files; part of `decode_s` if the reader does not count them
     decompress_s: float = 0.0
     decode_s: float = 0.0  # of Parquet, or of lines
-    transform_s: float = 0.0  # and the order of rows, and which of them are wanted
+    transform_s: float = 0.0  # includes filters and the order of rows
     encode_s: float = 0.0
 
 
 class PreparationTimes(Value, frozen=True):
-    """The best times of one worker for some splits; wall-clock seconds unless the name says otherwise.
+    """The best times of one worker for some splits; wall-clock seconds except `cpu_s`.
 
-    The hand-off is the trainer's part: it hears of the split, maps its memory and copies its rows into batches.
+    The hand-off is the trainer's part: it receives the split, maps its memory and copies its rows into batches.
     """
 
     splits: int
-    of: int  # that there are
+    of: int  # splits of the data
     rounds: int
-    rows: int  # that came out
-    rows_in: int  # that were read: filters and sampling leave some out
+    rows: int  # output rows
+    rows_in: int  # input rows, before filters and sampling
     wall_s: float
     cpu_s: float
     parts: WorkerSeconds
@@ -65,8 +65,8 @@ class PreparationTimes(Value, frozen=True):
     bytes_read: int
     bytes_wanted: int
     bytes_encoded: int
-    first_read_s: float  # in the first round, maybe from a disk
-    codec: str  # how most bytes are packed; empty: they are not
+    first_read_s: float  # read time of the first round, maybe from disk
+    codec: str  # of most bytes; empty if they are not compressed
 
 
 class _SplitTimes(Value, frozen=True):
@@ -75,16 +75,16 @@ class _SplitTimes(Value, frozen=True):
     wall_s: float
     cpu_s: float
     read_s: float
-    loaded_s: float  # read, unpacked and decoded
+    loaded_s: float  # read, decompress and decode
     transform_s: float
     encode_s: float
     hand_off_s: float
 
 
 def measure(
-    task: PreparationTask, batch: int, splits: int = SPLITS, budget_s: float = BUDGET_S, tell: Tell | None = None
+    task: PreparationTask, batch: int, splits: int = SPLITS, budget_s: float = BUDGET_S, tell: Progress | None = None
 ) -> PreparationTimes:
-    """Prepare some splits of a task, spread over all of them, for a trainer that takes batches of so many rows."""
+    """Prepare a spread sample of a task's splits, for a trainer with batches of `batch` rows."""
     count = min(splits, len(task.splits))
     split_ids = [SplitId(0, number * len(task.splits) // count) for number in range(count)]
     best: dict[SplitId, _SplitTimes] = {}
@@ -92,9 +92,9 @@ def measure(
     with _one_thread(), closing(_Bench(task, batch)) as bench:
         for rounds in range(1, ROUNDS[1] + 1):
             for split_id in split_ids:
-                once = bench.prepare(split_id)
-                first_read_s += once.read_s if rounds == 1 else 0.0
-                best[split_id] = _combine((best.get(split_id, once), once), min)
+                times = bench.prepare(split_id)
+                first_read_s += times.read_s if rounds == 1 else 0.0
+                best[split_id] = _combine((best.get(split_id, times), times), min)
             if tell is not None:
                 tell(rounds, ROUNDS[1])
             spent_s = perf_counter() - begin_s
@@ -120,21 +120,21 @@ def measure(
             encode_s=total.encode_s,
         ),
         hand_off_s=total.hand_off_s,
-        bytes_read=bench.counted.bytes_read // rounds,
-        bytes_wanted=bench.counted.bytes_wanted // rounds,
+        bytes_read=bench.counters.bytes_read // rounds,
+        bytes_wanted=bench.counters.bytes_wanted // rounds,
         bytes_encoded=bench.bytes_encoded // rounds,
         first_read_s=first_read_s,
         codec=unpacking.codec,
     )
 
 
-def _combine(times: Collection[_SplitTimes], how: Callable[[Iterator[float]], float]) -> _SplitTimes:
-    return _SplitTimes(**{name: how(getattr(one, name) for one in times) for name in _SplitTimes.__struct_fields__})
+def _combine(times: Collection[_SplitTimes], reduce: Callable[[Iterator[float]], float]) -> _SplitTimes:
+    return _SplitTimes(**{name: reduce(getattr(t, name) for t in times) for name in _SplitTimes.__struct_fields__})
 
 
 @final
 class _Bench:
-    """A worker and a trainer in one process, with the memory that a service would give them."""
+    """A worker and a trainer in one process, with the shared memory of a service."""
 
     def __init__(self, task: PreparationTask, batch: int) -> None:
         self._task, self._order = task, task.order(0)
@@ -142,7 +142,7 @@ class _Bench:
         self._hand_off = _HandOff(os.dup(self._slot.file), task.preparation.columns, batch)
         self.rows: dict[SplitId, int] = {}
         self.rows_in: dict[SplitId, int] = {}
-        self.counted, self.bytes_encoded = ReadCounters(), 0
+        self.counters, self.bytes_encoded = ReadCounters(), 0
 
     def prepare(self, split_id: SplitId) -> _SplitTimes:
         split = self._task.splits[self._order[split_id.index]]
@@ -150,20 +150,20 @@ class _Bench:
         ready = prepare_split(self._task, SplitLease(0, split_id, 0), self._slot.resize)
         if isinstance(ready, SplitRefused):
             raise DataError(ready.error)
-        counted = counters_of(self._task.reader) - before
+        counters = counters_of(self._task.reader) - before
         if isinstance(self._task.reader, CsvReader):
-            counted = _lines_read(split)
-        self.counted += counted
+            counters = _lines_read(split)
+        self.counters += counters
         self.bytes_encoded += ready.layout.size
         self.rows[split_id], self.rows_in[split_id] = (
             ready.layout.rows,
-            counted.rows or split.rows or ready.layout.rows,
+            counters.rows or split.rows or ready.layout.rows,
         )
         spent = ready.times.spent
         return _SplitTimes(
             wall_s=ready.times.busy_s,
             cpu_s=ready.times.cpu_s,
-            read_s=min(counted.read_s, spent.read_s),
+            read_s=min(counters.read_s, spent.read_s),
             loaded_s=spent.read_s,
             transform_s=spent.transform_s,
             encode_s=spent.encode_s,
@@ -177,28 +177,28 @@ class _Bench:
 
 @final
 class _HandOff:
-    """The hand-off of a prepared split to a trainer in this process: the message, mapping its memory, and batches.
+    """The hand-off of a prepared split to a trainer in this process: message, memory mapping, and batches.
 
-    Both ends do what the worker's, the host's and the client's do. Known limits: the switch from one process to
-    another, some 20 microseconds a split.
+    Runs the code of worker, host and client. Known limits: without context switches between processes, some
+    20 microseconds a split.
 
     Args:
-        file: the memory of a slot, to own.
-        columns: what the rows hold.
+        file: descriptor of a slot's memory; owned.
+        columns: the columns of the rows.
         batch: rows of a batch.
     """
 
     def __init__(self, file: int, columns: Columns, batch: int) -> None:
         self._memory, self._columns, self._batch = SlotMemory(file), columns, batch
         ends = socket.socketpair()
-        self._ours, self._theirs = Connection(ends[0]), Connection(ends[1])
+        self._sender, self._receiver = Connection(ends[0]), Connection(ends[1])
 
     def time(self, split: SplitReady) -> float:
-        """Seconds from a split that lies ready to its batches."""
+        """Seconds from a ready split to its batches."""
         from rowwise.ingest.collate import SplitRows, collate
 
         begin_s = perf_counter()
-        self._ours.send(SplitDelivery(0, split.split_id, 0, split, workers=1, ready=1))
+        self._sender.send(SplitDelivery(0, split.split_id, 0, split, workers=1, ready=1))
         [(message, _)] = self._receive()
         assert isinstance(message, SplitDelivery)
         assert message.split is not None
@@ -209,13 +209,13 @@ class _HandOff:
         return perf_counter() - begin_s
 
     def close(self) -> None:
-        self._ours.close()
-        self._theirs.close()
+        self._sender.close()
+        self._receiver.close()
         self._memory.close()
 
     def _receive(self) -> list[tuple[object, int | None]]:
         while True:
-            messages: list[tuple[object, int | None]] = list(self._theirs.receive())
+            messages: list[tuple[object, int | None]] = list(self._receiver.receive())
             if messages:
                 return messages
 
@@ -231,7 +231,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _lines_read(split: Split) -> ReadCounters:
-    """Seconds to read the bytes of lines, which their reader does not count."""
+    """Time a read of a split's bytes, as `CsvReader` does not count it."""
     begin_s = perf_counter()
     with open(split.source, "rb") as file:
         file.seek(split.start)

@@ -1,8 +1,8 @@
 """The share of decompression in decoding Parquet.
 
-Arrow does both in one go, page by page. So some rows are written twice into memory, with the encodings and the codec
-of the file, and once without any codec: the difference of the times to read the two is what decompressing takes. Known
-limits: the level of a codec and the size of pages, which are those of the writer here.
+Arrow does both in one pass, page by page. So some rows are written to memory twice, with the encodings of the file:
+with its codec, and without compression. The difference of their read times is the time of decompression. Known limits:
+the level of the codec and the size of pages are those of this writer, not of the file's.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ MAX_ROWS = 65_536
 MAX_BYTES = 64 << 20
 ROUNDS = 4
 LIKE_THE_FILE = ("DELTA_BINARY_PACKED", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", "BYTE_STREAM_SPLIT")
-CODECS = {"LZ4_RAW": "lz4", "UNCOMPRESSED": ""}  # as writers call them
+CODECS = {"LZ4_RAW": "lz4", "UNCOMPRESSED": ""}  # footer names -> writer names
 
 
 class DecompressionTimes(NamedTuple):
@@ -41,13 +41,13 @@ class _Leaf(NamedTuple):
 
 
 def unpacking_of(reader: Reader, split: Split, names: tuple[str, ...]) -> DecompressionTimes:
-    """Seconds to decompress the columns of a split; 0 for files that are not local Parquet."""
+    """The share of decompression for the columns of a split; 0 for files that are not local Parquet."""
     if not isinstance(reader, ParquetReader) or is_url(split.source):
         return DecompressionTimes()
     footer = pq.read_metadata(split.source)
     leaves_by_name = leaves_of(footer.schema.to_arrow_schema())
     inside = [name for name in names if name in leaves_by_name]
-    table = reader.read(split, inside)  # first, as it refuses what a column chunk cannot be
+    table = reader.read(split, inside)  # first, as it validates the column chunks
     leaves = [_leaf(footer.row_group(split.start).column(leaf)) for name in inside for leaf in leaves_by_name[name]]
     sizes: Counter[str] = Counter()
     for leaf in leaves:
@@ -66,16 +66,16 @@ def _leaf(column: pq.ColumnChunkMetaData) -> _Leaf:
 
 
 def _share(table: pa.Table, leaves: list[_Leaf], codec: str) -> float:
-    how = _order_as_in_file(table.schema, leaves)
-    packed, plain = (_encode_parquet(table, codec=name, **how) for name in (codec, "none"))
+    options = _writer_options(table.schema, leaves)
+    packed, plain = (_encode_parquet(table, codec=name, **options) for name in (codec, "none"))
     best_packed = best_plain = float("inf")
     for _ in range(ROUNDS):
         best_packed, best_plain = min(best_packed, _time(packed)), min(best_plain, _time(plain))
     return min(max(1 - best_plain / max(best_packed, 1e-9), 0.0), 1.0)
 
 
-def _order_as_in_file(schema: pa.Schema, leaves: list[_Leaf]) -> dict[str, Any]:
-    """Options of a writer that encodes each column as the file does."""
+def _writer_options(schema: pa.Schema, leaves: list[_Leaf]) -> dict[str, Any]:
+    """Options of a writer for the encodings of the file's columns."""
     described = pq.read_metadata(pa.BufferReader(_encode_parquet(schema.empty_table(), codec="none"))).schema
     paths = [described.column(leaf).path for leaf in range(len(described))]
     if len(paths) != len(leaves):
@@ -86,9 +86,9 @@ def _order_as_in_file(schema: pa.Schema, leaves: list[_Leaf]) -> dict[str, Any]:
     return {"use_dictionary": dictionary or False, "column_encoding": encodings or None}
 
 
-def _encode_parquet(table: pa.Table, *, codec: str, **how: Any) -> pa.Buffer:
+def _encode_parquet(table: pa.Table, *, codec: str, **options: Any) -> pa.Buffer:
     out = pa.BufferOutputStream()
-    pq.write_table(table, out, compression=codec, row_group_size=max(table.num_rows, 1), **how)
+    pq.write_table(table, out, compression=codec, row_group_size=max(table.num_rows, 1), **options)
     return out.getvalue()
 
 

@@ -1,6 +1,6 @@
-"""Interprets measured times: rows a second, workers needed, the slowest part, and what to change.
+"""Interprets measured times: throughput, number of workers needed, the bottleneck, and a hint.
 
-Pure, and its own file so that tests need no clock. One hint only: whatever is second matters when the first is done.
+Pure, so that tests need no clock. Gives a single hint: the next bottleneck matters once the first is removed.
 """
 
 import math
@@ -18,9 +18,9 @@ SPEEDS = (100_000, 300_000, 1_000_000)  # samples a second
 HUGE_BYTES, HUGE_ROWS, TINY_ROWS = 512 << 20, 1 << 20, 4096
 OVER_READ = 1.5
 SLOW_CODECS = ("gzip", "brotli", "bz2")
-MUCH = 0.2  # of the time, that such a codec may take
+MUCH = 0.2  # tolerated share of time for a slow codec
 FASTER = {"zstd": "snappy, which is faster and larger", "snappy": "none, where the disk is fast and has room"}
-PARTS = {  # in the order in which they happen
+PARTS = {  # in the order of execution
     "read": "bytes from files",
     "decompress": "pages",
     "decode": "Parquet into columns",
@@ -30,13 +30,13 @@ PARTS = {  # in the order in which they happen
 
 
 class HintFacts(Value, frozen=True):
-    """The facts, beside times, that a hint is chosen by."""
+    """Inputs of a hint besides times."""
 
     source: str
     lines: bool = False  # CSV or TSV
-    maps: tuple[str, ...] = ()  # columns of maps, which no model takes as they are
+    maps: tuple[str, ...] = ()  # map columns, which no model reads as they are
     texts: int = 0  # columns of text that are hashed
-    columns: int = 0  # that are read
+    columns: int = 0  # columns read
 
 
 class BenchVerdict(Value, frozen=True):
@@ -47,13 +47,13 @@ class BenchVerdict(Value, frozen=True):
     columns: int
     rows_s_core: float  # of one worker, by CPU time
     rows_s: float  # of one worker, on the clock
-    read_mb_s: float  # of the file, that one worker reads
-    over_read: float  # bytes read for each byte wanted
-    rows_s_trainer: float  # that a trainer can take
-    shares: dict[str, float]  # of a worker's time
+    read_mb_s: float  # file bytes read by one worker
+    over_read: float  # bytes read per wanted byte
+    rows_s_trainer: float  # throughput limit of a trainer's hand-off
+    shares: dict[str, float]  # share of a worker's time, by stage
     slowest: str
     hint: str
-    workers: dict[int, int]  # by samples a second
+    workers: dict[int, int]  # number needed, by samples a second
 
 
 def facts_of(source: str, schema: pa.Schema, columns: Columns, *, lines: bool) -> HintFacts:
@@ -83,19 +83,19 @@ def judge(measured: PreparationTimes, facts: HintFacts, speeds: tuple[int, ...] 
 
 
 def shares_of(measured: PreparationTimes) -> dict[str, float]:
-    """Each part's share of the sum of all parts."""
+    """Each stage's share of the sum of all stages."""
     seconds = {name: getattr(measured.parts, f"{name}_s") for name in PARTS}
-    whole = max(sum(seconds.values()), 1e-9)
-    return {name: value / whole for name, value in seconds.items()}
+    total = max(sum(seconds.values()), 1e-9)
+    return {name: value / total for name, value in seconds.items()}
 
 
 def workers_for(measured: PreparationTimes, samples_s: float) -> int:
-    """The number of workers that the service would settle at: slightly more than needed on average."""
+    """The number of workers at which autoscaling settles, with spare capacity."""
     return max(1, math.ceil(SPARE * samples_s * measured.wall_s / max(measured.rows, 1)))
 
 
 def hint(measured: PreparationTimes, facts: HintFacts, slowest: str) -> str:
-    """The most useful change: faults of the files first, then the slowest stage."""
+    """The most useful change: the layout of the files first, then the slowest stage."""
     return _advise_on_files(measured, facts) or _advise_on_part(measured, facts, slowest)
 
 
@@ -126,10 +126,10 @@ def _advise_on_part(measured: PreparationTimes, facts: HintFacts, slowest: str) 
     if slowest == "encode" and facts.texts:
         are = "column of text is" if facts.texts == 1 else "columns of text are"
         return f"{facts.texts} {are} hashed letter by letter: whole numbers, where the data are made, are faster"
-    said = {
+    advice = {
         "read": "reading takes longest: a faster disk, fewer columns, or more workers, where the disk can do more",
         "decode": "decoding takes longest, as it mostly does: leave out columns that the model does not need",
         "transform": "transforms take longest: functions of your own are the likely cause; rowwise's are native",
         "encode": "hashing and laying out takes longest: fewer ids of a list (columns.sparse first=) make less of it",
     }
-    return said[slowest]
+    return advice[slowest]

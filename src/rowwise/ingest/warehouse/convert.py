@@ -1,4 +1,4 @@
-"""Converts the rows of any reader to a warehouse, in one process, and resumes after a kill.
+"""Converts the rows of any reader to a warehouse, and resumes after a kill.
 
 See [Note: going on] in `journal.py` and [Note: runs] in `spill.py`. Known limit: one process.
 """
@@ -43,8 +43,8 @@ class ConversionSummary(Value, frozen=True):
     folders: int
     bytes: int
     seconds: float
-    resumed: bool  # an earlier process had begun the conversion
-    was_done: bool  # an earlier process had finished it: nothing was written
+    resumed: bool  # continued the conversion of an earlier process
+    was_done: bool  # no-op: an earlier process had finished it
 
 
 def convert(
@@ -57,17 +57,17 @@ def convert(
     """Write the rows of a reader as a warehouse. The same call resumes a conversion that was killed.
 
     Args:
-        source: the rows; they must not change until the conversion is finished.
-        dest: a new or empty folder or URL, or one with an unfinished conversion of the same source and layout.
+        source: reads the rows, which must not change until the conversion is finished.
+        dest: a new or empty folder or URL, or that of an unfinished conversion of the same source and layout.
         layout: how rows and columns are arranged.
         progress: called with the number of splits done, and of all.
-        used: uses of each column, if the layout has no popularity; a resumed conversion keeps the uses it began with.
+        used: uses of each column, if the layout has no popularity; a resumed conversion keeps its original uses.
     """
     begin_s = time.perf_counter()
     rows = ConversionSource(source, layout)
     ordered = [name for name in (*layout.partition_by, layout.cluster_by, layout.sort_by) if name is not None]
-    there = source.schema.names
-    check_columns([n if n in there else n.partition(".")[0] for n in ordered], source.schema, rows.name)
+    names = source.schema.names
+    check_columns([n if n in names else n.partition(".")[0] for n in ordered], source.schema, rows.name)
     place = parse_folder(str(dest))
     store = StoredWarehouse(place) if isinstance(place, StorageFolder) else None
     request = ConversionRequest(version=VERSION, source=rows.digest(), layout=layout)
@@ -80,7 +80,7 @@ def convert(
         if manifest is None:
             resumed = journal.begin_or_resume(request)
             manifest = _Conversion(rows, folder, store, journal, progress or (lambda *_: None)).run(request, used or {})
-        # A killed process may have finished the manifest but not the cleaning.
+        # A killed process may have written the manifest without cleaning up.
         shutil.rmtree(journal.folder / "spill", ignore_errors=True)
         journal.clean()
     return ConversionSummary(
@@ -121,8 +121,8 @@ class _Conversion:
         self._layout.check_columns(len(flat.names))
         inside = tuple(name for name in flat.names if name not in self._layout.partition_by)
         columns = order_by_popularity(inside, survey.popularity)
-        whole = {n: holds_whole(empty.schema.field(n).type) for n in self._layout.partition_by}
-        kinds = {name: "int64" if is_whole else "string" for name, is_whole in whole.items()}
+        integers = {n: holds_whole(empty.schema.field(n).type) for n in self._layout.partition_by}
+        kinds = {name: "int64" if is_integer else "string" for name, is_integer in integers.items()}
         writer = WarehouseWriter(self._dest, self._layout, columns, survey.popularity, kinds, self._store)
         if self._layout.spills:
             self._write_spilled(flat, writer)
@@ -135,14 +135,14 @@ class _Conversion:
         return manifest
 
     def _check_order_columns(self, schema: pa.Schema) -> None:
-        """Refuse columns to order rows by that are not written, or cannot be ordered."""
+        """Refuse sort columns that are not written or have no order."""
         layout = self._layout
         for name in (*layout.partition_by, layout.cluster_by, layout.sort_by):
             if name is not None and name not in schema.names:
                 raise DataError(
                     f"{self._source.name}: rows are ordered by {name!r}, which is not written",
                     f"{name!r} in --columns",
-                    hint=f"there are: {', '.join(schema.names[:40])}",
+                    hint=f"the columns are {', '.join(schema.names[:40])}",
                 )
         folders = set(layout.partition_by)
         if folders & {layout.cluster_by, layout.sort_by} or folders == set(schema.names):
@@ -173,7 +173,7 @@ class _Conversion:
         for split in spill.fill(self._source.pieces(flat, *spill.position)):
             self._progress(split, 2 * splits)
         ranges = spill.ranges()
-        # A file holds rows of one folder only.
+        # One group of ranges per folder, as a file holds rows of one folder only.
         begins = [i for i, s in enumerate(ranges) if i == 0 or s.folder != ranges[i - 1].folder]
         for begin, end in zip(begins, [*begins[1:], len(ranges)], strict=True):
             self._write_folder(spill, ranges, range(begin, end), writer)
@@ -184,7 +184,7 @@ class _Conversion:
             part for part in self._journal.parts if units.start < part.unit or (part.unit == units.start and part.row)
         ]
         parts = [part for part in done if part.unit < units.stop]
-        if len(done) > len(parts):  # files of a later folder are written, so this one is complete
+        if len(done) > len(parts):  # a later folder has files, so this one is complete
             return
         cells = ranges[units.start].folder
         unit, row = (parts[-1].unit, parts[-1].row) if parts else (units.start, 0)

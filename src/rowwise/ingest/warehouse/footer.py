@@ -1,6 +1,6 @@
-"""Checks the footer of a Parquet file before it is used: some damaged footers make Arrow end the process.
+"""Checks the footer of a Parquet file before use: some damaged footers make Arrow abort the process.
 
-Arrow checks column chunks only when it begins to read rows, where errors can be caught. So a read is begun here, and
+Arrow validates column chunks when it begins to read rows, where errors can be caught. So a read is begun here, and
 stopped at its first byte.
 """
 
@@ -11,11 +11,11 @@ from pyarrow import parquet as pq
 
 
 class _StopReading(Exception):
-    """Arrow has checked every column chunk, and asks for bytes."""
+    """Arrow has validated every column chunk, and requests bytes."""
 
 
 class SeekableFile(io.RawIOBase):
-    """A file of a given size, to be read from any byte; subclasses read."""
+    """Base class of seekable files of known size; subclasses implement reading."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class SeekableFile(io.RawIOBase):
 
 
 class _UnreadableFile(SeekableFile):
-    """A file that raises `_StopReading` where it is read."""
+    """A file that raises `_StopReading` when read."""
 
     def read(self, size: int = -1) -> bytes:
         raise _StopReading
@@ -51,7 +51,7 @@ def check_footer(footer: pq.FileMetaData) -> None:
 
 
 def check_chunks(footer: pq.FileMetaData, size: int) -> None:
-    """Refuse column chunks that cannot lie in a file of `size` bytes; takes about 3 us a chunk."""
+    """Refuse column chunks outside a file of `size` bytes; takes about 3 us a chunk."""
     file = pq.ParquetFile(pa.PythonFile(_UnreadableFile(size), mode="r"), metadata=footer, pre_buffer=True)
     try:
         file.read_row_groups(list(range(footer.num_row_groups)), use_threads=False)

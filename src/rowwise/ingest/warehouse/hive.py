@@ -1,6 +1,6 @@
-"""Hive partitions: folders that hold a column's value, such as `day=3/country=AT/part-00000.parquet`.
+"""Hive partitions: folder names with the value of a column, such as `day=3/country=AT/part-00000.parquet`.
 
-A column's type is inferred from all its folders: whole numbers if every value is one, else text.
+A column's type is inferred from all its folders: int64 if every value is an integer, else text.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,13 +11,13 @@ import pyarrow as pa
 from rowwise.base.textfile import parse_whole
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
-UNQUOTED = " !$&'()*+,;@[]"  # characters that `quote` would escape, but file names may have
+UNQUOTED = " !$&'()*+,;@[]"  # characters that `quote` would escape although file names allow them
 
 Cell = int | str | None
 
 
 def folder_name(names: Sequence[str], values: Sequence[Cell]) -> str:
-    """The path of the folder for rows with these values."""
+    """The relative path of the folder of rows with these values."""
     return "/".join(f"{n}={NULL if v is None else quote(str(v), UNQUOTED)}" for n, v in zip(names, values, strict=True))
 
 
@@ -32,18 +32,18 @@ def parse_folders(source: str) -> dict[str, str | None]:
 
 
 def infer_fields(texts: Sequence[dict[str, str | None]], known: Mapping[str, str]) -> list[pa.Field]:
-    """The columns that the folders of all files have; `known`: types that are not inferred."""
+    """The columns that are in the folders of all files; `known`: types that are not inferred."""
     if not texts:
         return []
-    names = [name for name in texts[0] if all(name in other for other in texts)]
-    kinds = {name: _kind([other[name] for other in texts]) for name in names}
+    names = [name for name in texts[0] if all(name in folders for folders in texts)]
+    kinds = {name: _kind([folders[name] for folders in texts]) for name in names}
     return [pa.field(name, pa.string() if known.get(name) == "string" else kind) for name, kind in kinds.items()]
 
 
 def complete(
     table: pa.Table, columns: Sequence[str], schema: pa.Schema, folders: Collection[str], source: str
 ) -> pa.Table:
-    """Add the columns that a file lacks: those of `folders` from its path, others without values."""
+    """Add the columns that a file lacks: those of `folders` from its path, others as nulls."""
     texts = parse_folders(source) if folders else {}
     for name in columns:
         if name not in table.column_names:
@@ -54,7 +54,7 @@ def complete(
 
 
 def parse_value(text: str | None, kind: pa.DataType) -> Cell:
-    """A folder's text as a value of the column's type."""
+    """A folder's text converted to the column's type."""
     return text if text is None or kind == pa.string() else int(text)
 
 

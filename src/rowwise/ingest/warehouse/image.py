@@ -1,9 +1,9 @@
-"""Reads chosen byte ranges of a Parquet file into memory of the file's size, from which Arrow decodes.
+"""Reads selected byte ranges of a Parquet file into a sparse memory image of the file, from which Arrow decodes.
 
-[Note: a sparse image] The memory is an anonymous mapping, of which only the pages exist that bytes were read into. So
-one large read serves many columns, Arrow calls no Python while it decodes, and no bytes are copied in between. After
-the decode the pages go back to the system: Arrow's Parquet decoder copies every value out (test_parquet_reads.py checks
-every type, when the memory is zeros again). Known limits: where the system limits address space, the whole file counts.
+[Note: a sparse image] The image is an anonymous mapping; only pages that bytes were read into are resident. So one
+large read serves many columns, Arrow calls no Python while it decodes, and no bytes are copied in between. After the
+decode the pages are returned to the system: Arrow's Parquet decoder copies every value out (test_parquet_reads.py
+checks every type after the pages were zeroed). Known limits: the whole file counts towards a limit of address space.
 """
 
 import mmap
@@ -26,14 +26,14 @@ HUGE_BYTES = 4 << 20  # two huge pages
 
 @final
 class SparseFile:
-    """An open Parquet file; memory holds only the byte ranges that are decoded at the moment."""
+    """An open Parquet file; only the byte ranges being decoded are resident in memory."""
 
     def __init__(self, source: str, opened: OpenFile, footer: pq.FileMetaData, *, verify: bool) -> None:
         self.source, self.footer = source, footer
         self.schema: pa.Schema = footer.schema.to_arrow_schema()
         self._opened = opened
         self._memory = mmap.mmap(-1, max(opened.size, 1), flags=PRIVATE)
-        # pre_buffer=False: else Arrow would read the ranges again, in threads of its own.
+        # pre_buffer=False: else Arrow would read the ranges again, in its own threads.
         self._file = pq.ParquetFile(
             pa.BufferReader(pa.py_buffer(self._memory)),
             metadata=footer,
@@ -41,7 +41,7 @@ class SparseFile:
             page_checksum_verification=verify,
         )
         self.leaves = leaves_of(self.schema)
-        # Computed once: in a file of many columns, footer.schema.column is slow.
+        # Cached, as footer.schema.column is slow in a file of many columns.
         described = footer.schema
         self.paths = [described.column(leaf).path for leaf in range(len(described))]
         self.flat = flat_columns(self.schema)
@@ -77,7 +77,7 @@ class SparseFile:
         self._opened.close()
 
     def _want_huge_pages(self, ranges: Sequence[ReadRange]) -> None:
-        """Ask for huge pages for large reads: the system clears them faster. A small read would waste most of one."""
+        """Request huge pages for large reads, as they are zeroed faster. A small read would waste most of one."""
         if not hasattr(mmap, "MADV_HUGEPAGE"):
             return
         for start, stop, _ in ranges:
@@ -86,10 +86,10 @@ class SparseFile:
                 self._memory.madvise(mmap.MADV_HUGEPAGE, page, stop - page)
 
     def _fill(self, target: memoryview, at: int) -> None:
-        got = self._opened.read_into(target, at)
-        if got < len(target):
+        count = self._opened.read_into(target, at)
+        if count < len(target):
             raise DataError(
-                f"{self.source}: ends at byte {at + got}",
+                f"{self.source}: ends at byte {at + count}",
                 f"a file of at least {at + len(target)} bytes, as its footer says",
             )
 
@@ -107,7 +107,7 @@ class SparseFile:
         return table.select(list(columns))
 
     def _find_bad_column(self, group: int, columns: Sequence[str]) -> tuple[str, Exception] | None:
-        """Read each column alone: Arrow's errors do not name it."""
+        """Read each column alone, as Arrow's errors do not name it."""
         for name in columns:
             paths = [self.paths[leaf] for leaf in self.leaves[name]]
             try:

@@ -1,9 +1,8 @@
-"""The journal of a conversion, from which the same command resumes after a kill at any point.
+"""A write-ahead journal of a conversion, from which the same command resumes after a kill at any point.
 
-[Note: going on] The first line of the journal is the request, the second the survey of the source, then follows one
-line a file. A file's line is appended after the file is complete, and names the first row of the next file. So a kill
-loses at most the work of one file, and a file that is written again has the same bytes. An incomplete last line is
-dropped.
+[Note: going on] The first line of the journal is the request, the second the survey of the source, followed by one line
+per file. A file's line is appended once the file is complete, and has the position of the next file's first row. So a
+kill loses at most the work on one file, and rewriting a file gives the same bytes. A torn last line is dropped.
 """
 
 import fcntl
@@ -39,14 +38,14 @@ class ConversionRequest(Value, frozen=True):
 
 
 class SourceSurvey(Value, frozen=True):
-    """Sizes and popularity of the source's columns, taken before the first row is written."""
+    """Map keys and column popularity of the source, determined before the first row is written."""
 
     keys: dict[str, tuple[Key, ...]]
     popularity: dict[str, float]
 
 
 class WarehouseFile(Value, frozen=True):
-    """A finished file, and the first row of the next one."""
+    """A finished file, and the position of the next file's first row."""
 
     path: str
     rows: int
@@ -67,29 +66,29 @@ class WarehouseManifest(Value, frozen=True):
 
 @final
 class StoredWarehouse:
-    """A warehouse at the URL of an object store: each file is sent once it is complete, and the manifest last.
+    """A warehouse in an object store: each file is uploaded once it is complete, and the manifest last.
 
-    The journal is an object beside the files, with which the same command goes on after a kill. While it is there,
-    readers refuse the URL. Rows that are sorted wait in a temporary folder, which is made again after a kill.
+    The journal is an object beside the files, from which the same command resumes after a kill. While it exists,
+    readers refuse the URL. Sorted runs are in a temporary folder, and are made again after a kill.
     """
 
     def __init__(self, place: StorageFolder) -> None:
         self.place = place
-        self.sizes: dict[str, int] = {}  # of objects, when the conversion began
+        self.sizes: dict[str, int] = {}  # object sizes at the start of the conversion
 
     def fetch(self, folder: Path) -> None:
-        """Copy what an earlier process noted into a folder; raises if the place has anything but a warehouse."""
-        self.sizes = {name: one.size_bytes for name, one in self.place.relative_names().items()}
+        """Download an earlier process's journal into a folder; raises if the URL has objects but no warehouse."""
+        self.sizes = {name: info.size_bytes for name, info in self.place.relative_names().items()}
         notes = [name for name in self.sizes if name.startswith(f"{folder.name}/")]
         if self.sizes and not notes:
-            raise DataError(f"{self.place}: has objects and is not a warehouse", "a new URL")
+            raise DataError(f"{self.place}: has objects but is not a warehouse", "a new URL")
         for name in notes:
             short = name.removeprefix(f"{folder.name}/")
             if "/" not in short:
                 (folder / short).write_bytes(read_file(self.place / folder.name, short, MAX_BYTES))
 
     def begin(self, name: str, content: bytes) -> None:
-        """Store the first state of the journal, unless another process has."""
+        """Create the journal atomically; raises if another process has."""
         try:
             self.place.storage.create(self.place.inside(name), content)
         except ObjectExistsError:
@@ -106,24 +105,24 @@ class StoredWarehouse:
 
 @final
 class Journal:
-    """The journal and manifest of a warehouse, in a folder inside it that readers skip.
+    """The journal and manifest of a warehouse, in a subfolder that readers skip.
 
     Args:
-        dest: the folder of the warehouse, or one in which the files of a stored one are made.
-        store: where the warehouse is, if that is no folder.
+        dest: the folder of the warehouse, or the staging folder of one in an object store.
+        store: the warehouse in an object store.
     """
 
     def __init__(self, dest: Path, store: StoredWarehouse | None = None) -> None:
         self.folder = dest / FOLDER
         self._dest, self._store = dest, store
-        self._shown = str(dest if store is None else store.place)
+        self._display_name = str(dest if store is None else store.place)
         self._path, self._manifest = self.folder / "journal.jsonl", self.folder / "warehouse.json"
         self.survey: SourceSurvey | None = None
         self.parts: list[WarehouseFile] = []
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from converting into the same folder."""
+        """Lock the folder against other conversions; fails if it is locked."""
         if self._dest.exists() and not self.folder.exists() and (not self._dest.is_dir() or any(self._dest.iterdir())):
             raise DataError(f"{self._dest}: exists and is not a warehouse", "a new folder, or an empty one")
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -138,7 +137,7 @@ class Journal:
             yield
 
     def read_manifest(self, request: ConversionRequest) -> WarehouseManifest | None:
-        """The manifest of a finished warehouse, checked against the request; None: not finished."""
+        """The manifest of a finished warehouse, checked against the request; None if unfinished."""
         if not self._manifest.exists():
             return None
         manifest = _decode_records(read_bytes(self._manifest), WarehouseManifest, self._name(self._manifest))
@@ -146,23 +145,23 @@ class Journal:
         return manifest
 
     def begin_or_resume(self, request: ConversionRequest) -> bool:
-        """Write the request as the first line, or read the lines of an unfinished conversion; true for the latter."""
+        """Begin a journal with the request, or load that of an unfinished conversion; returns whether it resumes."""
         if not self._path.exists():
             if self._store is not None:
                 self._store.begin(f"{FOLDER}/{self._path.name}", _line(request))
             self._replace(self._path, _line(request))
             return False
         data, name = read_bytes(self._path), self._name(self._path)
-        whole = data[: data.rfind(b"\n") + 1]
-        lines = whole.splitlines()
-        there = _decode_records(lines[0] if lines else b"", ConversionRequest, f"{name}, line 1")
-        if there != request and len(lines) <= 2 and not (self.folder / "spill" / "0.json").exists():
-            self._replace(self._path, _line(request))  # no row was written yet: the user corrects an option
+        complete = data[: data.rfind(b"\n") + 1]
+        lines = complete.splitlines()
+        previous = _decode_records(lines[0] if lines else b"", ConversionRequest, f"{name}, line 1")
+        if previous != request and len(lines) <= 2 and not (self.folder / "spill" / "0.json").exists():
+            self._replace(self._path, _line(request))  # no row was written yet: allow a corrected option
             self._send(self._path)
             return False
-        self._check(there, request, "holds an unfinished conversion")
-        if len(whole) < len(data):
-            os.truncate(self._path, len(whole))
+        self._check(previous, request, "holds an unfinished conversion")
+        if len(complete) < len(data):
+            os.truncate(self._path, len(complete))
         self.survey = _decode_records(lines[1], SourceSurvey, f"{name}, line 2") if len(lines) > 1 else None
         self.parts = [
             _decode_records(line, WarehouseFile, f"{name}, line {k}") for k, line in enumerate(lines[2:], start=3)
@@ -172,7 +171,7 @@ class Journal:
         return True
 
     def append(self, entry: SourceSurvey | WarehouseFile) -> None:
-        """Append a line and flush it to the disk."""
+        """Append a line durably (fsync)."""
         append(self._path, _line(entry), sync=True)
         self._send(self._path)
         if isinstance(entry, SourceSurvey):
@@ -197,24 +196,24 @@ class Journal:
             self._store.send(path, f"{FOLDER}/{path.name}")
 
     def _name(self, path: Path) -> str:
-        """A file as messages name it."""
-        return f"{self._shown}/{FOLDER}/{path.name}"
+        """The name of a file in messages."""
+        return f"{self._display_name}/{FOLDER}/{path.name}"
 
-    def _check(self, there: ConversionRequest, request: ConversionRequest, what: str) -> None:
-        if there == request:
+    def _check(self, previous: ConversionRequest, request: ConversionRequest, what: str) -> None:
+        if previous == request:
             return
         fields = WarehouseLayout.__struct_fields__
-        changed = [name for name in fields if getattr(there.layout, name) != getattr(request.layout, name)]
-        differs = "of other data, or the data has changed since"
-        if there.source == request.source:
-            differs = f"made with other options ({', '.join(changed)})"
+        changed = [name for name in fields if getattr(previous.layout, name) != getattr(request.layout, name)]
+        difference = "of other data, or the data has changed since"
+        if previous.source == request.source:
+            difference = f"made with other options ({', '.join(changed)})"
         raise DataError(
-            f"{self._shown}: {what} {differs}",
+            f"{self._display_name}: {what} {difference}",
             hint="run the same command as before, choose another folder, or delete this one first",
         )
 
     def _check_part(self, part: WarehouseFile) -> None:
-        """Refuse a file that is missing, changed or outside the warehouse: a journal may come from elsewhere."""
+        """Refuse a file that is missing, changed or outside the warehouse: the journal is untrusted input."""
         path = self._dest / part.path
         plain = not any(fault_of_name(name, LONGEST_NAME) for name in part.path.split("/"))
         if self._store is not None:

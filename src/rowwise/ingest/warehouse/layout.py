@@ -1,6 +1,6 @@
-"""The layout of a warehouse: its columns and their order, and the number of rows of a row group.
+"""The layout of a warehouse: columns, their order, and the sizes of row groups and files.
 
-Sizes are computed from the values alone, so row groups do not depend on how the source was cut.
+Sizes are computed from the values alone, so row groups do not depend on the splits of the source.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from rowwise.tables.spec import Value
 
 VERSION = 1
 MIN_MEMORY = 450_000_000
-BASE_MEMORY = 348 << 20  # Python, Arrow, the row group being written, and what the allocator keeps
+BASE_MEMORY = 348 << 20  # Python, Arrow, the row group being written, and allocator overhead
 COLUMN_MEMORY = 350_000  # per column: a page and its compressed form, read and written
 ROOM_FOR_COLUMNS = 250  # columns for which MIN_MEMORY suffices
 Key = int | str
@@ -28,16 +28,16 @@ Key = int | str
 class WarehouseLayout(Value, frozen=True):
     """The arrangement of rows and columns in files that `convert` writes."""
 
-    columns: tuple[str, ...] | None = None  # of the source, or `<map column>.<key>`; None: all
-    keys: dict[str, tuple[Key, ...]] = msgspec.field(default_factory=dict)  # of map columns; not named: all keys
+    columns: tuple[str, ...] | None = None  # of the source, or `<map column>.<key>`; None for all
+    keys: dict[str, tuple[Key, ...]] = msgspec.field(default_factory=dict)  # of map columns; by default all keys
     partition_by: tuple[str, ...] = ()  # one folder for each value of these columns
     cluster_by: str | None = None  # rows with equal values (a session id) are neighbours, ordered by its hash
-    sort_by: str | None = None  # order of the rows of a session; None: that of the source
+    sort_by: str | None = None  # order of the rows of a session; None for the order of the source
     compression: Literal["zstd", "snappy", "none"] = "zstd"
-    group_rows: int = 65_536  # most rows of a row group
+    group_rows: int = 65_536  # maximum rows of a row group
     group_bytes: int = 48 << 20  # approximate decoded size of a row group
-    part_groups: int = 16  # most row groups of a file
-    memory_bytes: int = 2 << 30  # most memory of the whole process
+    part_groups: int = 16  # maximum row groups of a file
+    memory_bytes: int = 2 << 30  # memory budget of the process
     popularity: dict[str, float] | None = None  # uses of each column: the most used are written first, side by side
 
     def __post_init__(self) -> None:
@@ -63,11 +63,11 @@ class WarehouseLayout(Value, frozen=True):
 
     @property
     def working_bytes(self) -> int:
-        """Size of the rows in memory at a time: copies, sorting and the writer take several times as much."""
+        """Budget of the rows in memory: copies, sorting and the writer take several times as much."""
         return max((self.memory_bytes - BASE_MEMORY) // 8, 10 << 20)
 
     def check_columns(self, count: int) -> None:
-        """Refuse more columns than the memory has room for: each needs a page."""
+        """Refuse more columns than fit into the memory budget: each needs a page."""
         wanted = MIN_MEMORY + max(count - ROOM_FOR_COLUMNS, 0) * COLUMN_MEMORY
         if self.memory_bytes < wanted:
             raise SpecError(
@@ -77,12 +77,12 @@ class WarehouseLayout(Value, frozen=True):
 
     @property
     def decoded_bytes(self) -> int:
-        """Decoded size of a row group: `group_bytes`, or less if the memory is too small."""
+        """Decoded size of a row group: `group_bytes`, or less with a small memory budget."""
         return min(self.group_bytes, 2 * self.working_bytes)
 
     @property
     def spills(self) -> bool:
-        """Whether rows are reordered, through sorted runs on disk."""
+        """Whether rows are reordered, by an external sort."""
         return bool(self.partition_by or self.cluster_by)
 
 
@@ -114,19 +114,19 @@ def map_columns(schema: pa.Schema) -> list[str]:
 def choose_columns(
     layout: WarehouseLayout, schema: pa.Schema, source: str
 ) -> tuple[list[str], dict[str, list[Key] | None]]:
-    """The plain columns to write, and the map columns with their keys (None: all keys of the data)."""
+    """The plain columns to write, and the map columns with their keys (None for all keys of the data)."""
     maps = map_columns(schema)
     unknown = [name for name in layout.keys if name not in maps]
     if unknown:
         raise DataError(
-            f"{source}: keys of {unknown[0]!r}", "a map column", hint=f"there are: {', '.join(maps) or 'none'}"
+            f"{source}: keys of {unknown[0]!r}", "a map column", hint=f"the map columns: {', '.join(maps) or 'none'}"
         )
     chosen: dict[str, list[Key] | None] = {}
     plain: list[str] = []
     for name in schema.names if layout.columns is None else layout.columns:
         if name in maps:
-            given = layout.keys.get(name)
-            chosen[name] = None if given is None else list(given)
+            map_keys = layout.keys.get(name)
+            chosen[name] = None if map_keys is None else list(map_keys)
         elif name in schema.names:
             plain.append(name)
         else:
@@ -151,12 +151,12 @@ def _key_of_map(name: str, schema: pa.Schema, source: str) -> tuple[str, Key]:
 
 
 def order_by_popularity(names: tuple[str, ...], popularity: Mapping[str, float]) -> tuple[str, ...]:
-    """The most used columns first; equally used ones in their order."""
+    """Stably sort columns by use, most used first."""
     return tuple(sorted(names, key=lambda name: -popularity.get(name, 0.0)))
 
 
 def content_bytes(column: pa.ChunkedArray | pa.Array) -> float:
-    """The decoded size of the values; the sum over slices is that of the whole."""
+    """The decoded size of the values; additive over slices."""
     if isinstance(column, pa.ChunkedArray):
         return sum(content_bytes(chunk) for chunk in column.chunks)
     kind = column.type
@@ -178,7 +178,7 @@ def content_bytes(column: pa.ChunkedArray | pa.Array) -> float:
 
 
 def _extent(column: pa.MapArray) -> tuple[int, int]:
-    """The entries of a slice of maps."""
+    """The range of entries of a slice of maps."""
     return (column.offsets[0].as_py(), column.offsets[-1].as_py()) if len(column) else (0, 0)
 
 
@@ -186,8 +186,8 @@ def table_bytes(table: pa.Table) -> float:
     return sum(content_bytes(column) for column in table.columns)
 
 
-def rows_in(bytes_wanted: int, sample: pa.Table, most: int) -> int:
-    """How many rows like those of the sample take so many bytes, at most `most`."""
+def rows_in(size_bytes: int, sample: pa.Table, max_rows: int) -> int:
+    """The number of rows like those of the sample that fit into `size_bytes`, at most `max_rows`."""
     if not sample.num_rows:
-        return most
-    return int(max(1, min(most, bytes_wanted * sample.num_rows // max(table_bytes(sample), 1))))
+        return max_rows
+    return int(max(1, min(max_rows, size_bytes * sample.num_rows // max(table_bytes(sample), 1))))

@@ -1,4 +1,4 @@
-"""Writes the files of a warehouse: cuts rows into row groups by the size of their values; a file appears complete."""
+"""Writes the files of a warehouse, atomically; cuts rows into row groups by the size of their values."""
 
 import os
 from collections import deque
@@ -25,7 +25,7 @@ SAMPLE_ROWS = 4096
 
 @final
 class RowQueue:
-    """A queue of rows that tracks the unit and row of its first one."""
+    """A queue of rows that tracks the unit and row number of its head."""
 
     def __init__(self, source: Iterator[UnitRows], end: int) -> None:
         """Reads `source` on demand; `end`: the unit after the last."""
@@ -34,7 +34,7 @@ class RowQueue:
         self._rows = 0
 
     def fill(self, rows: int) -> int:
-        """Read until so many rows are queued, or the source ends; returns the number queued."""
+        """Read until at least `rows` rows are queued, or the source ends; returns the number of queued rows."""
         while self._rows < rows:
             chunk = next(self._source, None)
             if chunk is None:
@@ -45,7 +45,7 @@ class RowQueue:
         return self._rows
 
     def peek(self, rows: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """The first rows, which stay in the queue."""
+        """The first rows, without removing them."""
         tables: list[pa.Table] = []
         left = rows
         for chunk in self._queued:
@@ -57,20 +57,20 @@ class RowQueue:
         return pa.concat_tables(tables)
 
     def take(self, rows: int) -> pa.Table:
-        """Remove the first rows; they come as one chunk, so that a row group has one dictionary."""
+        """Remove the first rows and return them as one chunk, so that a row group has one dictionary."""
         table = self.peek(rows)
         self._rows -= rows
         while rows:
             chunk = self._queued.popleft()
-            got = chunk.table.num_rows
-            if got > rows:
+            available = chunk.table.num_rows
+            if available > rows:
                 self._queued.appendleft(UnitRows(chunk.table.slice(rows), chunk.unit, chunk.row + rows))
-            rows -= min(got, rows)
+            rows -= min(available, rows)
         return table.unify_dictionaries().combine_chunks()
 
     @property
     def position(self) -> tuple[int, int]:
-        """Unit and row of the first row queued."""
+        """Unit and row number of the head."""
         return (self._queued[0].unit, self._queued[0].row) if self._queued else (self._end, 0)
 
 
@@ -133,7 +133,7 @@ class WarehouseWriter:
         return WarehouseFile(path=str(place), rows=written, bytes=size, groups=groups, unit=unit, row=row)
 
     def _open_writer(self, file: object, schema: pa.Schema) -> pq.ParquetWriter:
-        # Clustered rows repeat their lists. The compressor finds repeated values, but not repeated dictionary indices.
+        # Clustered rows repeat their lists: the codec compresses repeated values well, but not bit-packed indices.
         plain = [field.name for field in schema if self._layout.cluster_by is None or not is_list(field.type)]
         return pq.ParquetWriter(
             file,
@@ -144,19 +144,20 @@ class WarehouseWriter:
             write_statistics=True,
         )
 
-    def _next_group(self, rows: RowQueue, most: int) -> pa.Table:
-        """The rows of the next row group. If rows are clustered, it ends between two sessions, if it can."""
-        there = rows.fill(most + 1)
-        count = min(most, there)
-        if self._layout.cluster_by is not None and there > most:
-            count = _last_session_start(rows.peek(most + 1, [self._layout.cluster_by])[self._layout.cluster_by]) or most
+    def _next_group(self, rows: RowQueue, max_rows: int) -> pa.Table:
+        """The rows of the next row group; if rows are clustered, it preferably ends between two sessions."""
+        queued = rows.fill(max_rows + 1)
+        count = min(max_rows, queued)
+        if self._layout.cluster_by is not None and queued > max_rows:
+            session = rows.peek(max_rows + 1, [self._layout.cluster_by])[self._layout.cluster_by]
+            count = _last_session_start(session) or max_rows
         return rows.take(count).select(self._columns).replace_schema_metadata(None)
 
 
 def _last_session_start(session: pa.ChunkedArray) -> int:
-    """The last row at which a session begins; 0: all rows are of one session."""
-    whole = decoded(combine_chunks(session))
-    changed = pc.call_function("not_equal", [whole[1:], whole[:-1]])
-    changed = pc.fill_null(changed, True)  # a row without a session is a session of its own
+    """The last row at which a session begins; 0 if all rows are of one session."""
+    values = decoded(combine_chunks(session))
+    changed = pc.call_function("not_equal", [values[1:], values[:-1]])
+    changed = pc.fill_null(changed, True)  # a null is a session of its own
     borders_N = np.flatnonzero(changed.to_numpy(zero_copy_only=False))
     return int(borders_N[-1]) + 1 if borders_N.size else 0

@@ -1,7 +1,7 @@
-"""Records which columns jobs read, so that the next conversion writes the most used columns side by side.
+"""Records the columns that jobs read, so that the next conversion writes the most used columns side by side.
 
-A failed record must not fail a job: nothing is recorded on read-only disks, in remote stores and in other folders than
-warehouses.
+Best effort, as a failed record must not fail a job: nothing is recorded on read-only disks, in remote stores and
+outside of warehouses.
 """
 
 import uuid
@@ -21,14 +21,14 @@ PLACE = Path(FOLDER) / "popularity"
 
 
 class ColumnUse(Value, frozen=True):
-    """The columns that a job read, and when."""
+    """The columns read by a job, and the time."""
 
     time: float  # seconds since 1970
     columns: tuple[str, ...]
 
 
 def log_use(path: str | Path, columns: Sequence[str], now: float) -> Path | None:
-    """Record that a job reads these columns; returns the file, or None if none could be written."""
+    """Record that a job reads these columns; returns the file, or None if it could not be written."""
     root = _warehouse_of(path)
     if root is None:
         return None
@@ -46,7 +46,7 @@ def log_use(path: str | Path, columns: Sequence[str], now: float) -> Path | None
 
 
 def popularity(warehouse: str | Path, now: float, days: float = 7) -> dict[str, float]:
-    """How many jobs of the last `days` read each column; columns that none read are left out."""
+    """The number of jobs of the last `days` that read each column; unread columns are omitted."""
     root = _warehouse_of(warehouse)
     counts: Counter[str] = Counter()
     for note in sorted((root / PLACE).glob("*.json")) if root is not None else ():
@@ -54,7 +54,7 @@ def popularity(warehouse: str | Path, now: float, days: float = 7) -> dict[str, 
             use = decode_json(read_bytes(note), ColumnUse)
         except (OSError, msgspec.DecodeError):
             continue
-        if abs(now - use.time) <= days * DAY_S:  # clocks of hosts differ, so a use may be later than `now`
+        if abs(now - use.time) <= days * DAY_S:  # clock skew between hosts may put a use after `now`
             counts.update(dict.fromkeys(use.columns, 1))
     return {name: float(count) for name, count in counts.most_common()}
 

@@ -1,6 +1,6 @@
-"""The byte ranges of a Parquet file to read for some columns of a row group, and counters of what was read.
+"""The byte ranges of a Parquet file to read for some columns of a row group, and read counters.
 
-Two wanted chunks less than `gap` bytes apart are read at once, with the bytes between them.
+Reads of wanted chunks that are at most `gap` bytes apart are merged, including the bytes between them.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from pyarrow import types
 from rowwise.tables.spec import Value
 
 GAP_BYTES = 1 << 20
-PADDING = 100  # bytes: old writers did not count the dictionary's header in a chunk's size
+PADDING = 100  # bytes; old writers omit the dictionary header from a chunk's size
 
 
 class ReadRange(NamedTuple):
-    """A range of bytes read at once, and how many of them belong to wanted columns."""
+    """A range of bytes read at once, and the number of wanted bytes in it."""
 
     start: int
     stop: int
@@ -25,7 +25,7 @@ class ReadRange(NamedTuple):
 
 
 class ReadCounters(Value, frozen=True):
-    """Requests, bytes and seconds of a reader so far. The difference of two belongs to the time between them."""
+    """Cumulative requests, bytes and seconds of a reader; subtract two to measure an interval."""
 
     reads: int = 0
     bytes_read: int = 0
@@ -34,11 +34,11 @@ class ReadCounters(Value, frozen=True):
     decode_s: float = 0.0
     rows: int = 0
     groups: int = 0  # row groups read
-    pruned_groups: int = 0  # row groups skipped, because statistics show that no row passes the filter
+    pruned_groups: int = 0  # row groups skipped by their statistics
 
     @property
     def over_read(self) -> float:
-        """Bytes read for each byte wanted."""
+        """Bytes read per wanted byte."""
         return self.bytes_read / self.bytes_wanted if self.bytes_wanted else 1.0
 
     def __add__(self, other: "ReadCounters") -> "ReadCounters":
@@ -49,12 +49,12 @@ class ReadCounters(Value, frozen=True):
 
 
 def counters_of(reader: object) -> ReadCounters:
-    """The counters of a reader; empty if it does not count."""
+    """The counters of a reader; zeros if it has none."""
     return getattr(reader, "counters", ReadCounters())
 
 
 def leaves_of(schema: pa.Schema) -> dict[str, range]:
-    """The leaf columns (column chunks) of each column: one of a number, two of a map, and so on."""
+    """The leaf columns (column chunks) of each column: one for a number, two for a map, and so on."""
     leaves: dict[str, range] = {}
     at = 0
     for field in schema:
@@ -82,7 +82,7 @@ def ranges_of(footer: pq.FileMetaData, group: int, leaves: Sequence[int], gap: i
 
 
 def footer_start(footer: pq.FileMetaData) -> int:
-    """The end of the last row group's last column chunk."""
+    """The end of the last column chunk."""
     if not footer.num_row_groups:
         return 0
     last = footer.row_group(footer.num_row_groups - 1)
@@ -90,7 +90,7 @@ def footer_start(footer: pq.FileMetaData) -> int:
 
 
 def chunk_place(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Where the pages of a column chunk begin, and their size."""
+    """Offset and size of the pages of a column chunk."""
     begin = column.data_page_offset
     if column.has_dictionary_page and column.dictionary_page_offset and column.dictionary_page_offset > 0:
         begin = min(begin, column.dictionary_page_offset)

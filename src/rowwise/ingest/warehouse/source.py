@@ -1,8 +1,8 @@
-"""The rows of a conversion's source, flattened, in small pieces from any row on.
+"""The flattened rows of a conversion's source, in small pieces, from any row on.
 
-Pieces are counted from the first row of a split, so that a resumed conversion cuts at the same rows. Map columns are
-split into one column for each key, so that a job reads only the keys that it uses. A row without a key has null in its
-column; of a key that a row has twice, the last value counts. Not supported: maps of maps.
+Pieces are aligned to the first row of a split, so that a resumed conversion cuts at the same rows. Map columns are
+split into one column per key, so that a job reads only the keys that it uses. A missing key is null; of a duplicate key
+in a row, the last value counts. Not supported: maps of maps.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ Progress = Callable[[int, int], object]  # called with the number of splits done
 
 @runtime_checkable
 class FileReader(Protocol):
-    """A reader that can read a split in pieces, and tell whether a file has changed."""
+    """A reader that can read a split in pieces, and detect whether a file has changed."""
 
     def pieces(self, split: Split, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
         """The rows of a split, at most `rows` at a time."""
@@ -75,7 +75,7 @@ class ConversionSource:
         self._chosen = choose_columns(layout, reader.schema, self.name)
 
     def digest(self) -> str:
-        """A digest of the splits, files and schema: it changes when the source does."""
+        """A digest of the splits, files and schema, to detect changes of the source."""
         files = dict.fromkeys(split.source for split in self.splits)
         stamps = [self._stamp(name) for name in files]
         schema = self.reader.schema.remove_metadata().to_string()
@@ -84,17 +84,17 @@ class ConversionSource:
     def keys(self, progress: Progress) -> dict[str, tuple[Key, ...]]:
         """The keys of each map column: those of the layout, or all keys of the data."""
         plain, maps = self._chosen
-        open_ = [name for name, keys in maps.items() if keys is None]
-        counts = {name: count_keys(pa.chunked_array([], self.reader.schema.field(name).type)) for name in open_}
-        for at, split in enumerate(self.splits if open_ else ()):
+        unlisted = [name for name, keys in maps.items() if keys is None]
+        counts = {name: count_keys(pa.chunked_array([], self.reader.schema.field(name).type)) for name in unlisted}
+        for at, split in enumerate(self.splits if unlisted else ()):
             progress(at, len(self.splits))
-            for table in self._tables(split, open_, MAX_ROWS):
-                for name in open_:
+            for table in self._tables(split, unlisted, MAX_ROWS):
+                for name in unlisted:
                     counts[name].update(count_keys(table[name]))
                     if len(counts[name]) > MAX_KEYS:
                         raise DataError(
                             f"{split.source}: column {name!r} has more than {MAX_KEYS} keys",
-                            hint=f"choose some: --keys {name}=1,2,3",
+                            hint=f"select keys: --keys {name}=1,2,3",
                         )
         chosen = {name: tuple(sorted(counts[name])) if keys is None else tuple(keys) for name, keys in maps.items()}
         clash = [n for c, keys in chosen.items() for n in (flat_name(c, k) for k in keys) if n in plain]
@@ -141,8 +141,8 @@ class ConversionSource:
         path = Path(name)
         if not path.is_file():
             return 0, 0
-        found = path.stat()
-        return found.st_size, found.st_mtime_ns
+        status = path.stat()
+        return status.st_size, status.st_mtime_ns
 
 
 def flatten(table: pa.Table, flat: FlattenedColumns) -> pa.Table:
@@ -170,7 +170,7 @@ def split_by_key(array: pa.MapArray, keys: Sequence[Key]) -> list[pa.Array]:
 
 
 def count_keys(array: pa.ChunkedArray) -> Counter[Key]:
-    """How many entries each key has."""
+    """The number of entries of each key."""
     counts: Counter[Key] = Counter()
     for chunk in array.chunks:
         begin, end, row_N = _entries(chunk)
@@ -183,13 +183,13 @@ def count_keys(array: pa.ChunkedArray) -> Counter[Key]:
 def _column(items: pa.Array, row_N: Ints, entry_K: Ints, rows: int) -> pa.Array:
     at_R = np.zeros(rows, np.int64)
     missing_R = np.ones(rows, np.bool_)
-    at_R[row_N[entry_K]] = entry_K  # a key that a row has twice: numpy keeps the last assignment
+    at_R[row_N[entry_K]] = entry_K  # numpy keeps the last assignment of a duplicate key
     missing_R[row_N[entry_K]] = False
     return items.take(pa.array(at_R, mask=missing_R))
 
 
 def _entries(array: pa.MapArray) -> tuple[int, int, Ints]:
-    """Begin and end of a slice's entries, and the row of each entry; -1 for entries under a null map."""
+    """Begin and end of a slice's entries, and the row of each entry, or -1 under a null map."""
     if len(array) == 0:
         return 0, 0, np.empty(0, np.int64)
     offset_R1 = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)

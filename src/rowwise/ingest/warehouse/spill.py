@@ -1,10 +1,9 @@
-"""Sorts rows by folder and session in bounded memory: writes sorted runs to disk, then merges one range at a time.
+"""External sort of rows by folder and session: writes sorted runs to disk, then merges one range at a time.
 
-[Note: runs] The source is read once, in runs of as many rows as fit into memory. The rows of a run are sorted by folder
-and by bucket (the first bits of the session's hash), stably, and written as one file with an index of where each bucket
-begins. Afterwards each range of buckets is read from all runs and sorted in memory. So one file is open at a time,
-however many folders and buckets there are. A run is valid once its index exists, which is renamed into place after the
-rows.
+[Note: runs] The source is read once, in runs that fill the memory budget. The rows of a run are stably sorted by folder
+and bucket (the first bits of the session's hash), and written as one file with an index of the first row of each
+bucket. Then each range of buckets is read from all runs and sorted in memory. So one file is open at a time, whatever
+the number of folders and buckets. A run is committed by its index, which is renamed into place after the rows.
 """
 
 import os
@@ -30,9 +29,9 @@ from rowwise.ingest.warehouse.source import UnitRows
 from rowwise.tables.spec import Value
 
 BUCKET_BITS = 12
-HASH = "\x00hash"  # name of an extra column: the session's hash
-BATCH_BYTES = 96 << 10  # of a file of a run: a range needs few rows of each run, and batches are read whole
-LONE = 0x5851F42D4C957F2D  # salt of the hash of rows without a session, each a session of its own
+HASH = "\x00hash"  # extra column with the session's hash
+BATCH_BYTES = 96 << 10  # of a run's file; small, as a range needs few rows of each run and batches are read whole
+LONE = 0x5851F42D4C957F2D  # salt for rows with a null session, each of which is its own session
 
 
 class SpillRun(Value, frozen=True):
@@ -58,13 +57,13 @@ class SpillRange(Value, frozen=True):
 
     folder: tuple[Cell, ...]
     first: int  # bucket
-    last: int  # bucket, included
-    run: int | None = None  # without cluster_by: read this run only, as rows keep the order of the source
+    last: int  # bucket, inclusive
+    run: int | None = None  # without cluster_by: the only run to read, as rows keep the order of the source
 
 
 @final
 class Spill:
-    """The sorted runs in a folder; opening it resumes after the runs that exist."""
+    """The sorted runs in a folder; resumes after the committed runs."""
 
     def __init__(self, folder: Path, layout: WarehouseLayout) -> None:
         self._folder, self._layout = folder, layout
@@ -80,11 +79,11 @@ class Spill:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Split and row of the first row that is in no run."""
+        """Split and row of the first row that is not in a run yet."""
         return (self.runs[-1].split, self.runs[-1].row) if self.runs else (0, 0)
 
     def fill(self, pieces: Iterator[UnitRows]) -> Iterator[int]:
-        """Write the remaining rows as runs; yields the current split, for progress."""
+        """Write the remaining rows as runs; yields the current split as progress."""
         tables: list[pa.Table] = []
         size = 0.0
         last: UnitRows | None = None
@@ -101,7 +100,7 @@ class Spill:
             self._write(tables, size, last)
 
     def ranges(self) -> list[SpillRange]:
-        """The ranges of all rows, in the order in which they are written."""
+        """The ranges of all rows, in output order."""
         if self._layout.cluster_by is None:
             cells = {(f, at) for at, run in enumerate(self.runs) for f in run.folders}
             ordered = sorted(cells, key=lambda pair: (_sortable(pair[0]), pair[1]))
@@ -109,8 +108,8 @@ class Spill:
         sizes: dict[tuple[Cell, ...], dict[int, float]] = {}
         for run in self.runs:
             for folder, bucket, begin, end in _segments(run):
-                of_folder = sizes.setdefault(folder, {})
-                of_folder[bucket] = of_folder.get(bucket, 0.0) + (end - begin) * run.bytes / run.rows
+                bucket_bytes = sizes.setdefault(folder, {})
+                bucket_bytes[bucket] = bucket_bytes.get(bucket, 0.0) + (end - begin) * run.bytes / run.rows
         return [s for folder in sorted(sizes, key=_sortable) for s in self._cut(folder, sizes[folder])]
 
     def read(self, rows_range: SpillRange) -> Iterator[pa.Table]:
@@ -192,7 +191,7 @@ class Spill:
             pa.ipc.new_file(file, table.schema, options=options) as out,
         ):
             for at in range(0, rows, batch_rows):
-                out.write_batch(one_batch(table.take(pa.array(order_R[at : at + batch_rows]))))
+                out.write_batch(to_batch(table.take(pa.array(order_R[at : at + batch_rows]))))
         run = SpillRun(
             folders=folders,
             segments=np.stack([place_S >> BUCKET_BITS, place_S & ((1 << BUCKET_BITS) - 1), begin_S])
@@ -212,13 +211,13 @@ class Spill:
         pa.default_memory_pool().release_unused()
 
 
-def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """A table as one record batch."""
+def to_batch(table: pa.Table) -> pa.RecordBatch:
+    """A table as a single record batch."""
     return table.combine_chunks().to_batches()[0]
 
 
 def session_hash(column: pa.ChunkedArray, first_row: int) -> Words:
-    """A 64-bit hash of each row's session; a row without one is hashed by its number in the source."""
+    """A 64-bit hash of each row's session; a row with a null session is hashed by its number in the source."""
     ids = decoded(combine_chunks(column))
     missing_R = ids.is_null().to_numpy(zero_copy_only=False)
     row_R = np.arange(first_row, first_row + len(ids), dtype=np.uint64)
@@ -233,7 +232,7 @@ def check_session(kind: pa.DataType, name: str, source: str) -> None:
 
 
 def _codes(column: pa.ChunkedArray) -> pa.Array:
-    """A number for each session, to order sessions with equal hashes; -1 without a session, whose hashes differ."""
+    """A code for each session, as tie breaker of equal hashes; -1 for null sessions, whose hashes differ."""
     return decoded(combine_chunks(column)).dictionary_encode().indices.fill_null(-1)
 
 
@@ -260,5 +259,5 @@ def _segments(run: SpillRun) -> Iterator[tuple[tuple[Cell, ...], int, int, int]]
 
 
 def _sortable(folder: tuple[Cell, ...]) -> Any:
-    """A key that orders folders: a column's cells are all whole numbers or all text, and a missing one is the last."""
+    """A sort key of folders, nulls last. The cells of a column are all integers or all text."""
     return tuple((cell is None, cell) for cell in folder)

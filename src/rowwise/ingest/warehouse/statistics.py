@@ -1,4 +1,4 @@
-"""Reads row counts and column bounds of row groups from a Parquet footer, to skip groups that a filter excludes."""
+"""Row counts and column bounds of row groups from a Parquet footer, for pruning groups by a filter."""
 
 from typing import NamedTuple
 
@@ -17,11 +17,11 @@ class RowGroup(NamedTuple):
     index: int
     first_row: int
     rows: int
-    may_hold: bool  # False: no row can pass the filter
+    may_hold: bool  # false if no row can pass the filter
 
 
 def groups_of(footer: pq.FileMetaData, where: RowFilter, schema: pa.Schema) -> list[RowGroup]:
-    """The row groups with rows, in order. Bounds of a column are used only if its type is that of the schema."""
+    """The non-empty row groups, in order. Bounds of a column are used only if its type is that of the schema."""
     groups: list[RowGroup] = []
     leaves: dict[str, int] = {}
     if where.all_of:
@@ -51,7 +51,7 @@ def bounds_of_chunk(chunk: pq.ColumnChunkMetaData, kind: pa.DataType, rows: int)
     if not statistics.has_min_max or types.is_float16(plain) or types.is_interval(plain):
         return ColumnBounds(nulls=nulls, rows=rows)
     if types.is_temporal(plain):
-        counted = chunk.physical_type in ("INT32", "INT64")
-        bounds = (statistics.min_raw, statistics.max_raw) if counted else (None, None)
+        is_integer = chunk.physical_type in ("INT32", "INT64")
+        bounds = (statistics.min_raw, statistics.max_raw) if is_integer else (None, None)
         return ColumnBounds(least=bounds[0], most=bounds[1], nulls=nulls, rows=rows)
     return ColumnBounds(least=statistics.min, most=statistics.max, nulls=nulls, rows=rows)

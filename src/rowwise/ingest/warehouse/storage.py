@@ -1,8 +1,7 @@
-"""Files on this machine's disks, or in any store that a URL names. Read only.
+"""Read-only files on local disks, or in any store that a URL names.
 
-Object stores are read by `storage`, which repeats requests that failed for a passing reason; what it does not reach,
-and where its client is not installed, by pyarrow or fsspec. A `FileStore` is pickled as its path; each worker process
-makes connections of its own.
+Object stores are read by `storage`, which retries transient failures; other stores, or without its client, by pyarrow
+or fsspec. A `FileStore` is pickled as its path; each worker process opens its own connections.
 """
 
 import os
@@ -24,7 +23,7 @@ from rowwise.base.storage.read_cache import CacheFolder, ReadCache, read_cache
 from rowwise.ingest.reader import GLOB, find_files
 from rowwise.ingest.warehouse.footer import SeekableFile
 
-UNFINISHED = "_rowwise/journal.jsonl"  # is in a warehouse until `convert` has finished it
+UNFINISHED = "_rowwise/journal.jsonl"  # exists in a warehouse until `convert` has finished it
 FINISH = "run the same `rowwise data convert` command again to finish it"
 URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 
@@ -36,14 +35,14 @@ class OpenFile(Protocol):
     def size(self) -> int: ...
 
     def read_into(self, target: memoryview, at: int) -> int:
-        """Fill the target with bytes from `at` on; returns how many, fewer only at the file's end."""
+        """Fill the target with bytes from offset `at` on; returns the number read, less only at the end of the file."""
         ...
 
     def close(self) -> None: ...
 
 
 def is_url(path: object) -> bool:
-    """Whether this is a URL, not a path of this machine."""
+    """Whether this is a URL, not a local path."""
     return URL.match(str(path)) is not None
 
 
@@ -53,8 +52,8 @@ class FileStore:
 
     Args:
         path: the path or URL.
-        endings: of the names of a folder's files.
-        cache: keeps what is read of objects; None: each read is one of the store.
+        endings: file name endings, for a folder.
+        cache: read cache for objects; None sends every read to the store.
     """
 
     def __init__(self, path: str | os.PathLike[str], endings: Sequence[str], cache: CacheFolder | None = None) -> None:
@@ -63,7 +62,7 @@ class FileStore:
 
     @property
     def root(self) -> str:
-        """The path up to its first wildcard, with which the names of all files begin."""
+        """The path up to its first wildcard: the common prefix of all files."""
         return _fixed_part(self._path)
 
     def open(self, source: str) -> OpenFile:
@@ -73,7 +72,7 @@ class FileStore:
             return _RemoteFile(self.stream(source)) if self._place is None else self._open_object(source)
 
     def stream(self, source: str) -> Any:
-        """A file as Arrow's readers take it."""
+        """A file object for Arrow's readers."""
         if not is_url(source):
             return pa.OSFile(source)
         if self._place is not None:
@@ -87,8 +86,8 @@ class FileStore:
                 status = os.stat(source)
                 return status.st_size, status.st_mtime_ns
             if self._place is not None:
-                one = self._place.storage.stat(self._name_of(source))
-                return one.size_bytes, int(one.modified_s * 1e9)
+                info = self._place.storage.stat(self._name_of(source))
+                return info.size_bytes, int(info.modified_s * 1e9)
             info = self._remote[0].get_file_info(self._inside(source))
             return info.size or 0, info.mtime_ns or 0
 
@@ -97,7 +96,7 @@ class FileStore:
 
     @cached_property
     def _place(self) -> StorageFolder | None:
-        """The root at an object store; None: `storage` does not reach it."""
+        """The root in an object store, or None if `storage` does not support it."""
         scheme = self._path.partition("://")[0].lower()
         if scheme not in SCHEMES or "?" in self._path or find_spec("obstore") is None:
             return None
@@ -106,14 +105,14 @@ class FileStore:
         return place
 
     def _name_of(self, source: str) -> str:
-        """The name of a file's object."""
+        """The object name of a file."""
         assert self._place is not None
         return source[len(self._place.storage.url) :].lstrip("/")
 
     def _open_object(self, source: str) -> "_ObjectFile":
         assert self._place is not None
-        kept = None if self._cache is None else read_cache(*self._cache)
-        return _ObjectFile(self._place.storage, self._name_of(source), kept)
+        cache = None if self._cache is None else read_cache(*self._cache)
+        return _ObjectFile(self._place.storage, self._name_of(source), cache)
 
     @cached_property
     def _remote(self) -> tuple[fs.FileSystem, str]:
@@ -125,7 +124,7 @@ class FileStore:
         return f"{base.rstrip('/')}/{rest}" if rest else base
 
     def _remote_names(self) -> list[str] | str | None:
-        """The files below the root, the root if it is a file, None if there is nothing."""
+        """The files below the root, the root itself if it is a file, or None if it does not exist."""
         system, base = self._remote
         info = system.get_file_info(base)
         if info.type == fs.FileType.File:
@@ -148,18 +147,18 @@ class FileStore:
             raise DataError(f"{self._path}: its conversion is unfinished", hint=FINISH)
         if self._path.rstrip("/") == root:
             named = [n for n in names if n.endswith(endings) and not any(part[0] in "._" for part in n.split("/"))]
-            none = f"no file in it ends with {' or '.join(endings)}: expected at least one"
+            problem = f"no file in it ends with {' or '.join(endings)}: expected at least one"
         else:
             matches = re.compile(_as_regex(self._path[len(self.root) :].lstrip("/")))
             named = [n for n in names if matches.fullmatch(n)]
-            none = "no file matches the pattern: expected at least one"
+            problem = "no file matches the pattern: expected at least one"
         if not named:
-            raise DataError(f"{self._path}: {none}")
+            raise DataError(f"{self._path}: {problem}")
         return tuple(f"{root}/{n}" for n in named)
 
 
 def _names_at(place: StorageFolder) -> list[str] | str | None:
-    """The files below a place, the place if it is a file, None if there is nothing."""
+    """The files below a place, the place itself if it is a file, or None if it does not exist."""
     names = sorted(place.relative_names())
     if not names and place.path:
         with suppress(MissingObjectError):
@@ -169,7 +168,7 @@ def _names_at(place: StorageFolder) -> list[str] | str | None:
 
 @contextmanager
 def name_file_in_errors(name: str) -> Iterator[None]:
-    """Turn errors of access into a DataError that names the file."""
+    """Turn access errors into a DataError that names the file."""
     try:
         yield
     except (FileNotFoundError, MissingObjectError) as error:
@@ -200,7 +199,7 @@ def _connect(url: str) -> tuple[fs.FileSystem, str]:
 
 
 def _fixed_part(path: str) -> str:
-    """A path up to the folder before its first wildcard."""
+    """A path up to the last folder before its first wildcard."""
     lead = URL.match(path)
     skip = lead.end() if lead else 0
     at = next((i for i, letter in enumerate(path) if i >= skip and letter in GLOB), None)
@@ -223,10 +222,10 @@ class _LocalFile:
     def read_into(self, target: memoryview, at: int) -> int:
         done = 0
         while done < len(target):  # one call reads at most 2 GiB
-            got = os.preadv(self._fd, [target[done:]], at + done)
-            if not got:
+            count = os.preadv(self._fd, [target[done:]], at + done)
+            if not count:
                 break
-            done += got
+            done += count
         return done
 
     def close(self) -> None:
@@ -235,16 +234,16 @@ class _LocalFile:
 
 @final
 class _ObjectFile:
-    """An object, read by ranges."""
+    """An object, read by range requests."""
 
-    def __init__(self, storage: Storage, name: str, kept: ReadCache | None) -> None:
-        self._storage, self._kept, self._object = storage, kept, storage.stat(name)
+    def __init__(self, storage: Storage, name: str, cache: ReadCache | None) -> None:
+        self._storage, self._cache, self._object = storage, cache, storage.stat(name)
         self.size = self._object.size_bytes
 
     def read_into(self, target: memoryview, at: int) -> int:
         end = min(at + len(target), self.size)
         fetch = partial(self._storage.read, self._object.name, at, end)
-        data = fetch() if self._kept is None else self._kept.read(self._storage.url, self._object, at, end, fetch)
+        data = fetch() if self._cache is None else self._cache.read(self._storage.url, self._object, at, end, fetch)
         target[: len(data)] = data
         return len(data)
 
@@ -254,7 +253,7 @@ class _ObjectFile:
 
 @final
 class _ObjectStream(SeekableFile):
-    """An object as a file of Python."""
+    """An object as a Python file."""
 
     def __init__(self, file: _ObjectFile) -> None:
         super().__init__(file.size)
