@@ -1,4 +1,4 @@
-"""Datasets by name: those that are known, and `parquet:PATH` and `csv:PATH` for any other."""
+"""Datasets by name: known ones, and `parquet:PATH` and `csv:PATH` for any files."""
 
 import difflib
 import functools
@@ -33,7 +33,7 @@ STORED: dict[str, Callable[[Path], Dataset]] = {
     "movielens-100k-sequences": movielens_sequences,
     **{name: functools.partial(dataset.open, name) for name, dataset in FROM_FILES.items()},
 }
-FOLDERS = {"complete-journey-tuning": "complete-journey"}  # of those that read the files of another
+FOLDERS = {"complete-journey-tuning": "complete-journey"}  # datasets that share the files of another
 GETTERS: dict[str, Callable[[Path], None]] = {
     "complete-journey": get_complete_journey,
     "movielens-100k": get_movielens,
@@ -42,7 +42,7 @@ GETTERS: dict[str, Callable[[Path], None]] = {
 
 
 FETCHED = Download(files=(), size="fetched by rowwise data get", terms="see the docs", page="")
-OWN = {  # what, split and download of the datasets that are not in FROM_FILES
+OWN = {  # description, split and download of the datasets outside of FROM_FILES
     "complete-journey": ("promotions in stores; the label is a sale", "by week: 2 to 47 train, 48 to 53 test", FETCHED),
     "complete-journey-tuning": ("the same, to choose settings", "by week: 2 to 43 train, 44 to 47 validate", FETCHED),
     "criteo": (
@@ -74,12 +74,12 @@ OWN = {  # what, split and download of the datasets that are not in FROM_FILES
 
 
 class CatalogEntry(Value, frozen=True):
-    """A line of `rowwise data ls`."""
+    """An entry of `rowwise data ls`."""
 
     name: str
     what: str
     split: str
-    files: tuple[str, ...]  # to download; empty: none
+    files: tuple[str, ...]  # to download
     size: str
     terms: str
     page: str
@@ -103,7 +103,7 @@ def _is_here(name: str, folder: Path) -> bool:
 
 
 def load(name: str, folder: Path = FOLDER) -> Dataset:
-    """A dataset by name; what `rowwise data get` fetches is read from the folder of that name in `folder`."""
+    """Load a dataset by name; one of `rowwise data get` from its subfolder of `folder`."""
     if (reader := open_named(name)) is not None:
         return from_files(reader)
     if name == "synthetic":
@@ -112,12 +112,12 @@ def load(name: str, folder: Path = FOLDER) -> Dataset:
 
 
 def get(name: str, folder: Path = FOLDER, source: Path | None = None) -> Path:
-    """Put a dataset into `folder`, and say where it is.
+    """Get a dataset into `folder`, and return its path.
 
     Args:
-        name: of the dataset.
-        folder: of all datasets.
-        source: the downloaded files, of a dataset that is not fetched; None: they are in the dataset's own folder.
+        name: name of the dataset.
+        folder: parent folder of all datasets.
+        source: folder of the downloaded files, if rowwise cannot fetch them; by default the dataset's own folder.
     """
     if name == "synthetic":
         raise DataError("synthetic is made as it is read: there is nothing to get")
@@ -145,5 +145,5 @@ def _known(name: str) -> str:
         return name
     near = difflib.get_close_matches(name, STORED, n=1)
     guess = f"; did you mean {near[0]!r}?" if near else "."
-    there = ", ".join(["synthetic", *STORED, "parquet:PATH", "csv:PATH"])
-    raise DataError(f"no dataset {name!r}{guess} There are {there}")
+    names = ", ".join(["synthetic", *STORED, "parquet:PATH", "csv:PATH"])
+    raise DataError(f"no dataset {name!r}{guess} There are {names}")

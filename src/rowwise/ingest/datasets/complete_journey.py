@@ -1,17 +1,17 @@
-"""Complete Journey: 20.9 million promotions of products in stores; the label is whether it sold there that week.
+"""Complete Journey: 20.9 million promotions of products in stores; the label is a sale there in that week.
 
-Its package calls the data simulated and educational. Positives are 1.3 %: all are kept, and a tenth of the
-others, chosen by a hash of the row. Weeks 2 to 47 are to train on, 48 to 53 to test on: later weeks have products and
-stores together that were never seen, as in production, and a random split would hide that.
+Its package calls the data simulated and educational. Positives are 1.3 %: all are kept, with a tenth of the negatives,
+sampled by a hash of the row. Weeks 2 to 47 are the training set, 48 to 53 the test set: later weeks have unseen pairs
+of product and store, as in production, which a random split would hide.
 
-Weeks 44 to 47 are the newest before the test, so a model to be tested has to have seen them, and settings are to be
-chosen on them. Hence two datasets of the same files: `complete-journey-tuning` trains on weeks 2 to 43, validates on 44
-to 47, and has no test; `complete-journey` trains on all weeks before the test, with the settings that were chosen.
+Weeks 44 to 47 are the newest before the test, so they should be in the final training set, and also be the validation
+set. Hence two datasets of the same files: `complete-journey-tuning` trains on weeks 2 to 43, validates on 44 to 47, and
+has no test set; `complete-journey` trains on all weeks before the test, with the chosen hyperparameters.
 
-The files also hold what sold in strictly earlier weeks, promoted or not, counted from all sales: `sold_here_K` in how
-many of the last K weeks the product sold in this store, `sold_K` the same summed over all stores. Where fewer than K
-weeks have passed, the count is scaled up. They are not among the columns to begin with: the ids alone are the set that
-results are known for, and the one that shows what tables are worth. `Dense(column="sold_4", log1p=True)` adds one.
+The files also have counts of sales in strictly earlier weeks, promoted or not, over all sales: `sold_here_K` is the
+number of the last K weeks in which the product sold in this store, `sold_K` its sum over all stores. If fewer than K
+weeks have passed, the count is scaled up. They are not among the suggested columns: published results use the ids
+alone, which also isolate the value of tables. `Dense(column="sold_4", log1p=True)` adds one.
 """
 
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ FIRST_WEEK, VALID_WEEK, TEST_WEEK = 2, 44, 48
 ONE_NEGATIVE_IN = 10
 BATCH_ROWS = 1 << 20
 GROUP_ROWS = 1 << 16
-STORES = 1 << 20  # more than any store's number, so that a product and a store make one number
+STORES = 1 << 20  # above all store ids, so that a product and a store pack into one number
 WEEKS = 64
 HISTORY_WEEKS = (4, 12, 52)
 ABOUT_PRODUCT = ("manufacturer_id", "department", "brand", "product_category", "product_type", "package_size")
@@ -84,7 +84,7 @@ def complete_journey(folder: Path, dim: int = 16) -> Dataset:
 
 
 def complete_journey_tuning(folder: Path, dim: int = 16) -> Dataset:
-    """The dataset for choosing settings: train on weeks 2 to 43, validate on 44 to 47; test rows are left out."""
+    """The dataset for tuning: train on weeks 2 to 43, validate on 44 to 47; without test rows."""
     train, _ = open_stored(folder, ("train", "test"), NAME)
     early, late = _cut(train, VALID_WEEK, folder)
     return _dataset(early, late, None, dim)
@@ -97,27 +97,27 @@ def _dataset(train: Reader, valid: Reader | None, test: Reader | None, dim: int)
 
 
 def _write(file: Path, parts: Iterable[pa.Table]) -> None:
-    """One file in which each part begins a row group, so that splits can be told apart by part."""
-    first, *others = parts
+    """One file in which each part begins a new row group, so that no split spans two parts."""
+    first, *rest = parts
     with pq.ParquetWriter(file, first.schema) as writer:
-        for part in (first, *others):
+        for part in (first, *rest):
             writer.write_table(part, row_group_size=GROUP_ROWS)
 
 
 def _cut(reader: Reader, week: int, folder: Path) -> tuple[Reader, Reader]:
-    """The splits before a week, and those from it on."""
+    """The splits before a week, and from that week on."""
     splits = reader.splits()
     weeks = [reader.read(split, ("week",))["week"].to_numpy() for split in splits]
     early = [split for split, week_R in zip(splits, weeks, strict=True) if week_R.max() < week]
     late = [split for split, week_R in zip(splits, weeks, strict=True) if week_R.min() >= week]
     if len(early) + len(late) < len(splits):
-        why = f"a row group of train.parquet has weeks before and after {week}, as an older version wrote it"
-        raise DataError(f"{folder}: {why}", hint=f"get all files anew: rowwise data get {NAME} --to {folder.parent}")
+        reason = f"a row group of train.parquet has weeks before and after {week}, as an older version wrote it"
+        raise DataError(f"{folder}: {reason}", hint=f"get all files anew: rowwise data get {NAME} --to {folder.parent}")
     return PartReader(reader, early), PartReader(reader, late)
 
 
 def _place(rows: pa.Table) -> NDArray[np.int64]:
-    """Product, store and week as one number."""
+    """Product, store and week packed into one number, whose order is lexicographic."""
     product_R, store_R, week_R = (rows[name].to_numpy() for name in ("product_id", "store_id", "week"))
     return (product_R * STORES + store_R) * WEEKS + week_R
 
@@ -135,7 +135,7 @@ def _label(promotions: pa.Table, first: int, sold: NDArray[np.int64]) -> pa.Tabl
 
 
 def _with_history(rows: pa.Table, sold: NDArray[np.int64]) -> pa.Table:
-    """Add counts of sales in strictly earlier weeks; `sold` has each product, store and week once, sorted."""
+    """Add counts of sales in strictly earlier weeks; `sold`: sorted, distinct (product, store, week)."""
     week_R = rows["week"].to_numpy()
     anywhere = np.sort(sold // WEEKS // STORES * WEEKS + sold % WEEKS)
     for name, column, sales in (("sold_here", "product_store", sold), ("sold", "product_id", anywhere)):

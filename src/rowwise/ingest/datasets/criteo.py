@@ -1,6 +1,6 @@
-"""Criteo's click logs (Kaggle and Terabyte): lines of a label, 13 whole numbers and 26 hexadecimal categories.
+"""Criteo's click logs (Kaggle and Terabyte): lines of a label, 13 integers and 26 hexadecimal categories.
 
-Criteo asks for its terms to be accepted, so the files come from the user; they are read as they are.
+Criteo requires its terms to be accepted, so the user downloads the files; they are read without conversion.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from rowwise.tables.spec import Table
 
 NUMBERS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
-# How many different values each category has in the Kaggle set.
+# Distinct values of each category in the Kaggle set.
 DISTINCT = (
     *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
     *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
 )
 MAX_ROWS = 1_000_000
-# Rows of the tables that MLPerf's DLRM has for the Terabyte set.
+# Table rows of MLPerf's DLRM on the Terabyte set.
 TERABYTE_DISTINCT = (
     *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10),
     *(2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36),
@@ -40,16 +40,16 @@ CRITEO_DOWNLOADS = {
 
 
 def criteo(folder: Path, dim: int = 16) -> Dataset:
-    """The lines of the files in a folder; the last seventh is to test on, if there are that many splits."""
+    """The files in a folder; the last seventh of the splits is the test set, if there are at least seven."""
     if not folder.is_dir() or not any(folder.iterdir()):
         raise DataError(f"{folder}: no Criteo data here", hint="rowwise data get criteo says where it comes from")
     train, test = hold_out(_read(folder), TEST_PART)
-    # Values are hashed: room for four times as many keeps most of the small ones apart.
+    # Values are hashed: four times as many rows avoid most collisions of small categories.
     return _dataset(train, None, test, [min(4 * count, MAX_ROWS) for count in DISTINCT], dim)
 
 
 def criteo_terabyte(folder: Path, dim: int = 16) -> Dataset:
-    """The unpacked files day_0 to day_23: the last day's first half validates, and its second half tests."""
+    """The unpacked files day_0 to day_23: the halves of the last day are the validation and test sets."""
     days = {path.name for path in folder.glob("day_*")}
     missing = [name for name in (f"day_{n}" for n in range(DAYS)) if name not in days]
     if missing:
@@ -84,5 +84,5 @@ def _dataset(train: Reader, valid: Reader | None, test: Reader | None, rows: Seq
 
 
 def explain_download(folder: Path) -> str:
-    """Why this set is not fetched, and what to do."""
+    """Why this dataset is not fetched, and how to get it."""
     return f"Criteo's terms have to be accepted: get the files from {WHERE}, unpack them and put them into {folder}"

@@ -1,4 +1,4 @@
-"""A dataset: rows to train, validate and test on, roles of columns, and tables to begin with."""
+"""A dataset: training, validation and test rows, roles of columns, and suggested tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ PARTS = ("train", "valid", "test")  # names of the files of a stored dataset
 class Dataset:
     """The rows, columns and suggested tables of a dataset.
 
-    What is chosen, be it a rate or when to stop, is chosen on `valid`: a number on `test` that was chosen there is too
-    good. `valid` has no row of `train`.
+    Choose hyperparameters and early stopping on `valid`, as choosing them on `test` biases its metrics. `valid` has no
+    row of `train`.
     """
 
     train: Reader
@@ -31,12 +31,12 @@ class Dataset:
     columns: Columns
     tables: tuple[Table, ...]
     valid: Reader | None = None
-    ceiling: str | None = None  # a column with the best logit that there can be, where the data was made up
+    ceiling: str | None = None  # column with the logit of the generating model, for synthetic data
 
 
 @final
 class PartReader:
-    """Selected splits of another reader. They keep their numbers, so that a random share has the same rows in both."""
+    """Selected splits of another reader, with their original numbers, so that a random share selects the same rows."""
 
     def __init__(self, reader: Reader, splits: Sequence[Split]) -> None:
         numbers = {split: index for index, split in enumerate(reader.splits())}
@@ -59,7 +59,7 @@ class PartReader:
 
 
 def hold_out(reader: Reader, parts: int) -> tuple[Reader, Reader | None]:
-    """Split off the last of `parts` equal parts, the newest rows; None: there are fewer splits than parts."""
+    """Split off the last of `parts` equal parts, the newest rows; None if there are fewer splits than parts."""
     splits = reader.splits()
     last = len(splits) // parts
     if not last:
@@ -68,12 +68,12 @@ def hold_out(reader: Reader, parts: int) -> tuple[Reader, Reader | None]:
 
 
 def open_stored(folder: Path, parts: Sequence[str], name: str) -> tuple[Reader, ...]:
-    """Readers of the files that `rowwise data get` wrote: `part`.parquet for each of the parts, all or none."""
+    """Readers of the files `part`.parquet written by `rowwise data get`; raises unless all parts exist."""
     files = [folder / f"{part}.parquet" for part in parts]
     missing = [file.name for file in files if not file.exists()]
     if len(missing) == len(files):
         raise DataError(f"{folder}: {name} is not here: rowwise data get {name}")
     if missing:
-        why = f"{missing[0]} is missing, as an older version did not write it"
-        raise DataError(f"{folder}: {why}", hint=f"get all files anew: rowwise data get {name} --to {folder.parent}")
+        reason = f"{missing[0]} is missing, as an older version did not write it"
+        raise DataError(f"{folder}: {reason}", hint=f"get all files anew: rowwise data get {name} --to {folder.parent}")
     return tuple(ParquetReader(file) for file in files)

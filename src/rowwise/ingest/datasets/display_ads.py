@@ -1,6 +1,6 @@
-"""Logs of display advertising, Criteo's and Avazu's, and the splits and preprocessing of the BARS benchmark.
+"""Display advertising logs of Criteo and Avazu, with the splits and preprocessing of the BARS benchmark.
 
-BARS names a split x1 or x4. Of x1 it offers the files. It draws x4 from the logs of Kaggle by ten folds with seed 2018.
+BARS names a split x1 or x4. It publishes the files of x1, and draws x4 from the Kaggle logs by ten folds, seed 2018.
 In x4 Criteo's numbers are ids: a number above 2 becomes floor(log(x)^2).
 """
 
@@ -19,14 +19,14 @@ from rowwise.ingest.datasets.stored import PartedRows, StoredDataset, in_ten_fol
 
 SEED = 2018  # of the folds
 KAGGLE_TERMS = "the rules of the Kaggle competition"
-MISSING = "missing"  # the id of an empty category, which BARS counts as a category
+MISSING = "missing"  # id of an empty category, which is a category in BARS
 AVAZU_IDS = (
     *("C1", "banner_pos", "site_id", "site_domain", "site_category", "app_id", "app_domain", "app_category"),
     *("device_id", "device_ip", "device_model", "device_type", "device_conn_type"),
     *("C14", "C15", "C16", "C17", "C18", "C19", "C20", "C21"),
 )
 AVAZU_TYPES = {"click": pa.int8(), "hour": pa.string(), **dict.fromkeys(AVAZU_IDS, pa.string())}
-AVAZU_BORDERS = ("141029", "141030")  # the days, as year, month and day, that validate and that test
+AVAZU_BORDERS = ("141029", "141030")  # validation and test day, as yymmdd
 FRAPPE = ("user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city")
 
 
@@ -62,21 +62,21 @@ def _avazu_x4(source: SourceFolder) -> PartedRows:
 
 
 def _with_times(table: pa.Table) -> pa.Table:
-    """The hour of the day, the weekday, and whether that is on a weekend, in place of a text such as 14102105."""
+    """Replace a text such as 14102105 by hour, weekday and a weekend flag."""
     distinct = table["hour"].combine_chunks().dictionary_encode()
     times = [datetime.strptime(hour, "%y%m%d%H").replace(tzinfo=UTC) for hour in distinct.dictionary.to_pylist()]
-    found = {
+    parts = {
         "time": [int(time.timestamp()) for time in times],
         "hour": [time.hour for time in times],
         "weekday": [time.weekday() for time in times],
         "is_weekend": [int(time.weekday() >= 5) for time in times],
     }
-    columns = {name: pa.array(values, pa.int64()).take(distinct.indices) for name, values in found.items()}
+    columns = {name: pa.array(values, pa.int64()).take(distinct.indices) for name, values in parts.items()}
     return pa.table({name: table[name] for name in table.schema.names if name != "hour"} | columns)
 
 
 def _files_of_parts(types: dict[str, pa.DataType]) -> Callable[[SourceFolder], PartedRows]:
-    """Reads train.csv, valid.csv and test.csv."""
+    """A function that reads train.csv, valid.csv and test.csv."""
 
     def read(source: SourceFolder) -> PartedRows:
         for part, name in enumerate(PARTS):

@@ -1,4 +1,4 @@
-"""Any Parquet or CSV files as a dataset: what the columns are is guessed from their first splits."""
+"""Any Parquet or CSV files as a dataset, with column roles inferred from their first splits."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,8 +23,8 @@ from rowwise.ingest.where import RowFilter
 from rowwise.tables.spec import Table
 
 KINDS = ("parquet", "csv")  # in parquet:PATH and csv:PATH
-DELIMITED = ENDINGS  # how names of files end that are not Parquet
-ONE_BYTE = ("utf-8", "cp1252", "latin-1")  # of these encodings, no text has a byte that is zero
+DELIMITED = ENDINGS  # of text files
+ONE_BYTE = ("utf-8", "cp1252", "latin-1")  # encodings without NUL bytes in text
 LOOK_AT = 8  # splits
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ def open_named(
 
 
 def open_files(path: str | Path, dialect: Dialect | None = None) -> Reader:
-    """A reader by the endings of the names; by the first bytes of a file whose ending says nothing."""
+    """A reader by the endings of the names, or by the first bytes of files with other endings."""
     if is_url(path):
         return ParquetReader(path)
     files = find_files(path, (*ENDINGS, *PARQUET))
@@ -66,7 +66,7 @@ def _is_parquet(name: str) -> bool:
 
 
 def read_settled(reader: Reader, look: Callable[[Reader], T]) -> tuple[Reader, T]:
-    """What `look` finds in all rows; of text that is not as its beginning is, with types that fit all rows."""
+    """Run `look` on all rows; if text files do not fit their detected dialect, on a reader settled on all rows."""
     if not isinstance(reader, CsvReader):
         return reader, look(reader)
     if not reader.undecided:
@@ -81,13 +81,13 @@ def read_settled(reader: Reader, look: Callable[[Reader], T]) -> tuple[Reader, T
 def from_files(
     reader: Reader, label: str | Sequence[str] | None = None, dim: int = 16, sparse: Sequence[str] = ()
 ) -> Dataset:
-    """Columns and tables as the first splits suggest them; `sparse` are columns of ids, whatever they look like."""
+    """A dataset with columns and tables inferred from the first splits; `sparse` forces columns to be ids."""
     roles: dict[str, Role] = {f.name: "sparse" for f in reader.schema if f.name in sparse and FITS[IDS](f.type)}
     columns, tables = inspect(reader, label, splits=LOOK_AT, roles=roles, plain=True).card.suggest(dim)
-    # What is missing in no row of the first splits may be missing later, and no model needs these.
+    # Later splits may lack values of key and time, and no model needs them.
     return make_dataset(reader, structs.replace(columns, key=None, time=None), tables)
 
 
 def make_dataset(reader: Reader, columns: Columns, tables: tuple[Table, ...]) -> Dataset:
-    """All rows are for training; a recipe's shares take validation and test rows from them."""
+    """A dataset of training rows only; a recipe's shares divide them."""
     return Dataset(train=reader, test=None, columns=columns, tables=tables)

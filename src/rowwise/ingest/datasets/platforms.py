@@ -1,4 +1,4 @@
-"""Logs of what users did on Taobao and on Kuaishou."""
+"""Logs of user behaviour on Taobao and on Kuaishou."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ BEHAVIOUR = {
     "timestamp": pa.int64(),
 }
 TAOBAO_BORDERS = (1512144000, 1512230400)  # 2 and 3 December 2017 in Beijing
-FIELD, ID, VALUE = "\x01", "\x02", "\x03"  # begin a field, its id and its value in Ali-CCP
+FIELD, ID, VALUE = "\x01", "\x02", "\x03"  # markers of a field, its id and its value in Ali-CCP
 ALI_CONTEXT = (
     *("205", "206", "207", "210", "216", "508", "509", "702", "853", "301"),
     *("109_14", "110_14", "127_14", "150_14"),
@@ -45,13 +45,13 @@ KUAIRAND_USER = (
     *("friend_user_num_range", "register_days_range", *(f"onehot_feat{i}" for i in range(18))),
 )
 KUAIRAND_VIDEO = ("author_id", "video_type", "upload_type", "music_id", "tag")
-KUAIRAND_TEST = 20220429  # days of the second log from here on test, those before validate
+KUAIRAND_TEST = 20220429  # first test day; earlier days of the second log are for validation
 KUAIREC_LOG = {
     **dict.fromkeys(("user_id", "video_id"), pa.int64()),
     **dict.fromkeys(("video_duration", "timestamp", "watch_ratio"), pa.float64()),
 }
 KUAIREC_USER = (*KUAIRAND_USER[:1], *(f"onehot_feat{i}" for i in range(18)))
-WATCHED = 1.0  # ratio of the time watched to the video's
+WATCHED = 1.0  # minimum watched time relative to the video's duration
 ALIBABA_TERMS = "research use; see the page"
 
 
@@ -59,7 +59,7 @@ def _taobao(source: SourceFolder) -> PartedRows:
     rows = gather(source.csv("UserBehavior.csv", BEHAVIOUR, header=False), ("behavior",))
     first, last = TAOBAO_BORDERS[0] - 7 * 86_400, TAOBAO_BORDERS[1] + 86_400
     at_R = rows["timestamp"].to_numpy()
-    rows = rows.filter(pa.array((at_R >= first) & (at_R < last)))  # some times are far outside the nine days
+    rows = rows.filter(pa.array((at_R >= first) & (at_R < last)))  # drop outliers beyond the nine days
     rows = rows.sort_by("timestamp")
     rows = rows.append_column(
         "label", pc.call_function("not_equal", [rows["behavior"].cast(pa.string()), pa.scalar("pv")])
@@ -68,7 +68,7 @@ def _taobao(source: SourceFolder) -> PartedRows:
 
 
 def _ali_ccp(source: SourceFolder) -> PartedRows:
-    """Samples in the order of the files; the last tenth of the training samples validates."""
+    """Samples in file order; the last tenth of the training samples is the validation set."""
     count = sum(len(lines) for lines in source.lines("sample_skeleton_train.csv"))
     part_R = np.where(np.arange(count) >= count * 9 // 10, VALID, TRAIN).astype(np.int8)
     yield from with_parts(_ali_samples(source, "train"), part_R)
@@ -109,11 +109,11 @@ def _ali_fields(path: str, line: str, fields: int) -> list[str]:
 
 def _ali_ids(features: str, names: tuple[str, ...]) -> list[str | None]:
     """The first id of each field."""
-    found: dict[str, str] = {}
+    ids: dict[str, str] = {}
     for feature in features.split(FIELD):
         name, _, rest = feature.partition(ID)
-        found.setdefault(name, rest.partition(VALUE)[0])
-    return [found.get(name) for name in names]
+        ids.setdefault(name, rest.partition(VALUE)[0])
+    return [ids.get(name) for name in names]
 
 
 def _kuairand(source: SourceFolder) -> PartedRows:

@@ -1,4 +1,4 @@
-"""Ratings, reviews and check-ins of items by users, in the order of time: MovieLens, Amazon, Yelp, Gowalla."""
+"""Ratings, reviews and check-ins of users on items, in time order: MovieLens, Amazon, Yelp, Gowalla."""
 
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -41,7 +41,7 @@ CHECKINS = {
     **dict.fromkeys(COORDINATES, pa.float64()),
     "place_id": pa.int64(),
 }
-VALID_SHARE = 10  # one in so many training rows of files without a part that validates
+VALID_SHARE = 10  # one in ten training rows is for validation, if the files lack a validation part
 
 
 def _movielens_1m(source: SourceFolder) -> PartedRows:
@@ -96,12 +96,12 @@ def _gowalla(source: SourceFolder) -> PartedRows:
 
 
 def _lists_of_items(source: SourceFolder) -> PartedRows:
-    """Lines of a user and items, in train.txt and test.txt; one in ten training rows validates."""
+    """Lines of a user and items, in train.txt and test.txt; a tenth of the training rows is the validation set."""
     train = _pairs(source, "train.txt")
     order = permutation(train.num_rows, 0)
     valid_R = np.zeros(train.num_rows, np.int8)
     valid_R[order[: train.num_rows // VALID_SHARE]] = VALID
-    # Lines are sorted by user, and neighbouring rows are trained on together.
+    # Shuffle, as lines are sorted by user and neighbouring rows would share batches.
     yield train.take(pa.array(order)), np.where(valid_R[order] == VALID, VALID, TRAIN).astype(np.int8)
     yield from in_slices(_pairs(source, "test.txt"), TEST)
 

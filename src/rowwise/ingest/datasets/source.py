@@ -1,4 +1,4 @@
-"""Files of a dataset as their publisher offers them: plain, compressed by gzip, or inside ZIP archives."""
+"""Files of a dataset as published: plain, compressed by gzip, or inside ZIP archives."""
 
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ BLOCK_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Download:
-    """What a user has to download: the files, how large they are, their terms, and the page that offers them."""
+    """A download for the user: files, size, terms, and page."""
 
     files: tuple[str, ...]
     size: str
@@ -32,18 +32,18 @@ class SourceFolder:
     """The files below a folder.
 
     Args:
-        folder: searched with its subfolders.
+        folder: searched recursively.
         name: of the dataset, for errors.
-        download: what the folder should hold.
+        download: the expected files.
     """
 
     def __init__(self, folder: Path, name: str, download: Download) -> None:
         self._folder, self._name, self._download = folder, name, download
 
     def find(self, pattern: str) -> str:
-        """The path of the one file whose name fits, plain or as FILE.gz, or ARCHIVE.zip!MEMBER."""
-        found = self._search(pattern)
-        if not found:
+        """The path of the only file that matches the pattern: FILE, FILE.gz, or ARCHIVE.zip!MEMBER."""
+        matches = self._search(pattern)
+        if not matches:
             wanted = ", ".join(self._download.files)
             raise DataError(
                 f"{self._folder}: no {pattern}",
@@ -51,9 +51,9 @@ class SourceFolder:
                 f"{self._download.page} into {self._folder}, unpack .tar archives, and start again: "
                 f"rowwise data get {self._name}, or with --source FOLDER where the files are elsewhere",
             )
-        if len(found) > 1:
-            raise DataError(f"{self._folder}: {len(found)} files fit {pattern}: {', '.join(found[:5])}", "one file")
-        return found[0]
+        if len(matches) > 1:
+            raise DataError(f"{self._folder}: {len(matches)} files fit {pattern}: {', '.join(matches[:5])}", "one file")
+        return matches[0]
 
     def has(self, pattern: str) -> bool:
         return bool(self._search(pattern))
@@ -70,11 +70,11 @@ class SourceFolder:
         """Blocks of rows of a text file.
 
         Args:
-            pattern: of the name of the file.
+            pattern: file name pattern.
             types: columns to read; without a header, all columns of the file.
-            header: the first line has the names of the columns.
-            delimiter: between values.
-            only: columns of `types` to read; empty: all.
+            header: the first line has column names.
+            delimiter: separates values.
+            only: columns of `types` to read; by default all.
         """
         with self._open(pattern, f"the columns {', '.join(types)}") as file:
             reader = csv.open_csv(
@@ -109,17 +109,17 @@ class SourceFolder:
         if not self._folder.is_dir():
             return []
         files = sorted(path for path in self._folder.rglob("*") if path.is_file())
-        found = [str(p) for p in files if fnmatch(p.name, pattern) or fnmatch(p.name, f"{pattern}.gz")]
-        for path in files if not found else ():
+        matches = [str(p) for p in files if fnmatch(p.name, pattern) or fnmatch(p.name, f"{pattern}.gz")]
+        for path in files if not matches else ():
             if path.suffix == ".zip" and zipfile.is_zipfile(path):
                 with zipfile.ZipFile(path) as archive:
                     members = (name for name in archive.namelist() if fnmatch(name.rpartition("/")[2], pattern))
-                    found += [f"{path}!{name}" for name in members]
-        return found
+                    matches += [f"{path}!{name}" for name in members]
+        return matches
 
     @contextmanager
     def _open(self, pattern: str, expected: str) -> Iterator[Any]:
-        """The file whose name fits; what is wrong with it names it."""
+        """Open the file that matches the pattern; errors name it."""
         path = self.find(pattern)
         archive, mark, member = path.partition("!")
         try:

@@ -1,6 +1,6 @@
-"""Datasets that `rowwise data get` makes of downloaded files: a Parquet file for each part, and vocabularies of ids.
+"""Datasets that `rowwise data get` converts from downloads: a Parquet file for each part, and vocabularies of ids.
 
-Rows keep their order in time where they have one, so that a model is tested on rows later than those it learned from.
+Rows keep their order in time, if any, so that a model is tested on rows later than its training rows.
 """
 
 import os
@@ -27,10 +27,10 @@ from rowwise.tables.spec import Pooling, Table
 TRAIN, VALID, TEST = 0, 1, 2
 GROUP_ROWS = 1 << 16
 SLICE_ROWS = 1 << 20
-MAX_LISTED = 1 << 20  # ids of a column with a row each; a column with more is hashed
+MAX_LISTED = 1 << 20  # ids of a vocabulary; a column with more is hashed
 HASHED_ROWS = 1 << 22
 KEY = "row"
-PartedRows = Iterable[tuple[pa.Table, int | NDArray[np.int8]]]  # rows, and the part that each, or all, belong to
+PartedRows = Iterable[tuple[pa.Table, int | NDArray[np.int8]]]  # rows, and the part of all or of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +38,12 @@ class StoredDataset:
     """A dataset made of downloaded files.
 
     Args:
-        what: a line about its rows and its label.
-        split: a line about its parts.
+        what: one-line description of the rows and the label.
+        split: one-line description of the parts.
         download: the files.
-        read: reads the files as rows with their parts, in the order in which they are to be trained on.
+        read: reads the files as rows with their parts, in training order.
         columns: roles of the columns.
-        min_rows: an id of fewer training rows shares row 0 of its table with ids that are unknown.
+        min_rows: ids with fewer training rows share row 0 of their table with unknown ids.
     """
 
     what: str
@@ -54,7 +54,7 @@ class StoredDataset:
     min_rows: int = MIN_ROWS
 
     def make(self, name: str, source: Path, folder: Path) -> None:
-        """Write the parts and vocabularies into `folder`; a process that is stopped leaves no part."""
+        """Write the parts and vocabularies into `folder`; an interrupted process leaves no part."""
         writer = _PartWriter(folder, self.columns)
         try:
             for rows, parts in self.read(SourceFolder(source, name, self.download)):
@@ -64,7 +64,7 @@ class StoredDataset:
             writer.close()
 
     def open(self, name: str, folder: Path, dim: int = 16) -> Dataset:
-        """The dataset that `make` wrote."""
+        """Open the dataset written by `make`."""
         train, valid, test = open_stored(folder, PARTS, name)
         sparse: list[Sparse] = []
         tables: list[Table] = []
@@ -81,13 +81,13 @@ class StoredDataset:
 
 
 def by_time(table: pa.Table, column: str) -> PartedRows:
-    """Rows sorted by time: the first eight tenths train, one tenth validates, the last tenth tests."""
+    """Split rows by time: 80 % training, 10 % validation, 10 % test."""
     borders = (table.num_rows * 8 // 10, table.num_rows * 9 // 10)
     yield from cut(table.sort_by(column), borders)
 
 
 def cut(table: pa.Table, borders: Sequence[int]) -> PartedRows:
-    """Rows up to the first border train, those up to the second validate, and the rest tests."""
+    """Split rows at two borders into training, validation and test rows."""
     for part, (begin, end) in enumerate(pairwise((0, *borders, table.num_rows))):
         yield from in_slices(table.slice(begin, end - begin), part)
 
@@ -98,7 +98,7 @@ def in_slices(table: pa.Table, part: int) -> PartedRows:
 
 
 def with_parts(tables: Iterable[pa.Table], part_R: NDArray[np.int8]) -> PartedRows:
-    """Each table with the parts of its rows, which follow those of the tables before it."""
+    """Pair consecutive tables with their slices of `part_R`."""
     first = 0
     for table in tables:
         yield table, part_R[first : first + table.num_rows]
@@ -106,10 +106,10 @@ def with_parts(tables: Iterable[pa.Table], part_R: NDArray[np.int8]) -> PartedRo
 
 
 def in_ten_folds(labels: Iterable[pa.Table], seed: int) -> NDArray[np.int8]:
-    """The part of each row: of ten folds with equal shares of both labels, the first tests, the second validates.
+    """The part of each row by ten stratified folds: the first is the test set, the second the validation set.
 
     Equals `StratifiedKFold(10, shuffle=True, random_state=seed)` of scikit-learn 0.19, by which BARS draws its folds:
-    each label is shuffled by a generator of its own, with the same seed.
+    each label is shuffled by its own generator, with the same seed.
     """
     label_R = np.concatenate([table.column(0).to_numpy() for table in labels])
     part_R = np.zeros(len(label_R), np.int8)
@@ -124,7 +124,7 @@ def in_ten_folds(labels: Iterable[pa.Table], seed: int) -> NDArray[np.int8]:
 
 @final
 class _PartWriter:
-    """Writes rows into the file of their part, and counts the ids of training rows."""
+    """Writes rows to the files of their parts, and counts the ids of training rows."""
 
     def __init__(self, folder: Path, columns: Columns) -> None:
         self._folder, self._rows = folder, 0
@@ -141,13 +141,13 @@ class _PartWriter:
             self._write(rows.filter(pa.array(parts == part)), part)
 
     def finish(self, name: str, min_rows: int) -> None:
-        """Give the files their names once all are whole."""
+        """Write vocabularies, then rename the complete files into place."""
         missing = [PARTS[part] for part in range(len(PARTS)) if part not in self._files]
         if missing:
             raise DataError(f"{name}: the {self._rows:,} rows of its files have none for {' and '.join(missing)}")
         self.close()
         ids = {column: counter.ids(min_rows) for column, counter in self._counters.items()}
-        listed = {column: found for column, found in ids.items() if found}
+        listed = {column: vocabulary for column, vocabulary in ids.items() if vocabulary}
         for column in self._counters:
             _vocabulary(self._folder, column).unlink(missing_ok=True)
         write_vocabularies(listed, {column: _vocabulary(self._folder, column) for column in listed})

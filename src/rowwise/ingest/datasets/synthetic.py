@@ -1,8 +1,8 @@
-"""Made-up clicks with a known best AUC: ids by a power law, and labels drawn from the logit of a hidden teacher.
+"""Synthetic clicks with a known best AUC: power-law ids, and labels drawn from the logit of a hidden teacher.
 
-Every value is a hash of (seed, column, row), so any range of rows is made at any time in constant memory, and the
-teacher's vectors are hashes of (seed, column, id), so tables may have any number of rows. The logit is a column too
-(`logit`): its AUC against `label` is what no model can beat on average.
+Every value is a hash of (seed, column, row), so any range of rows is generated in constant memory, and the teacher's
+vectors are hashes of (seed, column, id), so tables may have any number of rows. The logit is a column, too (`logit`):
+its AUC against `label` is the expected upper bound of any model.
 """
 
 import math
@@ -23,11 +23,11 @@ from rowwise.tables.spec import Normal, Pooling, Table, Value
 Doubles = NDArray[np.float64]
 TEACHER_DIM = 4
 LONGEST_BAG = 6
-KEPT_IDS, KEPT_COLUMNS = 1 << 15, 64  # the teacher's vectors are kept of columns with so few ids, if those are so few
+KEPT_IDS, KEPT_COLUMNS = 1 << 15, 64  # limits for caching the teacher's vectors: ids of a column, and columns
 
 
 class SyntheticColumns(Value, frozen=True):
-    """The columns of synthetic rows: `ids` come once in a row, `bags` 0 to 6 times; each has a given number of ids."""
+    """The columns of synthetic rows: `ids` have one id per row, `bags` 0 to 6; each with its number of distinct ids."""
 
     seed: int = 0
     dense: int = 13
@@ -63,18 +63,18 @@ class SyntheticColumns(Value, frozen=True):
             logit_R += 0.4 * vector_RD[:, 0]
             together_RD += vector_RD
             squares_R += _squared(vector_RD)
-        # The dots of all pairs add up to half of what the square of the sum has beside the squares.
+        # Sum of the dot products of all pairs (as in factorisation machines): (|sum|^2 - sum of squares) / 2.
         logit_R += 0.05 * (_squared(together_RD) - squares_R) / 2
         label_R = self._uniform(mixed_R, "label") < 1 / (1 + np.exp(-logit_R))
-        about = {
+        row_columns = {
             "label": pa.array(label_R.astype(np.int8)),
             "logit": pa.array(logit_R),
             "row": pa.array(row_R, pa.int64()),
         }
-        return pa.table(about | columns)
+        return pa.table(row_columns | columns)
 
     def reader(self, rows: int, first_row: int = 0) -> GeneratorReader:
-        """Rows `first_row` up to `first_row + rows`; other ranges of the same world make test data."""
+        """Rows `first_row` up to `first_row + rows`; disjoint ranges serve as test data."""
         return GeneratorReader(
             self.rows, rows, first_row=first_row, split_rows=self.split_rows, name=f"synthetic (seed {self.seed})"
         )
@@ -86,8 +86,8 @@ class SyntheticColumns(Value, frozen=True):
 
     def tables(self, dim: int = 16) -> tuple[Table, ...]:
         """A table for each column; a bag's vector is the mean of its rows, as in the teacher."""
-        how = {"pooling": Pooling.MEAN, "optimizer": RowWiseAdagrad(lr=0.1), "init": Normal(std=0.05)}
-        return tuple(Table(name=name, rows=ids, dim=dim, **how) for name, ids in self.ids + self.bags)
+        settings = {"pooling": Pooling.MEAN, "optimizer": RowWiseAdagrad(lr=0.1), "init": Normal(std=0.05)}
+        return tuple(Table(name=name, rows=ids, dim=dim, **settings) for name, ids in self.ids + self.bags)
 
     def _ids(
         self, row_R: Words, mixed_R: Words, name: str, ids: int
@@ -96,26 +96,26 @@ class SyntheticColumns(Value, frozen=True):
         if (name, ids) in self.bags:
             lengths_R = (self._uniform(mixed_R, f"{name} length") * (LONGEST_BAG + 1)).astype(np.int64)
             offsets_R1 = np.concatenate([[0], lengths_R.cumsum()])
-            # Each position in a bag has a draw of its own.
+            # An independent draw for each position in a bag.
             position_N = np.arange(offsets_R1[-1]) - np.repeat(offsets_R1[:-1], lengths_R)
             mixed_R = mix(np.repeat(row_R, lengths_R) * np.uint64(LONGEST_BAG) + position_N.astype(np.uint64))
-        # Id k comes about 1 / (k + 1) as often as the first.
+        # Inverse transform sampling: the frequency of id k is about proportional to 1 / (k + 1).
         id_N = ((ids + 1) ** self._uniform(mixed_R, name) - 1).astype(np.int64)
         return np.minimum(id_N, ids - 1), offsets_R1
 
     def _vectors(self, name: str, id_N: NDArray[np.int64], offsets_R1: NDArray[np.int64] | None) -> Doubles:
-        """The teacher's vector of each row: that of its id, or the mean of those in its bag."""
+        """The teacher's vector of each row: that of its id, or the mean over its bag."""
         ids = dict(self.ids + self.bags)[name]
         if ids <= KEPT_IDS and len(self.ids + self.bags) <= KEPT_COLUMNS:
             vector_ND = _all_vectors(self, name, ids)[id_N]
-        else:  # popular ids come often: each is drawn once
+        else:  # compute each distinct id once, as popular ids repeat
             distinct_U, at_N = np.unique(id_N, return_inverse=True)
             vector_ND = self.drawn_vectors(name, distinct_U)[at_N]
         if offsets_R1 is None:
             return vector_ND
         lengths_R = np.diff(offsets_R1)
         rows, row_N = len(lengths_R), np.repeat(np.arange(len(lengths_R)), lengths_R)
-        # Added row by row: differences of a running sum would depend on the rows before.
+        # Summed row by row: differences of a cumulative sum would depend on earlier rows.
         sums = [np.bincount(row_N, vector_ND[:, d], rows) for d in range(TEACHER_DIM)]
         return np.stack(sums, 1) / np.maximum(lengths_R, 1)[:, None]
 
@@ -126,7 +126,7 @@ class SyntheticColumns(Value, frozen=True):
         return np.stack(drawn, 1)
 
     def _uniform(self, mixed_N: Words, what: str) -> Doubles:
-        """A number in [0, 1) for each mixed word, drawn apart for each purpose."""
+        """A uniform number in [0, 1) for each mixed word, independent for each purpose."""
         purpose = np.frombuffer(what.encode().ljust(32, b"\0"), "<u8")
         state = mix(np.array([self.seed], np.uint64))
         for word in purpose:
@@ -140,7 +140,7 @@ class SyntheticColumns(Value, frozen=True):
 
 
 def synthetic(rows: int = 1_000_000, test_rows: int = 100_000, world: SyntheticColumns | None = None) -> Dataset:
-    """Rows to train on, and the ones after them to test on."""
+    """Training rows, and the rows after them as test rows."""
     world = world or SyntheticColumns()
     return Dataset(
         train=world.reader(rows),
@@ -157,7 +157,7 @@ def _all_vectors(world: SyntheticColumns, name: str, ids: int) -> Doubles:
 
 
 def _squared(vector_RD: Doubles) -> Doubles:
-    """The squares of each row, added up."""
+    """The sum of squares of each row."""
     return sum((vector_RD[:, d] ** 2 for d in range(TEACHER_DIM)), np.zeros(len(vector_RD)))
 
 
