@@ -1,7 +1,7 @@
-// The ids of a feature out of Arrow's arrays: those that are there, the first of each list, in another order of rows.
+// Gathers the ids of a feature from Arrow's arrays: without missing ids, truncated lists, rows in any order.
 //
-// Ids are first put together at their place, and made into rows a chunk later, while they are in the nearest cache: so
-// hashing runs over full vectors however short the lists are.
+// Ids are first copied to their place in the output, and mapped in place a chunk later, while they are in L1.
+// So hashing uses full vectors even with short lists.
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -11,13 +11,13 @@
 namespace rowwise_ingest::ISA {
 
 constexpr int64_t CHUNK = 1024;
-constexpr int64_t WIDE = 8;           // ids that are copied at once, a cache line of them
-constexpr int64_t AHEAD = 24;         // rows that are fetched before they are used
-constexpr int64_t TOUCHED = 1 << 20;  // bytes, that stay in the second cache
+constexpr int64_t WIDE = 8;           // ids copied at once, a cache line
+constexpr int64_t AHEAD = 24;         // prefetch distance in rows
+constexpr int64_t TOUCHED = 1 << 20;  // bytes that fit into L2
 
 static inline bool bit(const uint8_t* bits, int64_t at) { return bits[at >> 3] >> (at & 7) & 1; }
 
-// Fetches what will be picked in another order from front to back, as memory gives it fastest.
+// Prefetches an array sequentially before its values are picked in random order.
 template <class T>
 static inline void touch(const T* values, int64_t count, int64_t picked) {
   if (picked * 4 < count || count > TOUCHED / int64_t(sizeof(T))) return;
@@ -56,14 +56,14 @@ static int64_t count_of(const Ids& ids) {
   for (int64_t r = 0; r < ids.rows; ++r) {
     const int64_t row = ids.order ? ids.order[r] : r;
     const Range at = range(row);
-    int64_t found = length(at);
+    int64_t valid = length(at);
     if (ids.row_valid && !bit(ids.row_valid, ids.row_bit + row)) continue;
     if (ids.id_valid && !wrong) {
-      found = 0;
-      for (int64_t i = at.begin; i < at.end; ++i) found += bit(ids.id_valid, ids.id_bit + i);
-      found = std::min(found, ids.first);
+      valid = 0;
+      for (int64_t i = at.begin; i < at.end; ++i) valid += bit(ids.id_valid, ids.id_bit + i);
+      valid = std::min(valid, ids.first);
     }
-    total += found;
+    total += valid;
   }
   return wrong ? -1 : total;
 }
@@ -93,7 +93,7 @@ struct Filler {
     if (!ids.order)
       for (int64_t i = 0; i < length; i += int64_t(64 / sizeof(T))) __builtin_prefetch(values + from + FAR + i);
     const int64_t whole = (length + WIDE - 1) / WIDE * WIDE;
-    // What is written too much is written over by the next row.
+    // Copies whole WIDE blocks: the next row overwrites the excess.
     if (at + whole <= room && from + whole <= ids.count) {
       for (int64_t i = 0; i < whole; i += WIDE)
         for (int64_t k = i; k < i + WIDE; ++k) out[at + k] = int64_t(values[from + k]);
@@ -102,7 +102,7 @@ struct Filler {
     }
     at += length;
   }
-  void copy_there(Range from) {  // of ids that may be missing
+  void copy_valid(Range from) {  // skips missing ids
     int64_t left = ids.first;
     for (int64_t i = from.begin; i < from.end && left > 0; ++i)
       if (bit(ids.id_valid, ids.id_bit + i)) {
@@ -118,7 +118,7 @@ struct Filler {
       if (ids.row_valid && !bit(ids.row_valid, ids.row_bit + row)) continue;
       const Range from = range(row);
       if (ids.id_valid)
-        copy_there(from);
+        copy_valid(from);
       else
         copy(from.begin, std::min(from.end - from.begin, ids.first));
       if (at - done >= CHUNK) flush();
@@ -127,7 +127,7 @@ struct Filler {
     flush();
     return bad;
   }
-  int64_t together(int64_t from, int64_t total) {  // one range of values, all of which are used
+  int64_t contiguous(int64_t from, int64_t total) {  // one range of values, all used
     if constexpr (sizeof(T) == 8) {
       bad |= map(values + from, out, total, make);
     } else {
@@ -140,7 +140,7 @@ struct Filler {
     }
     return bad;
   }
-  int64_t picked() {  // one value a row, in another order
+  int64_t picked() {  // one value a row, in the given order
     touch(values, ids.count, ids.rows);
     while (at < ids.rows) {
       const int64_t end = std::min(at + CHUNK, ids.rows);
@@ -159,12 +159,12 @@ static int64_t fill_bags(const Ids& ids, const Make& make, int64_t* out, int64_t
   if (std::is_same_v<Rows, Singles> && ids.order && !ids.row_valid && !offsets) return filler.picked();
   if (ids.rows > 0 && !ids.order && !ids.id_valid) {
     const int64_t begin = filler.range(0).begin;
-    if (filler.range(ids.rows - 1).end - begin == total) {  // nothing is left out
+    if (filler.range(ids.rows - 1).end - begin == total) {  // no values are skipped
       if (offsets) {
         for (int64_t r = 0; r < ids.rows; ++r) offsets[r] = filler.range(r).begin - begin;
         offsets[ids.rows] = total;
       }
-      return filler.together(begin, total);
+      return filler.contiguous(begin, total);
     }
   }
   return filler.lists(offsets);

@@ -3,7 +3,7 @@
 // The hashes are those of mix.py and of torcharrow; saved models depend on every bit of them.
 #pragma once
 #if defined(__x86_64__)
-#include <immintrin.h>  // the product of two half words has no operator
+#include <immintrin.h>  // vector extensions have no operator for 32 x 32 -> 64 bit products
 #endif
 #include <cstring>
 
@@ -44,7 +44,7 @@ static inline Words high(Words a, Words b) { return uint64_t((unsigned __int128)
 #else
 static inline Words halves(Words a, Words b) {  // product of the lower halves
 #if LANES == 8
-  return Words(_mm512_maskz_mul_epu32(0xFF, __m512i(a), __m512i(b)));  // gcc warns of the one without a mask
+  return Words(_mm512_maskz_mul_epu32(0xFF, __m512i(a), __m512i(b)));  // gcc warns about the unmasked variant
 #else
   return Words(_mm256_mul_epu32(__m256i(a), __m256i(b)));
 #endif
@@ -65,9 +65,9 @@ static inline Words mix(Words x) {
   return x ^ (x >> 31);
 }
 
-// Thomas Wang's, then CityHash's of 128 bits, as folly's twang_mix64 and hash_combine(salt, ...) are where std::hash of
-// a whole number is the number itself, as it is in libstdc++. Certain: torcharrow's own tests pin 16 results for salt
-// 0, and tests/ingest/test_encode_kernels.py holds us to them. Read in its sources only: what other salts do.
+// Thomas Wang's mix, then CityHash's 128-bit mix: folly's twang_mix64 and hash_combine(salt, ...) where std::hash of an
+// integer is the identity, as in libstdc++. For salt 0, tests/ingest/test_encode_kernels.py pins the 16 results of
+// torcharrow's own tests; for other salts this follows its sources, without a reference result.
 static inline Words sigrid(Words x, Words salt) {
   const uint64_t factor = 0x9DDFEA08EB382D69;
   x = ~x + (x << 21);
@@ -84,7 +84,7 @@ static inline Words sigrid(Words x, Words salt) {
   return b * factor;
 }
 
-// Exact division of any word by rows, no power of two: with l the bits of rows - 1, it is (x * M) >> (64 + l), where
+// Exact division of any word by rows, not a power of two: with l the bits of rows - 1, it is (x * M) >> (64 + l), where
 // M = 2^64 + multiplier is 2^(64 + l) / rows rounded up. The sum below takes M's 65th bit without overflowing. Source:
 // Granlund and Montgomery, Division by Invariant Integers using Multiplication, 1994.
 struct Divisor {
@@ -105,7 +105,7 @@ struct AsIs {
 struct Check {
   Words rows, outside{};
   explicit Check(const Make& make) : rows(all(make.rows)) {}
-  Words operator()(Words x) {  // as words, negative ids are large
+  Words operator()(Words x) {  // as unsigned words, negative ids are large
 #if LANES == 1
     outside |= x >= rows;
 #else
@@ -118,7 +118,7 @@ struct Check {
     return std::memcmp(&outside, &none, sizeof none) != 0;
   }
 };
-struct Masked {  // by a power of two
+struct Masked {  // remainder by a power of two
   Words mask;
   explicit Masked(const Make& make) : mask(all(make.rows - 1)) {}
   Words operator()(Words x) const { return x & mask; }
@@ -128,7 +128,7 @@ struct Divided {
   Divisor divide;
   explicit Divided(const Make& make) : divide(make) {}
   Words operator()(Words x) const { return x - divide(x) * divide.rows; }
-  Words floored(Words x) const {  // of x as a signed number, rounded towards minus infinity
+  Words floored(Words x) const {  // of signed x, with the quotient rounded towards minus infinity
     const Words sign = Words(Signed(x) >> 63);
     return x - (sign ^ divide(sign ^ x)) * divide.rows;
   }
@@ -156,11 +156,11 @@ struct Sigrid {
   bool bad() const { return false; }
 };
 
-// Ids that are fetched this early, as the processor by itself stops at the end of a page of memory; from where memory
-// is slow, that makes sigrid_hash more than twice as fast.
+// Prefetch distance in ids. Hardware prefetchers stop at page borders; with slow memory, this makes sigrid_hash more
+// than twice as fast.
 constexpr int64_t FAR = 256;
 
-// `in` and `out` may be the same.
+// `in` and `out` may alias.
 template <class F>
 static inline void map_all(const int64_t* in, int64_t* out, int64_t count, F& make) {
   int64_t i = 0;
@@ -176,7 +176,7 @@ static inline void map_all(const int64_t* in, int64_t* out, int64_t count, F& ma
   }
 }
 
-// Calls `use` with what `make` says.
+// Dispatches on `make.what`: calls `use` with the functor.
 template <class Use>
 static inline auto with(const Make& make, Use use) {
   const bool power = (make.rows & (make.rows - 1)) == 0;
@@ -201,7 +201,7 @@ static int64_t map(const int64_t* in, int64_t* out, int64_t count, const Make& m
   });
 }
 
-// One string after another: their words depend on each other, and the processor overlaps several strings by itself.
+// Not vectorised: the words of a string depend on each other, and out-of-order execution overlaps several strings.
 static void text(const uint8_t* data, const int64_t* offsets, int64_t count, int64_t bytes, uint64_t* out) {
   auto mix1 = [](uint64_t x) {
     x += 0x9E3779B97F4A7C15;

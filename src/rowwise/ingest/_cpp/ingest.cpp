@@ -1,5 +1,5 @@
-// The C functions of the library, and which instruction set they use: the widest that this processor has, chosen once;
-// tests may ask for a narrower one.
+// The C API of the library, and runtime dispatch: the widest instruction set of this processor is chosen once; tests
+// may select a narrower one.
 #include <atomic>
 #include <cstring>
 
@@ -22,7 +22,7 @@ extern const Kernels kernels;
 
 namespace {
 
-const Kernels* usable(int at) {  // narrowest first, then none
+const Kernels* usable(int at) {  // narrowest first; null after the last
   if (at == 0) return &base::kernels;
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -47,7 +47,7 @@ std::atomic<const Kernels*>& chosen() {
 
 const Kernels& use() { return *chosen().load(std::memory_order_relaxed); }
 
-// The numbers that division by `rows` needs, see hash.h.
+// Computes the constants of division by `rows`, see hash.h.
 Make ready(Make make) {
   if (make.rows < 2 || (make.rows & (make.rows - 1)) == 0) return make;
   const int bits = 64 - __builtin_clzll(make.rows - 1);
@@ -64,7 +64,7 @@ using namespace rowwise_ingest;
 #define API extern "C" __attribute__((visibility("default")))
 
 API const char* rw_ingest_isa() { return use().name; }
-API int64_t rw_ingest_limit(const char* name) {  // 0: this processor has none of that name
+API int64_t rw_ingest_limit(const char* name) {  // 0 if this processor lacks it
   for (int at = 0; usable(at); ++at)
     if (std::strcmp(usable(at)->name, name) == 0) {
       chosen() = usable(at);
@@ -76,16 +76,16 @@ API int64_t rw_count(const Ids* ids) { return use().count(*ids); }
 API int64_t rw_bags(const Ids* ids, const Make* make, int64_t* out, int64_t* offsets, int64_t total, int64_t room) {
   return use().bags(*ids, ready(*make), out, offsets, total, room);
 }
-// Of many features with one id in each row; those without values are left alone.
+// Many features with one id per row; skips features without values.
 API int64_t rw_singles(const Ids* ids, const Make* makes, int64_t features, const int64_t* order, int64_t rows,
                        int64_t* const* outs) {
   int64_t bad = 0;
   for (int64_t f = 0; f < features; ++f) {
     if (!ids[f].values) continue;
-    Ids one = ids[f];
-    one.order = order;
-    one.rows = rows;
-    bad |= use().bags(one, ready(makes[f]), outs[f], nullptr, rows, rows);
+    Ids feature = ids[f];
+    feature.order = order;
+    feature.rows = rows;
+    bad |= use().bags(feature, ready(makes[f]), outs[f], nullptr, rows, rows);
   }
   return bad;
 }

@@ -1,4 +1,4 @@
-// All kernels for one instruction set. CMake compiles this file once for each, with its flags and -DISA=.
+// The kernel table of one instruction set. CMake compiles this file once per set, with its flags and -DISA=.
 #include "bags.h"
 #include "hash.h"
 #include "numbers.h"

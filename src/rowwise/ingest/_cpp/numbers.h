@@ -1,4 +1,4 @@
-// Numbers: into buckets, and columns of them into rows.
+// Kernels of numbers: buckets, fill and transpose.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -7,13 +7,13 @@
 
 namespace rowwise_ingest::ISA {
 
-constexpr int64_t TOGETHER = 32;  // numbers that are searched in step: their loads overlap
+constexpr int64_t TOGETHER = 32;  // interleaved searches, so that their loads overlap
 
-// How many borders are not above each number. There are 2 * half - 1 borders, the last ones infinite, so all searches
-// take the same steps and none branches. NaN is above all, as it is in numpy's order.
+// The number of borders that are at most x. The 2 * half - 1 borders are padded with infinity, so all binary searches
+// take the same steps without branches. NaN sorts last, as in numpy.
 template <class T>
 static void buckets(const T* x, int64_t count, const T* borders, int64_t half, int64_t most, int64_t* out) {
-  using At = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;  // as wide as the numbers, so lanes stay together
+  using At = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;  // as wide as T, so that lanes match
   for (int64_t begin = 0; begin < count; begin += TOGETHER) {
     const int64_t rows = std::min(TOGETHER, count - begin);
     T key[TOGETHER] = {};
@@ -27,7 +27,7 @@ static void buckets(const T* x, int64_t count, const T* borders, int64_t half, i
   }
 }
 
-// Bits into bytes of 0 and 1.
+// Expands bits to bytes of 0 and 1.
 static inline void spread(const uint8_t* bits, int64_t from, int64_t count, uint8_t* out) {
   const uint64_t every = 0x0101010101010101;
   const int shift = int(from & 7);
@@ -35,18 +35,18 @@ static inline void spread(const uint8_t* bits, int64_t from, int64_t count, uint
   for (; i + 8 <= count; i += 8) {
     const uint8_t* at = bits + ((from + i) >> 3);
     const uint64_t eight = uint8_t(shift ? at[0] >> shift | at[1] << (8 - shift) : at[0]);
-    // One bit stays in each byte, at different places, and is carried to the uppermost.
+    // Replicate the 8 bits to all bytes, mask bit k in byte k, and carry any set bit to the byte's top bit.
     const uint64_t spread = (((eight * every) & 0x8040201008040201) + 127 * every) >> 7 & every;
     std::memcpy(out + i, &spread, 8);
   }
   for (; i < count; ++i) out[i] = bit(bits, from + i);
 }
 
-// Rows `begin` on of each column, one column after another, where they are not or NaN the fill; 1: met infinity.
+// Gathers rows from `begin` on of each column, column by column; fills missing values and NaN; 1 if any is infinite.
 static int64_t fill(const Numbers* numbers, int64_t columns, const int64_t* order, int64_t begin, int64_t rows,
                     float* out) {
   uint32_t infinite = 0;
-  uint8_t there[CHUNK];
+  uint8_t valid[CHUNK];
   for (int64_t c = 0; c < columns; ++c, out += rows) {
     const Numbers& column = numbers[c];
     for (int64_t r = 0; r < rows; r += CHUNK) {
@@ -58,24 +58,24 @@ static int64_t fill(const Numbers* numbers, int64_t columns, const int64_t* orde
         x = y;
       }
       if (!column.valid)
-        std::memset(there, 1, sizeof there);
+        std::memset(valid, 1, sizeof valid);
       else if (order)
-        for (int64_t i = 0; i < end; ++i) there[i] = bit(column.valid, column.bit + order[from + i]);
+        for (int64_t i = 0; i < end; ++i) valid[i] = bit(column.valid, column.bit + order[from + i]);
       else
-        spread(column.valid, column.bit + from, end, there);
+        spread(column.valid, column.bit + from, end, valid);
       for (int64_t i = 0; i < end; ++i) {
         uint32_t bits;
         std::memcpy(&bits, x + i, 4);
         bits &= 0x7FFFFFFF;
-        infinite |= uint32_t(bits == 0x7F800000) & there[i];
-        y[i] = (bits < 0x7F800000) & (there[i] != 0) ? x[i] : column.fill;
+        infinite |= uint32_t(bits == 0x7F800000) & valid[i];
+        y[i] = (bits < 0x7F800000) & (valid[i] != 0) ? x[i] : column.fill;
       }
     }
   }
   return infinite;
 }
 
-// Columns one after another into rows one after another.
+// Transposes columns into rows.
 static void turn(const float* columns, int64_t count, int64_t rows, float* out) {
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t c = 0; c < count; ++c) out[r * count + c] = columns[c * rows + r];

@@ -1,6 +1,6 @@
-// Which rows have the ids of the row before them, in an order of rows.
+// Marks rows whose ids differ from those of the previous row, in an order of rows.
 //
-// Included by ingest.cpp only: comparing bytes is the C library's work, which chooses its instructions by itself.
+// Included by ingest.cpp only, not per instruction set: memcmp dispatches by itself.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -15,7 +15,7 @@ struct Changes {  // of one feature
 
   explicit Changes(const Ids& ids) : ids(ids), width(int64_t(1) << (ids.kind < 4 ? ids.kind : ids.kind - 4)) {}
 
-  // Marks rows that differ from the one before; those that are marked are not looked at.
+  // Marks rows that differ from the previous one; skips rows that are already marked.
   void mark(uint8_t* begins) const {
     Range before{0, 0};
     for (int64_t r = 0; r < ids.rows; ++r) {
@@ -52,7 +52,7 @@ struct Changes {  // of one feature
     return !count || !std::memcmp(at(a.begin), at(b.begin), size_t(count * width));
   }
 
-  // Of those that are not missing, the first ones.
+  // Compares the first valid ids.
   bool same_valid(Range a, Range b) const {
     const auto skip = [&](Range& x) {
       while (x.begin < x.end && !bit(ids.id_valid, ids.id_bit + x.begin)) ++x.begin;
