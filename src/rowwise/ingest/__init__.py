@@ -1,6 +1,6 @@
-"""From files to batches, in bounded memory: a `Reader` gives splits, `Columns` say what is what, a `Batcher` batches.
+"""From files to batches, in bounded memory: a `Reader` of splits, the roles of `Columns`, and a `Batcher`.
 
-Names are loaded when first used: looking into files needs no torch.
+Names are imported lazily: inspecting files needs no torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
 """Prefetches items of an iterator in a background thread, up to a fixed depth, and times their making.
 
-Arrow and numpy release Python's lock while they read, hash and copy, so the thread uses a core that a training step
+Arrow and numpy release the GIL while they read, hash and copy, so the thread uses a core that a training step
 leaves idle. An exception in the thread is raised where the items are used.
 """
 

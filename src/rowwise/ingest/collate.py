@@ -1,4 +1,4 @@
-"""Makes a `Batch` of slices of encoded splits; each slice is copied once, straight into the batch's tensors."""
+"""Collates slices of encoded splits into a `Batch`; each slice is copied once, into the batch's tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -45,7 +45,7 @@ def _concatenate(slices: Sequence[SplitRows], array_of: Callable[[EncodedRows], 
         column = array_of(encoded)
         assert column is not None  # `columns` has it, so it was encoded
         parts.append(column[begin:end])
-    # Always a copy: a view would keep the whole split in memory as long as the batch.
+    # Always copy: a view would keep the whole split alive as long as the batch.
     return torch.from_numpy(np.concatenate(parts))
 
 

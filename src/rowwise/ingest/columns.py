@@ -46,10 +46,10 @@ class Sparse(Value, frozen=True):
     """A column of ids, one or a list of them in each row, and the table that they look up."""
 
     column: str
-    table: str = ""  # empty: the table is called like the column
+    table: str = ""  # by default named like the column
     ids: Literal["direct", "hash"] = "hash"  # ids are row numbers, or whole numbers or text that are hashed to rows
     first: int | None = None  # truncate each list to this many ids; None keeps all
-    feature: str = ""  # name of the feature in the batch; empty: the column's
+    feature: str = ""  # name of the feature in the batch; by default that of the column
     # File of known ids with a row each (see `rowwise data inspect`); all other ids share row 0
     vocabulary: str = ""
     # Settings of the table if `tables` lacks it. rows=None: from the vocabulary or the data; other fields: the defaults
@@ -70,7 +70,7 @@ class Sparse(Value, frozen=True):
 class Columns(Value, frozen=True):
     """The role of each column: labels, ids, numbers, weight, key and time."""
 
-    # Columns of 0 and 1, or conditions on columns, such as "rating >= 4"; empty: for prediction
+    # Columns of 0 and 1, or conditions on columns, such as "rating >= 4"; empty for prediction
     labels: tuple[str, ...]
     sparse: tuple[Sparse, ...]
     dense: tuple[Dense, ...] = ()
@@ -102,7 +102,7 @@ class Columns(Value, frozen=True):
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """A name for each label: its column, or the whole condition where several labels are of one column."""
+        """A name for each label: its column, or the whole condition if several labels use the same column."""
         names = [label.name for label in self.parsed_labels]
         return tuple(t if names.count(n) > 1 else n for n, t in zip(names, self.labels, strict=True))
 

@@ -46,17 +46,17 @@ def find_times(columns: Mapping[str, pa.Array]) -> list[str]:
 
 def divide(
     uses: Mapping[str, Use], facts: Mapping[str, Facts], surveys: Mapping[str, ColumnSurvey], sample: TimeSample,
-    times: Sequence[str], *, told: bool,
+    times: Sequence[str], *, forced: bool,
 ) -> Division:  # fmt: skip
-    """Divide by the first of the times if the user (`told`) or the evidence suggests it; else by groups, if any."""
+    """Divide by the first of the times if the user (`forced`) or the evidence says so; else by groups, if any."""
     requested = next((name for name, use in uses.items() if use.role == "group"), None)
-    if requested is not None and not told:
+    if requested is not None and not forced:
         return Division(f"rows of one {requested!r} stay in one split, by --group", group=requested)
     alternatives = f"; {_listed(times[1:])} may be times, too: --time chooses" if times[1:] else ""
     objection = ""
     checks: tuple[str, ...] = ()
     if times and uses[times[0]].role == "time":
-        by_time = _by_time(uses, surveys, sample, times[0], told=told)
+        by_time = _by_time(uses, surveys, sample, times[0], forced=forced)
         if by_time.borders is not None:
             return by_time._replace(reason=by_time.reason + alternatives)
         objection, checks = by_time.reason + alternatives, by_time.checks
@@ -102,7 +102,7 @@ def unseen_ids(
 
 
 def _by_time(
-    uses: Mapping[str, Use], surveys: Mapping[str, ColumnSurvey], sample: TimeSample, name: str, *, told: bool
+    uses: Mapping[str, Use], surveys: Mapping[str, ColumnSurvey], sample: TimeSample, name: str, *, forced: bool
 ) -> Division:
     near = {
         column: nearness
@@ -111,7 +111,7 @@ def _by_time(
         if (nearness := sample.nearness(column)).is_near
     }
     evidence = _time_evidence(near, sample.label_nats())
-    if not told and evidence is None:
+    if not forced and evidence is None:
         return Division(f"{name!r} is a time, but rows near in time are no more alike than others")
     survey = surveys[name]
     comparable = is_ordered(survey.kind)
@@ -126,7 +126,7 @@ def _by_time(
     valid_from, test_from = (time_text(border, survey.kind) for border in borders)
     time_borders = TimeBorders(column=name, valid_from=valid_from, test_from=test_from)
     checks = (f"{easy}, so the recipe splits by time",) if easy else ()
-    reason = f"split by {name!r}, test rows last: {'by --time' if told else evidence}"
+    reason = f"split by {name!r}, test rows last: {'by --time' if forced else evidence}"
     return Division(reason, time_borders, checks=checks)
 
 

@@ -19,7 +19,7 @@ class FrameReader:
     """The rows of a frame; errors call the source `name`."""
 
     def __init__(self, frame: object, split_rows: int = SPLIT_ROWS, name: str = "frame") -> None:
-        """Import the columns, without a copy where the frame has them in Arrow's layout."""
+        """Import the columns, zero-copy if the frame has Arrow's layout."""
         if split_rows < 1:
             raise DataError(f"{name}: split_rows={split_rows}", "at least 1")
         if not hasattr(frame, "__arrow_c_stream__"):

@@ -1,6 +1,6 @@
-"""A `Reader` of rows that a function makes: any number of rows in constant memory.
+"""A `Reader` of generated rows: any number of rows in constant memory.
 
-The function gets (first row, count) and must depend on nothing else, so that a split can be made again.
+The function gets (first row, count) and must be pure, so that a split can be generated again.
 """
 
 from collections.abc import Callable, Sequence

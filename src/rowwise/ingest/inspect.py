@@ -314,10 +314,10 @@ def _judge(name: str, plan: _ReadPlan, stats: _Stats, assigned: Mapping[str, Rol
     """The roles of columns, the division of rows, and anomalies; `problem`: why there is no label."""
     surveys, sample, choices, counted = stats.surveys, stats.sample, plan.choices, stats.counted
     label, values = next(iter(plan.labels), None), choices[0].values if choices else "clicks"
-    others = {n: survey for n, survey in surveys.items() if n not in plan.labels}
-    facts = {n: Facts(n, survey, labelled=label is not None) for n, survey in others.items()}
+    features = {n: survey for n, survey in surveys.items() if n not in plan.labels}
+    facts = {n: Facts(n, survey, labelled=label is not None) for n, survey in features.items()}
     uses = {n: Use(assigned[n], AS_TOLD) if n in assigned else choose_role(column) for n, column in facts.items()}
-    division = divide(uses, facts, surveys, sample, plan.times, told="time" in assigned.values())
+    division = divide(uses, facts, surveys, sample, plan.times, forced="time" in assigned.values())
     if division.group is not None and division.group not in assigned:
         uses[division.group] = Use("group", "rows of one value are alike")
     unseen = unseen_ids(uses, surveys, sample, division)

@@ -1,4 +1,4 @@
-"""The hash of ids and of shuffling: 64 bits in, 64 bits out, the same on every machine and in every version.
+"""The hash of ids and of shuffling: 64 bits to 64 bits, stable across machines and versions.
 
 numpy's generators may change between versions, Python's hash changes between processes. This module is the reference;
 the kernels of `native` compute the same bits faster.
@@ -27,12 +27,12 @@ def mix(x_N: Words) -> Words:
 
 
 def unit(x_N: Words) -> NDArray[np.float64]:
-    """Words as numbers in [0, 1), by the 53 bits that a double holds."""
+    """Words as numbers in [0, 1), with the 53 bits of a double."""
     return (x_N >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def remainder(x_N: Words, rows: int) -> NDArray[np.int64]:
-    """x % rows, by a division: numpy divides by a constant with vector instructions, but not `%`."""
+    """x % rows by a division, as numpy vectorises division by a constant, but not `%`."""
     if rows & (rows - 1) == 0:
         return (x_N & np.uint64(rows - 1)).view(np.int64)
     quotient_N = x_N // np.uint64(rows)
@@ -65,5 +65,5 @@ def permutation(count: int, *key: int) -> NDArray[np.int64]:
     state = np.zeros(1, np.uint64)
     for part in key:
         state = mix(state ^ np.array([part], np.uint64))
-    # The hash is one-to-one, so no two are equal and the sort needs not be stable.
+    # The hash is one-to-one, so there are no ties and the sort need not be stable.
     return np.argsort(mix(np.arange(count, dtype=np.uint64) ^ state)).astype(np.int64, copy=False)

@@ -26,12 +26,12 @@ class Split(Value, frozen=True):
     source: str  # a path or another name, for errors
     start: int
     stop: int
-    first_row: int | None = None  # number of the first row in the source; None: unknown before reading
-    rows: int | None = None  # None: unknown before reading
-    number: int | None = None  # index in the original reader, for readers that select splits; None: its index here
+    first_row: int | None = None  # number of the first row in the source; None if unknown before reading
+    rows: int | None = None  # None if unknown before reading
+    number: int | None = None  # index in the original reader, if this reader selects splits of another
 
     def locate_row(self, row: int) -> str:
-        """The source and the place of a row of this split, for messages."""
+        """Source and row number of a row of this split, for messages."""
         if self.first_row is None:
             return f"{self.source}: row {row} after byte {self.start}"
         return f"{self.source}: row {self.first_row + row}"
@@ -48,7 +48,7 @@ class Reader(Protocol):
         ...
 
     def read(self, split: Split, columns: Sequence[str]) -> pa.Table:
-        """These columns of a split, in this order; where the format allows, no others are read."""
+        """These columns of a split, in this order; reads no other columns if the format allows."""
         ...
 
 

@@ -114,7 +114,7 @@ class Facts:
 
     @property
     def never_by_chance(self) -> bool:
-        """Whether all are different although as many random numbers of the range would collide (birthday paradox)."""
+        """Whether all are different although random numbers of the range would collide (birthday paradox)."""
         return self.distinct == self.filled_rows and self.filled_rows**2 > 2 * EQUAL * (self.most - self.least + 1)
 
     @property

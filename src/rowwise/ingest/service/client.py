@@ -1,8 +1,8 @@
-"""A trainer's end of a service: receives prepared splits in order, each once, in memory that workers have written.
+"""A trainer's end of a service: receives prepared splits in order, exactly once, in shared memory.
 
-The arrays of a split are views of shared memory. When the last reference to them is gone, the client releases the split
-and the service uses the memory again. When the host dies, its owner starts another one, and each client attaches to it
-with its own position; a delivery before that position is ignored.
+The arrays of a split are views of shared memory. When the last reference to them is dropped, the client releases the
+split, and the service reuses the memory. When the host dies, its owner starts another host, and each client reattaches
+with its own position; deliveries before that position are ignored.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
-"""The host process of a service on one machine: passes events to the coordinator and executes its commands.
+"""The host process of a service on one machine: feeds events to the coordinator and executes its commands.
 
-It is a process of its own, so that it competes with no trainer for Python's lock and several trainers share its
+It is a separate process, so that it does not compete with trainers for the GIL and several trainers share its
 workers. It ends with the process that started it, and its workers end with it.
 """
 
@@ -131,7 +131,7 @@ class ServiceHost:
         self._selector.unregister(client.connection)
         client.connection.close()
         # The same client may have reconnected before the EOF of its old connection was read.
-        if client.number is not None and all(other.number != client.number for other in self._clients):
+        if client.number is not None and all(remaining.number != client.number for remaining in self._clients):
             self._events.append(ClientDetached(client.number))
 
     def _read_worker(self, worker: _WorkerProcess) -> None:
@@ -219,8 +219,8 @@ class ServiceHost:
 def describe_exit(code: int) -> str:
     if code >= 0:
         return f"it ended with exit code {code}"
-    why = " (the system kills processes when memory runs out)" if code == -signal.SIGKILL else ""
-    return f"it was killed by {signal.Signals(-code).name}{why}"
+    cause = " (the system kills processes when memory runs out)" if code == -signal.SIGKILL else ""
+    return f"it was killed by {signal.Signals(-code).name}{cause}"
 
 
 if __name__ == "__main__":
