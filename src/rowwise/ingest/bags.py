@@ -38,6 +38,7 @@ def _flatten_views(array: pa.Array) -> pa.Array:
     begins_R, lengths_R = array.offsets.to_numpy().astype(np.int64), array.sizes.to_numpy().astype(np.int64)
     lengths_R[missing_R.to_numpy(zero_copy_only=False)] = 0
     moved_R1 = to_offsets(lengths_R)
+    # The index of each value: its place in the result, shifted from the new to the old begin of its list.
     at_N = np.arange(moved_R1[-1]) + np.repeat(begins_R - moved_R1[:-1], lengths_R)
     return pa.LargeListArray.from_arrays(pa.array(moved_R1), array.values.take(pa.array(at_N)), mask=missing_R)
 

@@ -260,7 +260,7 @@ class _ReadPlan(NamedTuple):
     source: str
     names: Sequence[str]  # columns to read
     choices: tuple[LabelChoice, ...]
-    labels: dict[str, LabelChoice]  # by each column that it reads
+    labels: dict[str, LabelChoice]  # by input column
     readings: dict[str, ColumnReading]
     separators: Mapping[str, str]  # of lists in text
     times: list[str]  # candidates for the time of a row

@@ -46,7 +46,7 @@ MONEY_NAME = re.compile(r"(^|_)(price|cost|revenue|amount|salary|income|spend|sa
 MAX_RATINGS = 11  # distinct values; more are an amount
 MAX_VALUES = 1 << 12  # distinct values counted for the choice
 GOOD_RATING = 0.75  # relative position of a good rating between the minimum and the maximum
-NO_WORDS = ("true", "false", "nan", "inf", "infinity")  # which `where` parses as other values than words
+NO_WORDS = ("true", "false", "nan", "inf", "infinity")  # words that `where` parses as other values
 SIGNS = re.compile(r"[=<>!`]|\bis\s+(not\s+)?null\b|\bin\s*\[", re.IGNORECASE)
 
 
@@ -118,7 +118,7 @@ def describe_unlabelled(missing: int, rows: int, *, all_rows: bool = True) -> st
 
 
 def bad_values(label_R: Floats, wanted: LabelValues) -> NDArray[np.bool_]:
-    """Mask of the labels that the loss is not defined for."""
+    """Mask of the labels outside the domain of the loss."""
     if wanted == "clicks":
         return (label_R != 0) & (label_R != 1)
     return ~np.isfinite(label_R) if wanted == "numbers" else ~(np.isfinite(label_R) & (label_R >= 0))

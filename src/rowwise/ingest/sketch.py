@@ -39,7 +39,7 @@ class Guess(NamedTuple):
 
 
 class Repeats(NamedTuple):
-    """Values that repeat."""
+    """Counts of the values with several rows."""
 
     values: int
     rows: int  # with these values

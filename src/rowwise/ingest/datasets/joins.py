@@ -32,7 +32,6 @@ def join(rows: pa.Table, other: pa.Table, key: str) -> pa.Table:
 
 
 def with_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """Replace a column."""
     return table.set_column(table.schema.get_field_index(name), name, values)
 
 

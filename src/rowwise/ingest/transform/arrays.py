@@ -67,6 +67,7 @@ def lists(values: pa.Array, offsets_R1: Ints, null_R: Mask | None) -> pa.Array:
 
 
 def _among_nulls(values: pa.Array, null_R: Mask) -> pa.Array:
+    # Each valid row takes the next value; the index of a null row is masked, but has to be in range.
     return values.take(pa.array(np.maximum(np.cumsum(~null_R) - 1, 0), mask=null_R))
 
 

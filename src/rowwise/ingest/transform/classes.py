@@ -35,10 +35,10 @@ class Onehot(OneColumn, frozen=True, kw_only=True, tag="onehot", tag_field="kind
     into: Literal["columns", "lists"] = "columns"
 
     def __post_init__(self) -> None:
-        """Refuse ambiguous classes."""
+        """Refuse classes that are ambiguous or of several types."""
         if bool(self.classes) == bool(self.borders):
-            got = "both" if self.borders else "neither"
-            raise self.spec_error(f"got {got} of classes and borders: expected exactly one")
+            number = "both" if self.borders else "neither"
+            raise self.spec_error(f"got {number} of classes and borders: expected exactly one")
         check_borders(self, self.borders)
         if len({type(c) for c in self.classes}) > 1:
             raise self.spec_error(f"classes: {self.classes}: expected whole numbers only, or texts only")

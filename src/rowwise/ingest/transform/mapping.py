@@ -44,8 +44,8 @@ class MapId(ToIds, frozen=True, kw_only=True, tag="map_id", tag_field="kind"):
     def __post_init__(self) -> None:
         """Convert keys to text, as in JSON."""
         if bool(self.mapping) == bool(self.file):
-            got = "both" if self.file else "neither"
-            raise self.spec_error(f"got {got} of mapping and file: expected exactly one")
+            number = "both" if self.file else "neither"
+            raise self.spec_error(f"got {number} of mapping and file: expected exactly one")
         if isinstance(self.unknown, str) and self.unknown not in ("drop", "raise"):
             raise self.spec_error(f"unknown={self.unknown!r}: expected a number, 'drop' or 'raise'")
         keyed: dict[str | int, int] = {str(key): number for key, number in self.mapping.items()}
@@ -122,6 +122,7 @@ def _known(keys_K: Ints, words: pa.Array | None, becomes_K: Ints) -> KnownIds:
     home_K = native.map_ids(keys_K, RowMapping(native.HASH, slots))
     order_K = np.argsort(home_K, kind="stable")
     # Linear probing, vectorised: in the order of home slots, each key takes its home slot or the next free one.
+    # The slot of the k-th key is k + max(home - rank) over all keys up to it.
     nth_K = np.arange(len(order_K))
     at_K = np.maximum.accumulate(home_K[order_K] - nth_K) + nth_K
     key_S, index_S = np.zeros(max(slots, at_K[-1] + 1) + 1, np.int64), np.full(max(slots, at_K[-1] + 1) + 1, -1)

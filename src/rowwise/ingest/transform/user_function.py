@@ -106,8 +106,8 @@ class UserFunction(Transform, frozen=True, kw_only=True, tag="own", tag_field="k
         names = ", ".join(self.to)
         if isinstance(output, dict):
             if set(output) != set(self.to):
-                got = ", ".join(map(str, output)) or "nothing"
-                raise DataError(f"{place}: it returned columns called {got}", f"{names}, as `to` says")
+                returned = ", ".join(map(str, output)) or "nothing"
+                raise DataError(f"{place}: it returned columns called {returned}", f"{names}, as `to` says")
             return [(name, output[name]) for name in self.to]
         outputs = list(output) if isinstance(output, (tuple, list)) else [output]
         if len(outputs) != len(self.to):

@@ -151,6 +151,7 @@ class Spill:
         index = self._folder_of(at).get(rows_range.folder)
         if index is None:
             return
+        # Segments are sorted by (folder, bucket): search the folder, then the buckets inside it.
         folder_S, bucket_S, begin_S = run.segments_3S
         low, high = np.searchsorted(folder_S, [index, index + 1])
         first, last = low + np.searchsorted(bucket_S[low:high], [rows_range.first, rows_range.last + 1])
