@@ -91,7 +91,7 @@ def test_a_warm_start_wants_the_rows_of_the_former_run(films, command):
         (
             [{"column": "film", "vocabulary": "a.txt", "rows": 5}],
             {},
-            "rows=5 with a vocabulary: the vocabulary gives the rows: expected no rows=5",
+            "rows=5 with a vocabulary, which determines the rows: expected no rows=5",
         ),
         ([{"column": "film", "vocabulary": "a.txt"}], {}, "a.txt: cannot be read as a list of ids: No such file"),
         (
