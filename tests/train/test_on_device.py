@@ -18,7 +18,7 @@ from rowwise.tables.idmaps import HashIds
 from rowwise.tables.ids.mapped import MappedTable
 from rowwise.tables.ops.faults import FaultWord
 from rowwise.train.groups import UpdateGroups, check_and_pin
-from rowwise.train.on_device import LateNumbers, check_on_host, judge, to_device
+from rowwise.train.on_device import LateNumbers, check_on_host, clip_and_mask, to_device
 from rowwise.train.optimizers import make_optimizer
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseSgd
 from rowwise.train.step import step
@@ -98,7 +98,7 @@ def test_a_step_that_is_not_finite_changes_no_dense_weight(settings, bad):
     if bad == "gradient":
         layer.weight.grad[0, 0] = math.nan
     with pytest.raises(DeviceError, match="not finite"):
-        judge(loss.detach() * (math.inf if bad == "loss" else 1.0), list(layer.parameters()), optimizer, None)
+        clip_and_mask(loss.detach() * (math.inf if bad == "loss" else 1.0), list(layer.parameters()), optimizer, None)
     optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(before, layer.parameters(), strict=True))
     assert not FaultWord.of(torch.device("cpu")).begin().any()
@@ -110,7 +110,7 @@ def test_judged_gradients_are_clipped_as_on_the_cpu(clip):
     for p, q in zip(layer.parameters(), other.parameters(), strict=True):
         p.grad = torch.rand_like(p)
         q.grad = p.grad.clone()
-    numbers = judge(torch.tensor(0.5), list(layer.parameters()), torch.optim.SGD(layer.parameters()), clip)
+    numbers = clip_and_mask(torch.tensor(0.5), list(layer.parameters()), torch.optim.SGD(layer.parameters()), clip)
     assert isinstance(numbers, LateNumbers)
     loss, norm = numbers.read()
     want = float(torch.nn.utils.get_total_norm([q.grad for q in other.parameters()]))

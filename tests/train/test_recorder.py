@@ -236,7 +236,7 @@ def test_tensorboard_and_a_tracker_of_another_module_have_what_metrics_csv_has(t
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         trainer = World(fast(log=Log(every=3, tensorboard=True)), tmp_path).start()
-        trainer.trackers.named.append(JsonLines(tmp_path / "lines.jsonl"))
+        trainer.trackers.active.append(JsonLines(tmp_path / "lines.jsonl"))
         trainer.run()
         found = EventAccumulator(str(tmp_path / "tb"))
         found.Reload()

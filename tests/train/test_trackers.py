@@ -21,7 +21,7 @@ from rowwise.recipes.text import write
 from rowwise.recipes.tune import tune
 from rowwise.train import trackers
 from rowwise.train.run_folder import RunFolder
-from rowwise.train.trackers import _Remote
+from rowwise.train.trackers import _QueuedTracker
 
 SERVER = Path(sys.prefix) / "mlflow" / "bin" / "mlflow"  # of `make test-all`
 
@@ -54,7 +54,7 @@ class Recorded:
 
 def test_lines_arrive_in_order_and_before_the_end():
     warned, tracker = [], Recorded()
-    remote = _Remote("mlflow", tracker, warned.append)
+    remote = _QueuedTracker("mlflow", tracker, warned.append)
     remote.begin()
     for step in range(500):
         remote.log({"a": step / 2}, step)
@@ -66,7 +66,7 @@ def test_lines_arrive_in_order_and_before_the_end():
 
 def test_a_tracker_that_fails_is_named_once_and_its_losses_are_counted():
     warned = []
-    remote = _Remote("mlflow", Recorded(fail=True), warned.append)
+    remote = _QueuedTracker("mlflow", Recorded(fail=True), warned.append)
     remote.begin()
     remote.log({}, 1)
     while not remote._error:
@@ -75,7 +75,7 @@ def test_a_tracker_that_fails_is_named_once_and_its_losses_are_counted():
         remote.log({}, step)
     remote.end("finished", [])
     first, last = warned
-    assert first == "log.mlflow: http://host:1/x refused: the run goes on, and its files have all numbers"
+    assert first == "log.mlflow: http://host:1/x refused: the run continues, and its files have all numbers"
     assert last == "log.mlflow: 10 lines were not sent: http://host:1/x refused"
 
 
@@ -83,14 +83,14 @@ def test_a_tracker_that_hangs_delays_nothing(monkeypatch):
     monkeypatch.setattr(trackers, "DEADLINE_s", 0.2)
     release = threading.Event()
     warned, tracker = [], Recorded(wait=release)
-    remote = _Remote("wandb", tracker, warned.append)
+    remote = _QueuedTracker("wandb", tracker, warned.append)
     remote.begin()
     begin = time.monotonic()
     for step in range(3000):
         remote.log({}, step)
     remote.end("finished", [])
     assert time.monotonic() - begin < 5
-    assert warned[0] == "log.wandb: 1,000 lines wait for it: the run goes on, and its files have all numbers"
+    assert warned[0] == "log.wandb: its queue of 1,000 lines is full: the run continues, and its files have all numbers"
     assert "lines were not sent" in warned[1]
     release.set()
 

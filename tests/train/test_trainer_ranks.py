@@ -253,7 +253,7 @@ def test_a_rank_without_any_rows(tmp_path):
             return made
 
     errors = failing(Idle(fast(), tmp_path), 3)
-    want = "no rows to train on for rank 1, and others have some: expected rows for each rank, or fewer ranks"
+    want = "no rows to train on for rank 1, but other ranks have some: expected rows for each rank, or fewer ranks"
     assert [(type(error), str(error)) for error in errors] == [(DataError, want)] * 3
 
 

@@ -42,12 +42,12 @@ from rowwise.train.disk_reads import DiskReads
 from rowwise.train.timeline import LINK, PROCESSOR, Timeline
 
 # `update` is the update of rows; the update of dense parameters is part of `backward`. `reduce`: all-reduces of dense
-# gradients. `status`: what the ranks tell each other before and after a forward. `prefetch`: waiting for rows on disk.
+# gradients. `status`: the gathers before and after a forward. `prefetch`: waiting for rows on disk.
 PHASES = (
     *("data", "route", "prefetch", "lookup", "exchange", "wait", "forward", "backward", "return", "reduce", "status"),
     *("update", "other"),
 )
-BESIDE = ("data", "route", "prefetch", "exchange", "return", "reduce", "status")  # phases of other resources
+BESIDE = ("data", "route", "prefetch", "exchange", "return", "reduce", "status")  # work of link, disk or reader
 PAUSED = "paused"  # evaluations and checkpoints; phases entered inside are charged to it, too
 
 
@@ -107,7 +107,7 @@ class Breakdown:
         self._stack = ["other"]
         self._ranges: dict[int, profiler.record_function] = {}  # by depth of the stack
         self._step = self._reads_for = 0
-        self._reads: DiskReads | None = None  # None: no table is on disk
+        self._reads: DiskReads | None = None  # None without tables on disk
         self._thread = get_ident()
         self._waits: list[tuple[float, float]] = []  # for transfers, since the last charge
         self.timeline = Timeline()
@@ -124,12 +124,12 @@ class Breakdown:
             self._count_reads()
             self._reads_for = max(self._reads_for, self._step)
         if self._reads is not None and name == "lookup":
-            self._reads.take_wait_s()  # of an update, for rows that have lost their slot: it stays part of the update
+            self._reads.take_wait_s()  # drop waits of the last update for evicted rows: they are part of the update
         self._stack.append(PAUSED if self._stack[-1] == PAUSED else name)
         self._observer.stage = self._stack[-1]
         if profiler._is_profiler_enabled:
-            self._ranges[len(self._stack)] = named = profiler.record_function(name)
-            named.__enter__()
+            self._ranges[len(self._stack)] = profiler_range = profiler.record_function(name)
+            profiler_range.__enter__()
 
     def leave(self) -> None:
         """End the innermost phase."""
@@ -137,20 +137,20 @@ class Breakdown:
         if self._reads is not None and self._stack[-1] == PAUSED:
             self._count_reads()
         if self._ranges:
-            named = self._ranges.pop(len(self._stack), None)
-            if named is not None:
-                named.__exit__(None, None, None)
+            profiler_range = self._ranges.pop(len(self._stack), None)
+            if profiler_range is not None:
+                profiler_range.__exit__(None, None, None)
         self._stack.pop()
         self._observer.stage = self._stack[-1]
 
     def begin_step(self, step: int) -> None:
-        """Begin a step of the training; what follows is done for it, except in `working_for`."""
+        """Begin a training step; later work belongs to it, except in `working_for`."""
         self._set_step(step)
         self.timeline.begin_step(step, self._since)
 
     @contextmanager
     def working_for(self, step: int) -> Iterator[None]:
-        """What the with block does is work for this step, rather than for the one that has begun."""
+        """Attribute the work of the with block to this step instead of the current one."""
         before = self._step
         self._set_step(step)
         try:
@@ -159,7 +159,7 @@ class Breakdown:
             self._set_step(before)
 
     def add_busy(self, phase: str, resource: str, begin_s: float, end_s: float, step: int | None = None) -> None:
-        """Count an interval in which a resource worked for a phase; those of a phase in the order of their begins."""
+        """Count an interval in which a resource worked for a phase; call in order of `begin_s` within a phase."""
         if phase in self._busy:
             self._busy[phase] += max(0.0, end_s - max(begin_s, self._busy_until[phase]))
             self._busy_until[phase] = max(end_s, self._busy_until[phase])
@@ -167,7 +167,7 @@ class Breakdown:
             self.timeline.add(self._step if step is None else step, resource, phase, begin_s, end_s)
 
     def add_read(self, begin_s: float, end_s: float) -> None:
-        """Count the making of a batch."""
+        """Count the interval in which the reader made a batch."""
         self.add_busy("data", "reader", begin_s, end_s)
 
     def seconds(self) -> dict[str, float]:
@@ -186,7 +186,7 @@ class Breakdown:
         return sum(seconds for phase, seconds in self.seconds().items() if phase != PAUSED)
 
     def watch(self, tables: Sequence[AnyEmbeddings]) -> list[Watch]:
-        """Hook these tables so that their lookups are charged to phases, and count transfers.
+        """Install hooks that charge lookups of these tables to phases and count transfers.
 
         See [Note: Stages of sharded tables].
         """
@@ -258,7 +258,7 @@ class Breakdown:
 
 @final
 class _AttributeHook:
-    """A callback that is an attribute; `remove` sets the default again."""
+    """A callback stored as an attribute; `remove` restores the default."""
 
     def __init__(self, owner: object, name: str, callback: object, default: object) -> None:
         setattr(owner, name, callback)

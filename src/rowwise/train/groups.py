@@ -30,7 +30,7 @@ class UpdateGroup:
 
 
 def check_and_pin(context: StepContext, batch: Batch) -> Batch:
-    """What the thread that makes batches does with each for a GPU: the ids are checked, the memory is pinned."""
+    """Check the ids of a batch and pin its memory, for a GPU; called by the thread that makes batches."""
     if context.routes_on_host:
         return batch.map_tensors(pinned, ids=False)
     if not context.runs_ahead:
@@ -53,21 +53,21 @@ class UpdateGroups:
     def begin(self, status: GlobalStatus, first: UpdateGroup, *, resumed: bool) -> None:
         """Raise if a rank has no rows in this epoch; a collective.
 
-        `resumed`: a rank may have none, if its data had ended when the run was saved.
+        `resumed`: a rank may have none, as its data may have ended before the checkpoint.
         """
         if not status.following:
             raise DataError("no rows to train on: an epoch ended without a batch")
         idle = [str(self._context.comm.ranks[rank]) for rank, batches in enumerate(status.following_W) if not batches]
         if idle and not resumed:
             raise DataError(
-                f"no rows to train on for rank {', '.join(idle)}, and others have some",
+                f"no rows to train on for rank {', '.join(idle)}, but other ranks have some",
                 "rows for each rank, or fewer ranks",
             )
         if len(status.following_W) > 1:
             self._empty = empty_batch_template(self._context.comm, status, first.batches)
 
     def fill(self, group: UpdateGroup, batches: int) -> UpdateGroup:
-        """The group, filled up to `batches` with batches without samples."""
+        """The group, padded to `batches` with batches without samples."""
         missing = batches - len(group.batches)
         if missing <= 0:
             return group
@@ -80,16 +80,16 @@ class UpdateGroups:
             return self._context.copies.start(batch, ids=False)
         if not self._context.runs_ahead:  # virtual shards are cut before a step waits for copies
             return batch.to(self._context.settings.device, ids=not self._context.routes_on_host)
-        mapped = [one for one in self._context.id_maps.values() if isinstance(one, MappedEmbeddings)]
+        id_maps = [module for module in self._context.id_maps.values() if isinstance(module, MappedEmbeddings)]
 
         def map_ids(copied: Batch, move: Move) -> None:
-            for one in mapped:
-                one.map_on_host(batch.sparse, copied.sparse, move)
+            for id_map in id_maps:
+                id_map.map_on_host(batch.sparse, copied.sparse, move)
 
         return self._context.copies.start(batch, map_ids)
 
     def header(self, newest: UpdateGroup, *, stop: bool) -> StepHeader:
-        """What this rank tells the others before a step, when `newest`, the group after that step's, is read."""
+        """This rank's header of a step; `newest` is the group after that step's, read ahead."""
         samples = count_samples(newest.batches)
         return StepHeader(following=len(newest.batches), following_samples=samples, stop=stop, error=self.error)
 
@@ -105,8 +105,8 @@ class UpdateGroups:
                     # other ranks may not have reached.
                     self._after = self._batcher.state()
             except Exception as error:
-                # Not raised here: the other ranks would wait for this one, and a step may be under way. The next header
-                # raises it on all.
+                # Not raised here: the other ranks would wait for this one, and a step may be running. The next header
+                # raises it on all ranks.
                 self.error = error
                 batches = list[Batch]()
         return UpdateGroup(batches=batches, after=self._after)

@@ -1,9 +1,9 @@
 """`LateUpdates`: updates of rows that a lookup may miss, with `train.staleness` (bounded staleness, as in Persia).
 
 With staleness k, the lookup of step i sees the updates of the steps up to i - 1 - k. Dense parameters are never late.
-The gradients of later steps wait here, and are applied step by step just before the lookup that has to see them, so the
-results do not depend on timing or on `pipeline_depth`. Before an evaluation, a checkpoint and the end of an epoch all
-of them are applied.
+The gradients of later steps are queued here, and applied step by step just before the lookup that has to see them, so
+results do not depend on timing or on `pipeline_depth`. The queue is flushed before an evaluation, a checkpoint and the
+end of an epoch.
 """
 
 from collections import deque
@@ -14,10 +14,10 @@ from rowwise.parallel.shard.embeddings import AnyEmbeddings
 
 
 class HeldStep(NamedTuple):
-    """The gradients of a step's lookups in one module, which were checked."""
+    """The checked gradients of a step's lookups in one module."""
 
     number: int
-    staged: Any  # what `take_staged` of the module has returned
+    staged: Any  # result of the module's `take_staged`
     may_overflow: bool
 
 
@@ -26,7 +26,7 @@ ApplyRows = Callable[[Sequence[AnyEmbeddings], int, bool], None]  # (modules, nu
 
 @final
 class LateUpdates:
-    """The gradients of one module that wait for their update."""
+    """The queue of gradients of one module whose update is late."""
 
     def __init__(self, tables: AnyEmbeddings, staleness: int, apply_rows: ApplyRows) -> None:
         self._tables, self._staleness, self._apply = tables, staleness, apply_rows
@@ -37,11 +37,11 @@ class LateUpdates:
         self._held.append(HeldStep(number, self._tables.take_staged(), may_overflow))
 
     def apply_before(self, number: int) -> None:
-        """Apply what the lookup of this step has to see; collective."""
+        """Apply the updates that the lookup of this step has to see; collective."""
         self._apply_until(number - 1 - self._staleness)
 
     def apply_all(self) -> None:
-        """Apply all gradients that wait; collective."""
+        """Apply all queued gradients; collective."""
         if self._held:
             self._apply_until(self._held[-1].number)
 

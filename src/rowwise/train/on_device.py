@@ -5,9 +5,9 @@ an earlier step computes. Loss and norm come back by a copy that is read when th
 or a gradient that is not finite changes no dense weight and none of the rows that it reaches; the kernels' fault words
 (`tables/ops/faults.py`) raise it a step later.
 
-With several ranks the loss is added up on the devices, so all ranks judge alike; an error of a kernel ends its rank,
-and then the others. The ids of sharded tables stay on the host, which routes them. With virtual shards, or sums that
-are not exact, the host reads these numbers in each step, as on the CPU.
+With several ranks the loss is summed on the devices, so all ranks decide alike; a kernel fault ends its rank, and then
+the others. The ids of sharded tables stay on the host, which routes them. With virtual shards, or lossy sums, the host
+reads loss and norm in each step, as on the CPU.
 """
 
 from collections import deque
@@ -34,7 +34,7 @@ class StepNumbers(Protocol):
 
 
 class KnownNumbers(NamedTuple):
-    """Numbers that the host has."""
+    """Loss and norm that the host knows."""
 
     loss: float
     gradient_norm: float
@@ -45,7 +45,7 @@ class KnownNumbers(NamedTuple):
 
 @final
 class LateNumbers:
-    """Numbers that the device computes; `read` waits for them."""
+    """Loss and norm that the device computes; `read` waits for them."""
 
     def __init__(self, loss: Tensor, gradient_norm: Tensor) -> None:
         numbers = torch.stack([loss.double(), gradient_norm.double()])
@@ -70,7 +70,7 @@ Move = Callable[[Tensor], Tensor]  # to a device
 
 @final
 class DeviceCopies:
-    """Copies batches to a device while it computes; on the CPU a batch stays where it is."""
+    """Copies batches to a device while it computes; a no-op on the CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -78,9 +78,9 @@ class DeviceCopies:
         self._started: deque[tuple[Batch, torch.cuda.Event, list[Tensor]]] = deque()
 
     def start(self, batch: Batch, prepare: Callable[[Batch, Move], None] | None = None, *, ids: bool = True) -> Batch:
-        """The batch on the device, where its numbers are after `wait_for`; without `ids`, those stay on the host.
+        """Start to copy a batch; the copy is valid after `wait_for`. Without `ids`, its ids stay on the host.
 
-        `prepare` gets it, and a function that copies further tensors for the same step.
+        `prepare` gets the copy, and a function that copies further tensors for the same step.
         """
         moved: list[Tensor] = []
 
@@ -89,7 +89,7 @@ class DeviceCopies:
             moved.append(copy_to(x, self._device))
             return moved[-1]
 
-        with torch.cuda.stream(self._stream):  # of None: nothing
+        with torch.cuda.stream(self._stream):  # a no-op for None
             copied = batch.map_tensors(move, ids=ids)
             if prepare is not None:
                 prepare(copied, move)
@@ -100,7 +100,7 @@ class DeviceCopies:
         return copied
 
     def wait_for(self, batches: Collection[Batch]) -> None:
-        """Let the current stream, not the host, wait until these batches, and those begun before them, are copied."""
+        """Make the current stream, not the host, wait for the copies of these batches and of earlier batches."""
         if self._stream is None:
             return
         stream = torch.cuda.current_stream(self._device)
@@ -114,23 +114,24 @@ class DeviceCopies:
 
 
 def to_device(batch: Batch, model: nn.Module, device: torch.device | str) -> Batch:
-    """The batch where the model is; on a GPU its ids are checked before it is copied, as kernels know no names.
+    """The batch on the model's device. Ids for a GPU are checked first: its kernels cannot name the feature.
 
-    The ids of sharded tables stay where they are.
+    The ids of sharded tables stay on the host.
     """
     if torch.device(device).type == "cpu":
         return batch if batch.dense_BF.device.type == "cpu" else batch.to(device)
-    if any(isinstance(one, ShardedEmbeddings) for one in model.modules()):
+    modules = list(model.modules())
+    if any(isinstance(module, ShardedEmbeddings) for module in modules):
         return batch.to(device, ids=False)
-    mapped = {one.stored for one in model.modules() if isinstance(one, IdTables)}
-    direct = [one for one in model.modules() if isinstance(one, AnyEmbeddings) and one not in mapped]
+    mapped = {module.stored for module in modules if isinstance(module, IdTables)}
+    direct = [module for module in modules if isinstance(module, AnyEmbeddings) and module not in mapped]
     return check_on_host(direct, batch).to(device)
 
 
 def check_on_host(modules: Collection[AnyEmbeddings], batch: Batch) -> Batch:
     """The batch without shared bags, and with unknown ids replaced where their table allows it.
 
-    Raises an `IdError` for the others.
+    Raises an `IdError` for other unknown ids.
     """
     expanded = batch.sparse.expanded()
     checked = _check_ids(modules, expanded)
@@ -138,26 +139,28 @@ def check_on_host(modules: Collection[AnyEmbeddings], batch: Batch) -> Batch:
 
 
 def _check_ids(modules: Collection[AnyEmbeddings], jagged: Jagged) -> Jagged:
-    found: list[tuple[AnyEmbeddings, list[UnknownIds]]] = []
+    unknown_ids: list[tuple[AnyEmbeddings, list[UnknownIds]]] = []
     for module in modules:
         tables = {name: t for t in module.tables for name in t.feature_names if name in jagged.features}
         jagged, unknown = map_unknown(jagged, tables)
-        found.append((module, unknown))
-    for module, unknown in found:
+        unknown_ids.append((module, unknown))
+    for module, unknown in unknown_ids:
         count_unknown(module.unknown_ids, unknown)
     return jagged
 
 
 def prepare_device(device: torch.device) -> None:
-    """Let torch choose deterministic kernels where it has them; those of metrics may lack one."""
+    """Let torch choose deterministic kernels where it has them; some operators of metrics have none."""
     if device.type == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)
-        # It would fill the memory of every kernel.
+        # Filling would cost a kernel for every tensor that is allocated.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def judge(loss: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer | None, clip: float | None) -> LateNumbers:
-    """Clip the gradients, and keep a loss or gradients that are not finite from the dense weights; never waits."""
+def clip_and_mask(
+    loss: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer | None, clip: float | None
+) -> LateNumbers:
+    """Clip the gradients, and keep values that are not finite out of the dense weights; never waits for the device."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros_like(loss)
     bad = ~(loss.isfinite() & norm.isfinite())

@@ -58,11 +58,11 @@ class Pipeline:
     """The steps of the rest of an epoch.
 
     Args:
-        context: of the steps.
-        groups: reads their batches.
-        first: the group of the first step, which is read.
-        status: what the ranks have told each other about it.
-        number: of the first step.
+        context: model, tables and settings of the steps.
+        groups: reads the batches of later steps.
+        first: the batches of the first step.
+        status: the ranks' headers about the first step.
+        number: number of the first step.
         stop: whether this rank was asked to end the run.
     """
 
@@ -80,14 +80,14 @@ class Pipeline:
         self._status, self._number = status, number
         self._steps: deque[PreparedStep] = deque()  # the first is the next to run
         self._prefetched = find_prefetched(context)
-        self._began = False  # whether the current step has begun to prepare another
-        self._verified = False  # whether the model looks up what is prepared
+        self._began = False  # whether the current step has begun to prepare further steps
+        self._verified = False  # whether a step has run: `_prefetched` then has only tables that use prefetches
         settings = context.settings
         looks_ahead = settings.staleness > 0 and settings.pipeline_depth > 1
         self._depth = settings.pipeline_depth + looks_ahead
 
     def next_step(self) -> PreparedStep:
-        """The next step; raises what its header says."""
+        """The next step; raises the error of its header."""
         if not self._steps:
             self._prepare(self._status)
         with self._context.clock.phase("status"):
@@ -95,7 +95,7 @@ class Pipeline:
         return self._steps[0]
 
     def run(self, step: PreparedStep) -> StepResult:
-        """Run the step that `next_step` gave, while the next ones are prepared."""
+        """Run the step that `next_step` returned, while later steps are prepared."""
         if isinstance(step.pieces, RowwiseError):
             raise step.pieces
         self._began, self._status = False, step.header.finish()
@@ -107,7 +107,7 @@ class Pipeline:
         return stepped
 
     def settle(self) -> None:
-        """Wait for all that is on its way, and apply late updates, before an evaluation or a checkpoint; collective."""
+        """Wait for collectives in flight, and apply late updates, before an evaluation or a checkpoint; collective."""
         for step in self._steps:
             step.header.wait()
         for tables in self._prefetched:
@@ -117,7 +117,7 @@ class Pipeline:
         check_faults(self._context.device)
 
     def close(self) -> None:
-        """Wait for all that is on its way, and forget it; collective."""
+        """Wait for collectives in flight, and discard the prepared steps; collective."""
         self.settle()
         self._steps.clear()
         for tables in self._prefetched:
@@ -136,14 +136,14 @@ class Pipeline:
             return
         self._began = True
         while len(self._steps) < self._depth:
-            newest = self._steps[-1].header  # known already, but for the first steps of an epoch
-            if newest.wait() is not None or not (status := newest.finish()).following:  # an error: of that step
+            header = self._steps[-1].header  # has arrived already, except in the first steps of an epoch
+            if header.wait() is not None or not (status := header.finish()).following:  # that step raises its error
                 break
             self._prepare(status)
         self._look_ahead()
 
     def _look_ahead(self) -> None:
-        """With staleness, look the next step's batches up if they are routed."""
+        """With staleness, look up the next step's batches if they are routed."""
         if not self._context.late or not self._verified or len(self._steps) < 2:
             return
         current, following = self._steps[0].pieces, self._steps[1]
@@ -154,7 +154,7 @@ class Pipeline:
                         tables.look_ahead(following.number, following.pieces)
 
     def _prepare(self, status: GlobalStatus) -> None:
-        """Begin to prepare the step after the newest one; `status`: what the header of the newest one has said."""
+        """Begin to prepare the step after the newest prepared step, whose headers gave `status`."""
         context, group = self._context, self._groups.fill(self._newest, status.following)
         number = self._number + len(self._steps)
         with context.clock.working_for(number + 1):
@@ -180,7 +180,7 @@ class Pipeline:
 
 @final
 class PrefetchedTables:
-    """Sharded tables whose batches are routed ahead, with the id map before them if they have one."""
+    """Sharded tables whose batches are routed ahead, with their id map, if any."""
 
     def __init__(self, tables: ShardedEmbeddings, id_map: MappedEmbeddings | None, late: LateUpdates | None) -> None:
         self._tables, self._id_map, self._late = tables, id_map, late
@@ -198,9 +198,9 @@ class PrefetchedTables:
         self._tables.advance()
 
     def look_ahead(self, number: int, pieces: Sequence[Batch]) -> None:
-        """Look the batches of a step up if all are routed, after the updates that they have to see; collective.
+        """Look up the batches of a step if all are routed, after the updates that they have to see; collective.
 
-        Not while gradients of the current step wait, which an update would apply as well.
+        A no-op while gradients of the current step are staged: an update would apply them as well.
         """
         batches = self._batches_ahead(pieces)
         if self._late is not None and not self._tables.has_gradients and all(map(self._tables.is_routed, batches)):
@@ -213,20 +213,20 @@ class PrefetchedTables:
         return all(map(self._tables.is_looked_up, self._batches_ahead(pieces)))
 
     def _batches_ahead(self, pieces: Sequence[Batch]) -> list[Jagged | KeyedJagged | RowwiseError]:
-        """What the tables got for these batches, without those that the model has looked up."""
+        """The (mapped) ids of these batches, without the batches that the model has looked up."""
         id_map = self._id_map
-        found = [piece.sparse if id_map is None else id_map.batch_ahead(piece.sparse) for piece in pieces]
-        return [batch for batch in found if batch is not None and self._tables.is_ahead(batch)]
+        batches = [piece.sparse if id_map is None else id_map.batch_ahead(piece.sparse) for piece in pieces]
+        return [batch for batch in batches if batch is not None and self._tables.is_ahead(batch)]
 
     def settle(self) -> None:
-        """Wait for what `prefetch` has begun, and forget what `look_ahead` has found; collective."""
+        """Wait for the prefetches in flight, and drop the vectors of `look_ahead`; collective."""
         self._tables.settle()
         self._tables.forget_looked_up()
 
     def were_used(self, pieces: Sequence[Batch]) -> bool:
-        """Whether the model has looked these batches up, not others that it made of them; if not, drops what is ahead.
+        """Whether the model has looked up these batches themselves, not copies that it made; if not, drops prefetches.
 
-        All ranks run one model, so all find the same.
+        All ranks run one model, so all return the same.
         """
         if not self._batches_ahead(pieces):
             return True
@@ -234,20 +234,20 @@ class PrefetchedTables:
         return False
 
     def drop(self) -> None:
-        """Forget all batches; collective."""
+        """Drop all prefetched batches; collective."""
         self._tables.drop_ahead()
         if self._id_map is not None:
             self._id_map.drop_ahead()
 
 
 def find_prefetched(context: StepContext) -> list[PrefetchedTables]:
-    """The tables whose batches are routed ahead: on several ranks, or on disk."""
-    found: list[PrefetchedTables] = []
+    """The tables whose batches are routed ahead: those on several ranks, or on disk."""
+    prefetched: list[PrefetchedTables] = []
     for tables in context.tables if context.settings.pipeline_depth > 1 else ():
         if not isinstance(tables, ShardedEmbeddings):
             continue
         id_map = context.id_maps.get(tables)
         waits = len(tables.comm.ranks) > 1 or tables.reads_ahead
         if waits and not isinstance(id_map, ManagedEmbeddings):
-            found.append(PrefetchedTables(tables, id_map, context.late.get(tables)))
-    return found
+            prefetched.append(PrefetchedTables(tables, id_map, context.late.get(tables)))
+    return prefetched

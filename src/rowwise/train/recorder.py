@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from torch.profiler import profile
 
 PAGE, STATUS = Path("/proc/self/statm"), Path("/proc/self/status")
-SPLITS = {"valid": "validation"}  # names of splits in words
+SPLITS = {"valid": "validation"}  # display names of splits
 PREFIX = "recorder/"  # of the recorder's tensors in a checkpoint
 NO_CACHES = StoreUse()
 
@@ -74,7 +74,7 @@ class SavedRecorder(Value, frozen=True):
 
 
 class RankNumbers(NamedTuple):
-    """What a rank sends for a line, beside its metrics and its traffic."""
+    """A rank's part of a line, apart from metrics and traffic; sent to rank 0."""
 
     memory_bytes: int
     spent: PhaseSeconds
@@ -83,8 +83,8 @@ class RankNumbers(NamedTuple):
     intervals: list[StageInterval]
 
 
-def _number(given: float | None) -> float:
-    return math.nan if given is None else given
+def _number(saved: float | None) -> float:
+    return math.nan if saved is None else saved
 
 
 @final
@@ -128,7 +128,7 @@ class Recorder:
         """Begin the first line: earlier seconds are not part of it."""
         self.trackers.begin()
         self._stages.begin(progress)
-        self._caches.take()  # what a restore did is not counted
+        self._caches.take()  # lookups of a restore are not counted
 
     def start_step(self, step: int) -> None:
         self._last = step
@@ -149,15 +149,15 @@ class Recorder:
                 self._scored = True
         self._managed.record_step(progress.step)
         self._unread.append((stepped.numbers, stepped.samples))
-        self._read_losses(but=int(self._context.runs_ahead))
-        if progress.step % self.log.every == 0 or progress.step == 1:  # also a short run has one batch counted
+        self._read_losses(pending=int(self._context.runs_ahead))
+        if progress.step % self.log.every == 0 or progress.step == 1:  # step 1: a short run counts a batch, too
             self.traffic.add(self._context.tables, batches[0], self._context.id_maps)
         if progress.step % self.log.every == 0:
             self._write(progress, stepped)
 
-    def _read_losses(self, but: int = 0) -> None:
-        """Count the losses of all steps but the newest `but`, whose numbers may still be on a device."""
-        while len(self._unread) > but:
+    def _read_losses(self, pending: int = 0) -> None:
+        """Count the losses of all steps except the newest `pending`, which a device may still compute."""
+        while len(self._unread) > pending:
             numbers, samples = self._unread.popleft()
             loss, _ = numbers.read()
             self._losses.append((loss * samples, samples))
@@ -172,13 +172,13 @@ class Recorder:
     def gather(self, caches: StoreUse = NO_CACHES) -> "list[RankNumbers]":
         """Move the counts of all ranks to rank 0, and return the numbers of each there; a collective."""
         self._read_losses()
-        mine = RankNumbers(
+        local = RankNumbers(
             memory_bytes(), self._stages.spent, caches, self._managed.take(), self._stages.clock.timeline.take_changes()
         )
-        numbers_W = [mine]
+        numbers_W = [local]
         if len(self._comm.ranks) > 1:
-            sent = mine, self._metrics.state(), self.traffic.state(), self.traffic.tensors()
-            gathered = gather_object(self._comm, sent, "metrics")
+            message = local, self._metrics.state(), self.traffic.state(), self.traffic.tensors()
+            gathered = gather_object(self._comm, message, "metrics")
             if gathered is None:
                 self._metrics = make_metrics(self._tasks, self.log.window, self._loss)
                 self.traffic = TableTraffic()
@@ -198,7 +198,7 @@ class Recorder:
         return sum(loss for loss, _ in self._losses) / max(sum(samples for _, samples in self._losses), 1)
 
     def pause_caches(self) -> AbstractContextManager[None]:
-        """Leave out what caches do inside."""
+        """Exclude the caches' counts of the with block."""
         return self._caches.paused()
 
     def record_evaluation(self, progress: Progress, split: str, scores: Scores) -> None:
@@ -215,7 +215,7 @@ class Recorder:
             self._slices = [row for row in self._slices if row["split"] != split] + rows
             self._folder.replace("slices.csv", self._slices)
         if split == AFTER and scores.rates:
-            self._folder.replace("reliability.csv", [asdict(one) for one in scores.rates])
+            self._folder.replace("reliability.csv", [asdict(group) for group in scores.rates])
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and numbers for a checkpoint, on rank 0; a collective."""
@@ -238,8 +238,8 @@ class Recorder:
             return
         names = [name for name in checkpoint.names() if name.startswith(PREFIX)]
         tensors = {name.removeprefix(PREFIX): checkpoint.load(name) for name in names}
-        counted = {name: tensors.pop(name) for name in self.traffic.tensors() if name in tensors}
-        self.traffic.restore({name: msgspec.structs.asdict(one) for name, one in data.traffic.items()}, counted)
+        counts = {name: tensors.pop(name) for name in self.traffic.tensors() if name in tensors}
+        self.traffic.restore({name: msgspec.structs.asdict(saved) for name, saved in data.traffic.items()}, counts)
         self._metrics = self._metrics.restored({**data.metrics, **tensors})
         if self._folder is not None:
             self._folder.drop_after(progress.step)
@@ -251,8 +251,8 @@ class Recorder:
             self._end_profile()
         if self._folder is not None:
             if self._profiled and self._last < self._profiled.start:
-                why = f"the run ended after step {self._last}"
-                self._folder.warn(f"log.profile: step {self._profiled.start} is not traced: {why}")
+                reason = f"the run ended after step {self._last}"
+                self._folder.warn(f"log.profile: step {self._profiled.start} is not traced: {reason}")
             self._folder.replace("tables.csv", self.traffic.rows(self._context.tables))
 
     def _values(self) -> tuple[dict[str, Values], dict[str, Values]]:
@@ -261,7 +261,8 @@ class Recorder:
             mean = self._loss_sum / max(self._loss_samples, 1)
             return {self._tasks[0]: {"loss": self.recent_loss()}}, {self._tasks[0]: {"loss": mean}}
         metrics = self._metrics.value()
-        return {task: one.recent for task, one in metrics.items()}, {task: one.all for task, one in metrics.items()}
+        recent = {task: metric.recent for task, metric in metrics.items()}
+        return recent, {task: metric.all for task, metric in metrics.items()}
 
     def _write(self, progress: Progress, stepped: StepResult) -> None:
         steps, samples = self._stages.end_line(progress)
@@ -309,10 +310,10 @@ class Recorder:
 
     def _write_metrics(self, progress: Progress, split: str, tasks: Mapping[str, Values]) -> None:
         assert self._folder is not None
-        found = [(task, metric, value) for task, values in tasks.items() for metric, value in values.items()]
-        about = _step_cells(progress) | {"split": split}
-        self._folder.append("metrics.csv", [about | {"task": t, "metric": m, "value": value} for t, m, value in found])
-        self.trackers.log({f"{task}/{metric}/{split}": value for task, metric, value in found}, progress.step)
+        scores = [(task, metric, value) for task, values in tasks.items() for metric, value in values.items()]
+        key = _step_cells(progress) | {"split": split}
+        self._folder.append("metrics.csv", [key | {"task": t, "metric": m, "value": value} for t, m, value in scores])
+        self.trackers.log({f"{task}/{metric}/{split}": value for task, metric, value in scores}, progress.step)
 
     def _end_profile(self) -> None:
         assert self._profile is not None

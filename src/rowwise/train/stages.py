@@ -1,7 +1,7 @@
 """The lines of stages.csv: seconds per step of each rank and phase, beside the planner's forecast.
 
-Rank 0 gets the seconds of all ranks with the gather of their metrics, so a line costs no message of its own; so do the
-lines of timeline.csv. A line of stages.csv holds the mean over the steps since the line before.
+Seconds and timelines travel to rank 0 in the gather of the metrics, so they cost no further message. A line of
+stages.csv holds the mean over the steps since the line before.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Stages:
 
     Args:
         clock: seconds of this rank by phase.
-        forecast: expected seconds of the plan; None: not known.
+        forecast: expected seconds of the plan, if known.
         training: batch size of a step; a forecast for another batch size is ignored.
         health: reports the workers that prepare rows.
     """
@@ -43,15 +43,15 @@ class Stages:
     ) -> None:
         self.clock, self._health = clock, health
         self._begin, self._samples, self._step = clock.phase_seconds(), 0, 0
-        self._first: PhaseSeconds | None = None  # the clock when the first step had ended
-        self._last = self._begin  # the clock when the last step had ended
-        self._ended = 0  # steps
-        self.spent = self._begin.since(self._begin)  # of the line that ended last
+        self._first: PhaseSeconds | None = None  # the clock at the end of the first step
+        self._last = self._begin  # the clock at the end of the last step
+        self._ended = 0  # number of ended steps
+        self.spent = self._begin.since(self._begin)  # seconds of the last complete line
         fits = forecast is not None and forecast.batch == training.batch * training.accumulate
         self._expected = forecast.stages_s if forecast is not None and fits else {}
 
     def begin(self, progress: Progress) -> None:
-        """Begin a line here: earlier seconds are not part of it."""
+        """Begin a line now: earlier seconds are not part of it."""
         self._begin, self._samples, self._step = self.clock.phase_seconds(), progress.samples, progress.step
         self._first, self._ended = None, 0
 
@@ -66,7 +66,7 @@ class Stages:
         return DataWait(seconds=spent["data"], of_s=sum(spent.values()))
 
     def mean_step(self) -> dict[str, PhaseTime]:
-        """Seconds of a step by phase, the mean of the steps of `data_wait`; empty without any."""
+        """Mean seconds of a step by phase, over the steps of `data_wait`; empty before the second step."""
         steps, spent = self._ended - 1, self._last.since(self._first or self._last)
         if steps < 1:
             return {}
@@ -96,12 +96,12 @@ class Stages:
         return lines
 
     def timeline_rows(self, intervals_W: Sequence[Sequence[StageInterval]]) -> list[dict[str, Cell]]:
-        """The lines of timeline.csv, in the order of steps."""
-        found = [(one.step, rank, one) for rank, intervals in enumerate(intervals_W) for one in intervals]
+        """The lines of timeline.csv, sorted by step and rank."""
+        entries = [(work.step, rank, work) for rank, intervals in enumerate(intervals_W) for work in intervals]
         lines: list[dict[str, Cell]] = []
-        for step, rank, one in sorted(found, key=itemgetter(0, 1)):
-            line: dict[str, Cell] = {"step": step, "rank": rank, "resource": one.resource, "stage": one.stage}
-            lines.append(line | {"begin_s": round(one.begin_s, 9), "end_s": round(one.end_s, 9)})
+        for step, rank, work in sorted(entries, key=itemgetter(0, 1)):
+            line: dict[str, Cell] = {"step": step, "rank": rank, "resource": work.resource, "stage": work.stage}
+            lines.append(line | {"begin_s": round(work.begin_s, 9), "end_s": round(work.end_s, 9)})
         return lines
 
     def _forecast_s(self, phase: str, rank: int) -> float | None:

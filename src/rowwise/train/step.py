@@ -2,11 +2,11 @@
 
 Read `step` from top to bottom; the rest of the package is around it. Nothing changes before the gradients were checked:
 the backward only stages gradients of rows (see `embedding.py`), so a step that meets NaN or infinity leaves rows,
-parameters and optimizers as they were. Three exceptions: buffers that a forward changes; the ids of managed tables, of
-which some have got a row and others lost it; and a row whose finite gradients add up past the range of float32. The
-last appears only in the update, on the rank that holds the row, after other rows have changed. A bound on the sum
-travels with the loss; only if the bound exceeds the range do the ranks exchange their status after the update, so that
-other steps have no gather for it.
+parameters and optimizers as they were. Three exceptions: buffers that a forward changes; the id maps of managed tables,
+where rows were assigned and evicted; and a row whose finite gradients add up past the range of float32. The last is
+detected only in the update, on the rank that holds the row, after other rows have changed. A bound on the sum travels
+with the loss; only if the bound exceeds the range do the ranks exchange their status after the update, so that other
+steps need no further gather.
 
 With several ranks each has some of the samples, or none. The loss is a mean over the samples of all ranks, gradients
 are added over all ranks, and an error of one rank ends the step on all (see `step_header.py`). One rank runs the same
@@ -45,7 +45,7 @@ from rowwise.train.dense_parallel import FsdpGradients, has_dtensors, local_part
 from rowwise.train.elastic import ElasticGradients
 from rowwise.train.late import LateUpdates
 from rowwise.train.objective import Objective, Outcome
-from rowwise.train.on_device import DeviceCopies, KnownNumbers, StepNumbers, judge, prepare_device
+from rowwise.train.on_device import DeviceCopies, KnownNumbers, StepNumbers, clip_and_mask, prepare_device
 from rowwise.train.optimizers import make_optimizer, set_rate
 from rowwise.train.settings import Training
 from rowwise.train.step_header import (
@@ -74,20 +74,20 @@ class StepContext:
     optimizer: Optimizer | None
     settings: Training
     clock: Breakdown
-    # Collected once: walking through a model's modules takes longer than many kernels.
+    # Collected once: a walk over a model's modules takes longer than many kernels.
     tables: tuple[AnyEmbeddings, ...]
-    id_maps: Mapping[AnyEmbeddings, IdTables]  # for tables behind another module: the one that maps their ids
+    id_maps: Mapping[AnyEmbeddings, IdTables]  # by tables behind an id map: the module that maps their ids
     managed: tuple[ManagedEmbeddings, ...]
     dense: tuple[nn.Parameter, ...]
     comm: Comm
     gradients: DenseGradients | ElasticGradients | FsdpGradients
-    shards: VirtualShards | None  # None: not elastic, batches are not cut
-    late: Mapping[AnyEmbeddings, LateUpdates]  # with staleness: of each module
+    shards: VirtualShards | None  # of elastic training; otherwise None, and batches are not cut
+    late: Mapping[AnyEmbeddings, LateUpdates]  # by module, with staleness; otherwise empty
     copies: DeviceCopies
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the host launches a step without waiting for its numbers; see `on_device.py`."""
+        """Whether the host launches a step without waiting for loss and norm; see `on_device.py`."""
         alone = len(self.comm.ranks) == 1
         exact = isinstance(self.gradients, DenseGradients) and self.gradients.coded is None
         return self.device.type != "cpu" and self.shards is None and (alone or exact)
@@ -117,37 +117,37 @@ class StepContext:
         # The seed of the initial weights, the same on all ranks. Read before the split, which is a collective: ranks
         # that are threads share torch's generator, and none can have reseeded it yet.
         seed = torch.initial_seed()
-        own = solo() if comm is None else comm.split([comm.ranks])  # no collectives of others come in between
+        step_comm = solo() if comm is None else comm.split([comm.ranks])  # no other collectives come in between
         shards = None
         gradients: DenseGradients | ElasticGradients | FsdpGradients
-        if (parts := shards_of(settings.dense_parallel, own.topology)) > 1:
+        if (parts := shards_of(settings.dense_parallel, step_comm.topology)) > 1:
             _check_sharded(model, settings, wire)
-            gradients = FsdpGradients(own, parts)
+            gradients = FsdpGradients(step_comm, parts)
         else:
-            gradients = DenseGradients(dense, own, wire)
+            gradients = DenseGradients(dense, step_comm, wire)
             gradients.phase = clock.phase
         if settings.determinism == "elastic":
             if not wire.exact:
                 raise SpecError(f"train.determinism='elastic' with {wire}", "'fp32' for every type of the wire")
-            gradients, world = ElasticGradients(dense, own, settings.virtual_shards), len(own.ranks)
-            shards = VirtualShards(count=settings.virtual_shards, rank=own.rank, world=world, seed=seed)
+            gradients, world = ElasticGradients(dense, step_comm, settings.virtual_shards), len(step_comm.ranks)
+            shards = VirtualShards(count=settings.virtual_shards, rank=step_comm.rank, world=world, seed=seed)
             for module in tables:
                 if isinstance(module, ShardedEmbeddings):
                     module.forwards_per_batch = settings.virtual_shards // world
-        managed = tuple(one for one in model.modules() if isinstance(one, ManagedEmbeddings))
+        managed = tuple(module for module in model.modules() if isinstance(module, ManagedEmbeddings))
         if managed and settings.staleness:
-            names = ", ".join(table.name for one in managed for table in one.managed)
+            names = ", ".join(table.name for module in managed for table in module.managed)
             raise SpecError(
                 f"train.staleness={settings.staleness} with managed tables ({names}): an id may have lost its row "
                 "before its late update",
                 "0",
             )
-        apply = partial(_apply_rows, own, clock)
+        apply = partial(_apply_rows, step_comm, clock)
         late = {module: LateUpdates(module, settings.staleness, apply) for module in tables if settings.staleness}
         device = torch.device(settings.device)
         prepare_device(device)
         if settings.compile:
-            begin, end = BatchShard(rank=own.rank, world=len(own.ranks)).part(settings.batch)
+            begin, end = BatchShard(rank=step_comm.rank, world=len(step_comm.ranks)).part(settings.batch)
             compile_dense(model, end - begin)
         return cls(
             model=model,
@@ -156,10 +156,10 @@ class StepContext:
             settings=settings,
             clock=clock,
             tables=tables,
-            id_maps={one.stored: one for one in model.modules() if isinstance(one, IdTables)},
+            id_maps={module.stored: module for module in model.modules() if isinstance(module, IdTables)},
             managed=managed,
             dense=dense,
-            comm=own,
+            comm=step_comm,
             gradients=gradients,
             shards=shards,
             late=late,
@@ -179,7 +179,7 @@ class StepResult:
     """Losses, outcomes and status of a training step."""
 
     outcomes: tuple[Outcome, ...]  # of this rank's batches
-    samples: int  # of all ranks, as all fields below
+    samples: int  # of all ranks, like all fields below
     rate: float
     numbers: StepNumbers
     status: GlobalStatus  # exchanged before the forward
@@ -190,7 +190,7 @@ class StepResult:
 
     @property
     def gradient_norm(self) -> float:
-        """Of the dense parameters, before clipping."""
+        """Norm of the gradients of dense parameters, before clipping."""
         return self.numbers.read()[1]
 
 
@@ -210,11 +210,11 @@ def start_header(
     context: StepContext, batches: Sequence[Batch], number: int, header: StepHeader
 ) -> CollectiveChain[GlobalStatus]:
     """Start to exchange the ranks' status before a step: if only some began its forward, they would wait forever."""
-    alike = {"number of the step": number, "number of batches": len(batches)}
+    equal = {"number of the step": number, "number of batches": len(batches)}
     if context.shards:
-        alike["seed of torch"] = context.shards.seed % (1 << 53)
+        equal["seed of torch"] = context.shards.seed % (1 << 53)
     samples, header = count_samples(batches), header.with_batches(batches)
-    return start_step_header(context.comm, header, during=f"before step {number}", samples=samples, alike=alike)
+    return start_step_header(context.comm, header, during=f"before step {number}", samples=samples, equal=equal)
 
 
 def split_batches(context: StepContext, batches: Sequence[Batch], samples_W: Sequence[int]) -> Sequence[Batch]:
@@ -236,7 +236,7 @@ def run_step(
 ) -> StepResult:
     """One update from pieces of the batches of all ranks, whose headers were exchanged.
 
-    `overlap` is called where collectives are on their way, to prepare the next steps.
+    `overlap` prepares the next steps; it is called while collectives are in flight.
     """
     if not status.samples:
         raise BatchError(f"step {number} has no samples on any rank", "at least one sample")
@@ -250,7 +250,7 @@ def run_step(
                 late.apply_before(number)
             losses, outcomes = _differentiate(context, pieces, status.samples, number, overlap)
             with context.clock.phase("backward"):
-                numbers, may_overflow = _judge_gradients(context, losses, number)
+                numbers, may_overflow = _check_and_clip(context, losses, number)
                 for late in context.late.values():
                     late.hold(number, may_overflow=may_overflow)
             overlap()
@@ -259,7 +259,7 @@ def run_step(
                     _apply_rows(context.comm, context.clock, context.tables, number, may_overflow)
                 rate = _update_dense(context, number)
     finally:
-        # After an error no gradient of this step may reach the next one; after an update there is none left.
+        # After an error no gradient of this step may reach the next step; after an update none is left.
         context.gradients.discard()
         for tables in context.tables:
             tables.discard()
@@ -277,21 +277,21 @@ def run_step(
 
 
 def embeddings_of(model: nn.Module) -> tuple[AnyEmbeddings, ...]:
-    """All modules with tables in a model; raises if two tables have one name."""
-    found = [(path, module) for path, module in model.named_modules() if isinstance(module, AnyEmbeddings)]
+    """All modules with tables in a model; raises if two tables share a name."""
+    modules = {path: module for path, module in model.named_modules() if isinstance(module, AnyEmbeddings)}
     homes: dict[str, str] = {}
-    for path, module in found:
+    for path, module in modules.items():
         for table in module.tables:
             if table.name in homes:
                 both = f"{homes[table.name]!r} and {path!r}"
                 # Checkpoints would distinguish them by module; plans, tables.csv and initial rows know the name only.
                 raise SpecError(f"table {table.name!r} is in both {both}", "each name once in a model")
             homes[table.name] = path
-    return tuple(module for _, module in found)
+    return tuple(modules.values())
 
 
 def check_sharding(tables: Sequence[AnyEmbeddings], world: int, settings: Training) -> None:
-    """Raise for tables that are not sharded on several ranks, and for another determinism than the step's."""
+    """Raise for unsharded tables on several ranks, and for tables sharded for another determinism than the step's."""
     elastic = settings.determinism == "elastic"
     for module in tables:
         if not isinstance(module, ShardedEmbeddings):
@@ -310,9 +310,9 @@ def check_sharding(tables: Sequence[AnyEmbeddings], world: int, settings: Traini
 def _check_sharded(model: nn.Module, settings: Training, wire: Wire) -> None:
     kind = settings.dense_parallel.kind
     if not wire.dense.facts.exact or wire.far is not None:
-        got = f"wire.dense={wire.dense}" if wire.far is None else f"wire.far={wire.far}"
+        setting = f"wire.dense={wire.dense}" if wire.far is None else f"wire.far={wire.far}"
         expected = "fp32" if wire.far is None else "null"
-        raise SpecError(f"{got} with train.dense_parallel.kind={kind}", f"{expected}, or kind=replicate")
+        raise SpecError(f"{setting} with train.dense_parallel.kind={kind}", f"{expected}, or kind=replicate")
     if not has_dtensors(model):
         raise SpecError(f"train.dense_parallel.kind={kind}, but parameters are whole", hint="call shard_dense first")
 
@@ -322,7 +322,7 @@ def dense_parameters(model: nn.Module) -> tuple[nn.Parameter, ...]:
 
 
 def _observe_ids(context: StepContext, batches: Sequence[Batch]) -> None:
-    """Give ids of managed tables rows, from all samples of the step: virtual shards come in another order."""
+    """Assign rows to ids of managed tables, in the order of all samples of the step: virtual shards reorder them."""
     with context.clock.phase("forward"):
         for managed in context.managed:
             managed.begin_step([batch.sparse for batch in batches])
@@ -335,27 +335,27 @@ def _differentiate(
     losses: list[LossPart] = []
     outcomes: list[Outcome] = []
     overlap()
-    for place, piece in enumerate(pieces):
-        draws = context.shards.seeded_draws(number, place) if context.shards else nullcontext()
+    for index, piece in enumerate(pieces):
+        draws = context.shards.seeded_draws(number, index) if context.shards else nullcontext()
         with context.clock.phase("forward"), autocast(context.settings.device, context.settings.precision), draws:
             outcome = context.objective(piece, number)
         share = len(piece.labels_BK) / samples
-        # The mean over no samples is NaN, but its gradients times 0 are zeros. The backward must run all the same:
-        # the other ranks wait for its collectives.
+        # The mean over no samples is NaN, but its gradients times 0 are zeros. The backward still has to run, as the
+        # other ranks wait for its collectives.
         losses.append(LossPart(outcome.loss.detach(), share))
         overlap()
         with context.clock.phase("backward"):
             loss = outcome.loss if share == 1 else outcome.loss * share
-            context.gradients.backward(loss, last=place == len(pieces) - 1)
+            context.gradients.backward(loss, last=index == len(pieces) - 1)
         outcomes.append(outcome)
     return losses, outcomes
 
 
-def _judge_gradients(context: StepContext, parts: Sequence[LossPart], number: int) -> tuple[StepNumbers, bool]:
-    """Clip; returns loss and norm, and whether gradients of rows may overflow; raises if one is bad, on a GPU later.
+def _check_and_clip(context: StepContext, parts: Sequence[LossPart], number: int) -> tuple[StepNumbers, bool]:
+    """Clip the dense gradients; returns loss and norm, and whether the sum of a row's gradients may overflow.
 
-    The gather travels beside the gradients: most tables check gradients before these arrive, see
-    `parallel/shard/sent.py`.
+    Raises if loss or gradients are not finite; a step that runs ahead on a GPU raises later. The gather of the losses
+    overlaps with the exchange of gradients: most tables check gradients where they are sent (`parallel/shard/sent.py`).
     """
     if context.runs_ahead:
         loss = sum((part.loss * part.share for part in parts if part.share), torch.zeros((), device=context.device))
@@ -363,7 +363,7 @@ def _judge_gradients(context: StepContext, parts: Sequence[LossPart], number: in
             context.gradients.finish()
             if len(context.comm.ranks) > 1:  # a bad loss is bad on all ranks, as their dense gradients are
                 loss = context.comm.all_reduce(loss.view(1), "step").wait().view(())
-        return judge(loss, context.dense, context.optimizer, context.settings.clip), False
+        return clip_and_mask(loss, context.dense, context.optimizer, context.settings.clip), False
     losses = [float(part.loss) * part.share if part.share else 0.0 for part in parts]
     bound, failures = _check_gradients(context, losses)
     with context.clock.phase("status"):
@@ -388,7 +388,7 @@ def _gradient_norm(context: StepContext) -> float:
 
 
 def _check_gradients(context: StepContext, losses: Sequence[float]) -> tuple[float, list[StepFailure]]:
-    """A bound on the sums of rows' gradients; and the failures of this rank, of the loss and of rows' gradients."""
+    """An upper bound of the summed gradients of a row; and this rank's failures, of losses and of row gradients."""
     bound = 0.0
     failures = [StepFailure(LOSS, GradientError(f"the loss is {loss}")) for loss in losses if not math.isfinite(loss)]
     for tables in context.tables:

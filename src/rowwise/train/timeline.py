@@ -1,8 +1,8 @@
 """`Timeline`: when a rank's resources worked for which stage, in ten steps of a run.
 
 It keeps the newest ten steps, up to the 30th that this process trains: by then the run is warm. Ranks record the same
-steps. A step has all work that was done for it, before it began as well: its ids, or its batch. Pauses are cut out, and
-with them what other threads did meanwhile: an evaluation would be longer than all ten steps.
+steps. A step has all work that was done for it, also before it began: reading its batch, sending its ids. Pauses are
+cut out, with the concurrent work of other threads: an evaluation would be longer than all ten steps.
 """
 
 from collections import defaultdict
@@ -34,9 +34,9 @@ class Timeline:
         self._begins: dict[int, float] = {}  # of the steps that are kept
         # Tuples, as they are made faster than a `StageInterval`.
         self._intervals: defaultdict[int, list[tuple[str, str, float, float]]] = defaultdict(list)
-        self._pauses: list[tuple[float, float]] = []  # in their order
+        self._pauses: list[tuple[float, float]] = []  # sorted by time
         self._last: int | None = None
-        self.is_on = False  # `add` is for callers who have looked
+        self.is_on = False  # callers check it before `add`
         self._changed = False
 
     def begin_step(self, step: int, now_s: float) -> None:
@@ -54,7 +54,7 @@ class Timeline:
         self._intervals[step].append((resource, stage, begin_s, end_s))
 
     def pause(self, begin_s: float, end_s: float) -> None:
-        """The main thread did something else than train: it evaluated, or saved."""
+        """Cut out an interval of the main thread, an evaluation or a checkpoint; joined with a pause that ends here."""
         if self._pauses and self._pauses[-1][1] == begin_s:
             begin_s = self._pauses.pop()[0]
         self._pauses.append((begin_s, end_s))
@@ -65,12 +65,12 @@ class Timeline:
             return []
         self._changed = False
         origin_s = min(self._begins.values())
-        found = [
+        intervals = [
             StageInterval(step, resource, stage, begin_s - origin_s, end_s - origin_s)
             for step in sorted(self._begins)
             for resource, stage, begin_s, end_s in _join(map(self._without_pauses, self._intervals[step]))
         ]
-        return sorted(found)
+        return sorted(intervals)
 
     def _without_pauses(self, interval: tuple[str, str, float, float]) -> tuple[str, str, float, float]:
         resource, stage, *times = interval
@@ -82,7 +82,7 @@ class Timeline:
 
 
 def _join(intervals: Iterable[tuple[str, str, float, float]]) -> Iterator[tuple[str, str, float, float]]:
-    """Neighbouring intervals of one stage as one; none without a length."""
+    """Merge adjacent intervals of a stage on the main thread; drop empty ones."""
     ends: dict[tuple[str, str], tuple[float, float]] = {}
     for resource, stage, begin_s, end_s in sorted(intervals, key=itemgetter(2)):
         if end_s <= begin_s:

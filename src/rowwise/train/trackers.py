@@ -1,8 +1,8 @@
 """Trackers of experiments: TensorBoard, MLflow, and Weights & Biases get the numbers of a run as it writes them.
 
-A tracker on another machine may be slow, or end in the middle of a run. So it is called by a thread of its own behind a
-bounded queue: a step never waits, and what a tracker did not take is counted and said. Whether it can be reached at all
-is found out before the first step, which is when a mistyped address is cheap.
+A tracker on another machine may be slow, or fail in the middle of a run. So it is called by a thread of its own behind
+a bounded queue: a step never waits, and lost calls are counted and reported in a warning. Its connection is checked
+before the first step, when a mistyped address is cheap.
 
 The clients read addresses and credentials from their own environment variables, so a recipe holds none.
 """
@@ -27,8 +27,8 @@ from rowwise.base.textfile import decode_json, read_bytes, read_text
 from rowwise.base.value import MAX_BATCH, MAX_STEPS, Value, check_max
 from rowwise.train.run_folder import AFTER, RunFolder
 
-MAX_WAITING = 1000  # calls
-DEADLINE_s = 30.0  # for calls that wait at the end of a run
+MAX_WAITING = 1000  # queued calls
+DEADLINE_s = 30.0  # for the calls that are queued at the end of a run
 SAVED = "trackers.json"  # ids of the run at each tracker, for a resume
 MAX_PARAMETERS = 100  # of a request to MLflow
 MAX_TEXT = 500  # characters of a parameter
@@ -65,15 +65,15 @@ class Log(Value, frozen=True):
         """The steps to trace."""
         if self.profile is None:
             return range(0)
-        found = STEPS.fullmatch(self.profile)
-        first, last = (int(found[1]), int(found[2])) if found else (0, 0)
+        match = STEPS.fullmatch(self.profile)
+        first, last = (int(match[1]), int(match[2])) if match else (0, 0)
         if not 1 <= first <= last:
             raise SpecError(f"log.profile={self.profile!r}", "the first and last step, such as '10:20'")
         return range(first, last + 1)
 
 
 class Tracker(Protocol):
-    """Takes the numbers of a run; `begin` raises if it cannot. One that keeps nothing open has `log` only."""
+    """Receives the numbers of a run; `begin` raises if it cannot. A tracker without a connection has `log` only."""
 
     def begin(self) -> None:
         return
@@ -89,26 +89,26 @@ class Trackers:
     """The trackers that a recipe names; none without a folder."""
 
     def __init__(self, folder: RunFolder | None, log: Log) -> None:
-        """Raise if the package of one is missing."""
-        self.named: list[Tracker] = []
+        """Raise if the package of a tracker is missing."""
+        self.active: list[Tracker] = []
         if folder is not None:
-            self.named += [kind(folder, log) for key, kind in LOCAL.items() if getattr(log, key)]
+            self.active += [kind(folder, log) for key, kind in LOCAL.items() if getattr(log, key)]
             remote = {key: kind(folder, log) for key, kind in REMOTE.items() if getattr(log, key)}
-            self.named += [_Remote(key, tracker, folder.warn) for key, tracker in remote.items()]
+            self.active += [_QueuedTracker(key, tracker, folder.warn) for key, tracker in remote.items()]
 
     def begin(self) -> None:
-        for tracker in self.named:
+        for tracker in self.active:
             tracker.begin()
 
     def log(self, values: Mapping[str, float | None], step: int) -> None:
-        """Pass on numbers of a step; NaN, infinity and missing ones are left out."""
+        """Pass on the numbers of a step, without NaN, infinity and None."""
         finite = {name: float(x) for name, x in values.items() if x is not None and math.isfinite(x)}
-        for tracker in self.named:
+        for tracker in self.active:
             tracker.log(finite, step)
 
     def end(self, status: Status, files: Sequence[Path]) -> None:
-        """End the run at each tracker, with these files beside it."""
-        for tracker in self.named:
+        """End the run at each tracker, and upload these files."""
+        for tracker in self.active:
             tracker.end(status, files)
 
 
@@ -125,15 +125,15 @@ class _TensorBoard(Tracker):
 
 
 @final
-class _Remote:
-    """Calls a tracker from a thread."""
+class _QueuedTracker:
+    """Calls a tracker from a thread, behind a bounded queue."""
 
     def __init__(self, name: str, tracker: Tracker, warn: Callable[[str], None]) -> None:
         self._name, self._tracker, self._warn = name, tracker, warn
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
-        self._error = ""  # the first
-        self._lost, self._told = 0, False
+        self._error = ""  # the first error
+        self._lost, self._warned = 0, False
 
     def begin(self) -> None:
         if self._thread.ident is None:
@@ -144,19 +144,19 @@ class _Remote:
         try:
             self._calls.put_nowait(lambda: self._tracker.log(values, step))
         except queue.Full:
-            self._error, self._lost = self._error or f"{MAX_WAITING:,} lines wait for it", self._lost + 1
-        if self._error and not self._told:
-            self._told = True
-            self._warn(f"log.{self._name}: {self._error}: the run goes on, and its files have all numbers")
+            self._error, self._lost = self._error or f"its queue of {MAX_WAITING:,} lines is full", self._lost + 1
+        if self._error and not self._warned:
+            self._warned = True
+            self._warn(f"log.{self._name}: {self._error}: the run continues, and its files have all numbers")
 
     def end(self, status: Status, files: Sequence[Path]) -> None:
         if not self._thread.is_alive():
             return
-        until = time.monotonic() + DEADLINE_s
+        deadline = time.monotonic() + DEADLINE_s
         for call in (lambda: self._tracker.end(status, files), None):
             with suppress(queue.Full):
-                self._calls.put(call, timeout=max(0.0, until - time.monotonic()))
-        self._thread.join(max(0.0, until - time.monotonic()))
+                self._calls.put(call, timeout=max(0.0, deadline - time.monotonic()))
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         waiting = self._calls.qsize() + self._thread.is_alive()
         if self._lost or waiting:
             self._warn(f"log.{self._name}: {self._lost + waiting} lines were not sent: {self._error or 'too slow'}")
@@ -165,7 +165,7 @@ class _Remote:
         while (call := self._calls.get()) is not None:
             try:
                 call()
-            except Exception as error:  # whatever a client raises, training goes on
+            except Exception as error:  # whatever a client raises, training continues
                 self._error, self._lost = self._error or _first_line(error), self._lost + 1
 
 
@@ -197,14 +197,14 @@ class _Mlflow:
     def _create(self) -> str:
         from mlflow.entities import Param
 
-        found = self._client.get_experiment_by_name(self._experiment)
-        number = found.experiment_id if found else self._client.create_experiment(self._experiment)
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(self._experiment)
         tags: dict[str, str] = {} if self._group is None else {"group": self._group}
         name = _run_name(self._folder, self._group)
         run: str = self._client.create_run(number, run_name=name, tags=tags).info.run_id
         items = sorted(_recipe_values(self._folder).items())
-        for at in range(0, len(items), MAX_PARAMETERS):
-            self._client.log_batch(run, params=[Param(name, x) for name, x in items[at : at + MAX_PARAMETERS]])
+        for begin in range(0, len(items), MAX_PARAMETERS):
+            self._client.log_batch(run, params=[Param(name, x) for name, x in items[begin : begin + MAX_PARAMETERS]])
         self._folder.write_json(SAVED, _saved_ids(self._folder) | {"mlflow": run})
         return run
 
@@ -260,7 +260,7 @@ class _Wandb:
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
-        # A run that was killed before its test repeats its last step, which a server does not take twice.
+        # A run that was killed before its test repeats its last step, which a server does not accept twice.
         self._run.summary.update({name: x for name, x in values.items() if name.endswith(f"/{AFTER}")})
 
     def end(self, status: Status, files: Sequence[Path]) -> None:
@@ -270,7 +270,7 @@ class _Wandb:
         self._run.finish(exit_code=int(status == "failed"))
 
 
-# By their fields of `Log`: here, and on other machines.
+# Trackers by their fields of `Log`: local files, and other machines.
 LOCAL: dict[str, Callable[[RunFolder, Log], Tracker]] = {"tensorboard": _TensorBoard}
 REMOTE: dict[str, Callable[[RunFolder, Log], Tracker]] = {"mlflow": _Mlflow, "wandb": _Wandb}
 
@@ -283,21 +283,21 @@ def _import(module: str, what: str, package: str) -> Any:
 
 
 def _run_name(folder: RunFolder, group: str | None) -> str:
-    """Such as clicks/1, or in a group 0003/clicks/1."""
+    """The name of the run at a tracker, such as clicks/1, or in a group 0003/clicks/1."""
     return "/".join(folder.path.parts[-2 if group is None else -3 :])
 
 
 def _recipe_values(folder: RunFolder) -> dict[str, str]:
-    """The resolved recipe as names and texts, such as train.batch: 512."""
-    found: dict[str, str] = {}
-    waiting: list[tuple[str, Any]] = [("", load_yaml(read_text(folder.path / "recipe.yaml")))]
-    while waiting:
-        name, value = waiting.pop()
+    """The resolved recipe as flat names and texts, such as train.batch: 512."""
+    values: dict[str, str] = {}
+    stack: list[tuple[str, Any]] = [("", load_yaml(read_text(folder.path / "recipe.yaml")))]
+    while stack:
+        name, value = stack.pop()
         if isinstance(value, dict):
-            waiting += [(f"{name}.{key}".strip("."), inner) for key, inner in value.items()]
+            stack += [(f"{name}.{key}".strip("."), inner) for key, inner in value.items()]
         else:
-            found[name] = str(value)[:MAX_TEXT]
-    return found
+            values[name] = str(value)[:MAX_TEXT]
+    return values
 
 
 def _saved_ids(folder: RunFolder) -> dict[str, str]:
@@ -312,6 +312,6 @@ def _saved_ids(folder: RunFolder) -> dict[str, str]:
 
 
 def _first_line(error: Exception) -> str:
-    """The message of a client without a password that an address may hold."""
+    """The message of a client, without the password that an address may contain."""
     line = (str(error).splitlines() or [type(error).__name__])[0][:MAX_TEXT]
     return re.sub(r"://\S*@", "://", " ".join(line.split()))

@@ -51,8 +51,8 @@ class TrainingJob:
     """The model, objective, batches and evaluator of a training.
 
     `batches` makes this rank's training batches from a position on. `evaluate` scores the validation data. `health`
-    reports the workers that prepare batches. `after_save` is called on rank 0 after each checkpoint. The checkpoint of
-    the step `copying` is not removed.
+    reports the workers that prepare batches. `after_save` is called on rank 0 after each checkpoint. `copying` returns
+    the step of a checkpoint that is being copied, which must not be removed, if any.
     """
 
     model: nn.Module
@@ -60,7 +60,7 @@ class TrainingJob:
     batches: Callable[[Position | None], Batcher]
     tasks: tuple[str, ...]
     evaluate: Evaluator | None = None
-    forecast: Forecast | None = None  # seconds of a step, as the planner of the tables expects them
+    forecast: Forecast | None = None  # the planner's estimate of the seconds of a step
     health: AskHealth = no_service
     after_save: Callable[[], None] = do_nothing
     copying: Callable[[], int | None] = do_nothing
@@ -88,9 +88,9 @@ class Trainer:
     Args:
         job: model, objective, data and evaluator.
         settings: the sections train, evaluate, save and log of a recipe.
-        folder: the run's folder, the same on all ranks; None: nothing is saved.
+        folder: the run's folder, the same on all ranks; without one nothing is saved.
         on_step: called after every step, on rank 0.
-        comm: the ranks of the run; None: a single rank.
+        comm: the ranks of the run; a single rank by default.
         wire: the types in which dense gradients travel.
     """
 
@@ -107,16 +107,16 @@ class Trainer:
         self._clock = clock = Breakdown() if comm is None else Breakdown(waited=comm.waited, observer=comm.observer)
         check_job(job, self.settings)
         self._context = StepContext.create(job.model, job.objective, self.settings.train, clock, comm, wire)
-        self._comm = own = self._context.comm
-        self._single_rank, first = len(own.ranks) == 1, own.rank == 0
+        self._comm = step_comm = self._context.comm
+        self._single_rank, first = len(step_comm.ranks) == 1, step_comm.rank == 0
         if self._context.shards is None:
-            seed_rank(own)
+            seed_rank(step_comm)
         self._on_step = on_step if on_step is not None and first else lambda _: None
         self._batcher = self._open_batches(None)
         self.progress = Progress(position=self._batcher.state())
-        written = folder if first else None
+        written_folder = folder if first else None
         self._stages = stages = Stages(clock, job.forecast, self.settings.train, job.health)
-        self._recorder = Recorder(self._context, job.tasks, self.settings.log, written, stages)
+        self._recorder = Recorder(self._context, job.tasks, self.settings.log, written_folder, stages)
         self._state = RunState(self._context, self._recorder, folder, self.settings.save, job.copying)
         self._stop_requested = False  # on this rank
         self._stopping = False  # all ranks know of a request to stop
@@ -131,7 +131,7 @@ class Trainer:
         self._state.restore(checkpoint, self.progress)
 
     def read_progress(self, checkpoint: Checkpoint) -> Progress:
-        """The progress that a checkpoint of this run has; changes nothing."""
+        """The progress in a checkpoint of this run; restores nothing."""
         progress = self._state.read_progress(checkpoint)
         # Decided anew, not read from the checkpoint: a finished run may be resumed with more epochs.
         over = progress.is_over(self.settings.train, self.settings.evaluate)
@@ -148,14 +148,14 @@ class Trainer:
     def stop(self) -> None:
         """Request the end of the run, with a checkpoint; safe in a signal handler.
 
-        A single rank ends after the current step. Several ranks end after the newest step that they prepare now, whose
-        header tells them.
+        A single rank ends after the current step. Several ranks end after the newest step in preparation: the header
+        of that step carries the request.
         """
         self._stop_requested = True
         self._stopping = self._stopping or self._single_rank
 
     def record_evaluation(self, split: str, scores: Scores) -> None:
-        """Write the scores of an evaluation that the caller made."""
+        """Write the scores of an evaluation made by the caller."""
         self._recorder.record_evaluation(self.progress, split, scores)
 
     @property
@@ -175,7 +175,7 @@ class Trainer:
 
     @property
     def trackers(self) -> Trackers:
-        """Trackers of the run, which its owner ends."""
+        """Experiment trackers of the run; the caller ends them."""
         return self._recorder.trackers
 
     def run(self) -> Progress:
@@ -238,7 +238,7 @@ class Trainer:
         )
         self._recorder.record_step(self.progress, stepped, prepared.batches)
         self._stages.end_step()
-        shown = RunDisplay(
+        display = RunDisplay(
             progress=self.progress,
             settings=self.settings,
             splits=self._batcher.splits,
@@ -246,7 +246,7 @@ class Trainer:
             data_wait=self.data_wait,
             health=self.job.health(),
         )
-        self._on_step(shown)
+        self._on_step(display)
         return stepped
 
     def _evaluate_and_save(self, stepped: StepResult, pipeline: Pipeline, *, epoch_end: bool) -> None:
@@ -266,7 +266,7 @@ class Trainer:
                 self._save()
 
     def _record_scores(self, scores: Scores) -> bool:
-        """Write down the scores; returns whether they are the best so far."""
+        """Record the scores of a validation; returns whether they are the best so far."""
         settings, progress = self.settings.evaluate, self.progress
         task, metric = settings.task or self.job.tasks[0], settings.metric
         value = scores.tasks[task][metric]
@@ -291,9 +291,9 @@ class Trainer:
         if isinstance(error, AgreedError):
             return AgreedError(f"{error}{hint}", error.kinds)
         cause = find_cause(self.job.model, batches, str(error), alone=self._single_rank)
-        at = self.progress.position
+        start = self.progress.position
         return GradientError(
-            f"step {number} (epoch {at.epoch}, from row {at.row} of split {at.split} on): {cause}{hint}"
+            f"step {number} (epoch {start.epoch}, from row {start.row} of split {start.split} on): {cause}{hint}"
         )
 
 
@@ -307,8 +307,8 @@ def check_job(job: TrainingJob, settings: Settings) -> None:
     if settings.train.determinism == "elastic" and isinstance(job.objective, (InBatch, TwoCopies)):
         model = "two towers" if isinstance(job.objective, InBatch) else "two copies"
         raise SpecError(
-            f"{model} with train.determinism='elastic': its loss is over the items of a batch, and a virtual shard "
-            "has some of them only",
+            f"{model} with train.determinism='elastic': the loss spans the items of a whole batch, of which a virtual "
+            "shard holds a part",
             "determinism='run'",
         )
 
