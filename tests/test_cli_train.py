@@ -355,7 +355,7 @@ def test_a_finished_run(command, refused, tmp_path):
     out = "expected --set train.epochs=3 to train longer, or rowwise eval runs/small/1"
     assert refused("resume", "runs/small/1").endswith(f"runs/small/1 has finished at step 20: {out}")
     assert (tmp_path / "runs/small/1/result.json").read_text() == before
-    assert "has no checkpoint 'step-3'; there are last, best, step-" in refused(
+    assert "has no checkpoint 'step-3': expected one of last, best, step-" in refused(
         "eval", "runs/small/1", "--which", "step-3"
     )
     assert command("resume", "runs/small/1", "--set", "train.epochs=3")[0] == 0

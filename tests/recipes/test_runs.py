@@ -336,7 +336,7 @@ def test_a_warm_start_says_what_it_took(done, tmp_path):
         tmp_path / "runs",
     )
     match = run.match
-    assert match.grown["model/embeddings.user"] == "50 of 60 rows, 50 there"
+    assert match.grown["model/embeddings.user"] == "50 of 60 rows, 50 saved"
     assert "model/embeddings.item" in match.loaded
     assert "model/bottom.layers.0.weight" in match.loaded
     assert "model/embeddings.shop" in match.new
@@ -346,7 +346,7 @@ def test_a_warm_start_says_what_it_took(done, tmp_path):
     assert not torch.equal(run.model.embeddings.table("user")[50:], best["model/embeddings.user[0:50]"][:10])
     log = (run.folder.path / "log.txt").read_text()
     assert "new: model/embeddings.shop" in log
-    assert "grown: model/embeddings.user: 50 of 60 rows, 50 there" in log
+    assert "grown: model/embeddings.user: 50 of 60 rows, 50 saved" in log
     assert run.go().status == "finished"
 
 

@@ -33,7 +33,7 @@ def test_by_name(tmp_path):
     add(saved, 2000)
     assert saved.open("best").manifest.data["progress"]["step"] == 2000  # nothing to choose by
     for which in ("step-4", "failed", "newest", "step-", "step-3.part"):
-        with pytest.raises(CheckpointError, match=f"has no checkpoint '{which}'; there are last, best, step-00"):
+        with pytest.raises(CheckpointError, match=f"has no checkpoint '{which}': expected one of last, best, step-00"):
             saved.open(which)
     saved.save_failed(three(0), {})
     with pytest.raises(CheckpointError, match=r"step-000002000, failed$"):

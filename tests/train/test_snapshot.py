@@ -146,7 +146,7 @@ def test_a_run_can_begin_with_what_another_knows(tmp_path):
     second = World(fast(), tmp_path / "second", seed=3, tables=make_tables(row_type="bf16"))
     trainer = second.start()
     found = warm_start(CheckpointFolder(tmp_path / "first" / "ckpt").open(), trainer.job.model)
-    assert found.rounded == {"model/embeddings.words": "fp32 there, bf16 here"}
+    assert found.rounded == {"model/embeddings.words": "fp32 saved, bf16 in this model"}
     assert "model/embeddings.words" in found.loaded
     assert "model/embeddings.user" in found.loaded
     assert not found.new
@@ -175,10 +175,10 @@ def test_warm_start(tmp_path):
     state, old = new.embeddings.optimizer_state(), model.embeddings.optimizer_state()
     assert torch.equal(state["user"]["exp_avg"][:50], old["user"]["exp_avg"])
     assert int(state["user"]["step"]) == 4
-    assert found.grown["model/embeddings.user"] == "50 of 80 rows, 50 there"
+    assert found.grown["model/embeddings.user"] == "50 of 80 rows, 50 saved"
     assert "model/embeddings.city" in found.new
     assert "model/embeddings.word" in found.unused
     assert "model/top.layers.1.weight" in found.skipped
     text = "\n".join(found.lines())
     assert "grown: model/embeddings.user: 50 of 80 rows" in text
-    assert "not taken over: model/top.layers.1.weight: (1, 8) there, (3, 8) here" in text
+    assert "not taken over: model/top.layers.1.weight: (1, 8) saved, (3, 8) in this model" in text

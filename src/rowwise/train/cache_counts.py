@@ -1,9 +1,9 @@
-"""Counts what caches of rows do in training: the lines of caches.csv and, of tables on disk, cells of steps.csv.
+"""Hits, misses and evictions of row caches in training: caches.csv and, for tables on disk, cells of steps.csv.
 
 Cached are rows of tables on disk, and on a GPU rows of tables in host memory.
 
-Validation and checkpoints read rows, too, which are left out. Each rank counts its own caches, and rank 0 adds them up
-for each line. Counts are not part of a checkpoint: a run that is resumed begins with empty caches.
+Lookups of validation and checkpoints are excluded. Each rank counts its own caches, and rank 0 adds them up for each
+line. Counts are not part of a checkpoint: a resumed run begins with empty caches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ class CacheCounts:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out what is counted inside."""
+        """Exclude the counts of the with block."""
         if not self._stores:
             yield
             return
@@ -41,7 +41,7 @@ class CacheCounts:
             self._paused_at, self._before = None, self._before.plus(inside)
 
     def take(self) -> StoreUse:
-        """The counts, which then begin again."""
+        """The counts since the last call."""
         if not self._stores:
             return StoreUse()
         now = self._paused_at or self._read()
@@ -55,8 +55,8 @@ class CacheCounts:
 def cache_rows_of_csv(step: int, sums: StoreUse) -> list[dict[str, Cell]]:
     """The lines of caches.csv."""
     return [
-        {"step": step, "table": name, **{key: getattr(one, key) for key in one.__struct_fields__}}
-        for name, one in sums.tables.items()
+        {"step": step, "table": name, **{key: getattr(counts, key) for key in counts.__struct_fields__}}
+        for name, counts in sums.tables.items()
     ]
 
 

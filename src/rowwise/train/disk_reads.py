@@ -9,7 +9,7 @@ from rowwise.parallel.shard.embeddings import AnyEmbeddings
 
 @final
 class DiskReads:
-    """What the disk did since the last call."""
+    """Waits and intervals of disk reads since the last call."""
 
     def __init__(self, tables: Sequence[AnyEmbeddings]) -> None:
         stores = [arena.store for module in tables for arena in module.arenas]
@@ -28,10 +28,10 @@ class DiskReads:
         return self._wait_s - before
 
     def take_intervals(self) -> list[tuple[float, float]]:
-        """When reads were in flight, in order; times are of `time.perf_counter`."""
-        found = sorted(interval for disk in self._disks for interval in disk.read_intervals(self._since_s))
-        self._since_s = max((end_s for _, end_s in found), default=self._since_s)
-        return found
+        """Intervals with reads in flight, sorted; times are of `time.perf_counter`."""
+        intervals = sorted(interval for disk in self._disks for interval in disk.read_intervals(self._since_s))
+        self._since_s = max((end_s for _, end_s in intervals), default=self._since_s)
+        return intervals
 
     def _total_wait_s(self) -> float:
         return sum(disk.use().read_wait_s for disk in self._disks)

@@ -1,7 +1,7 @@
-"""The state of torch's random numbers, which one thread reads or sets at a time.
+"""The state of torch's random generators, behind a lock: one thread reads or sets it at a time.
 
-Torch holds the lock of a generator while it makes the tensor of its state. Python may collect garbage meanwhile, and
-let another thread run. If that one waits for the generator, it keeps the lock of Python, and both wait for ever.
+Lock order: torch holds a generator's lock while it allocates the tensor of its state. Python may collect garbage there
+and switch threads. A thread that then waits for the generator holds the GIL, and both threads deadlock.
 """
 
 import threading
@@ -11,23 +11,23 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-_one_thread = threading.Lock()
+_lock = threading.Lock()
 
 
 def random_state() -> Tensor:
     """The state of the CPU's generator."""
-    with _one_thread:
+    with _lock:
         return torch.get_rng_state()
 
 
 def set_random_state(state: Tensor) -> None:
-    with _one_thread:
+    with _lock:
         torch.set_rng_state(state)
 
 
 def seed_draws(seed: int) -> None:
     """Seed the generators of all devices."""
-    with _one_thread:
+    with _lock:
         torch.manual_seed(seed)
 
 
@@ -36,7 +36,7 @@ def seeded(seed: int) -> Iterator[None]:
     """Seed the generators of the CPU and of the current GPU for the with block, then restore their states."""
     on_gpu = torch.cuda.is_initialized()
     fork = torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else [])
-    with _one_thread:
+    with _lock:
         fork.__enter__()
         # Not torch.manual_seed: it queues a call for each device type that is not initialised, a millisecond each.
         torch.default_generator.manual_seed(seed)
@@ -45,5 +45,5 @@ def seeded(seed: int) -> Iterator[None]:
     try:
         yield
     finally:
-        with _one_thread:
+        with _lock:
             fork.__exit__(None, None, None)

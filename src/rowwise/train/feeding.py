@@ -1,4 +1,4 @@
-"""The share of time that a trainer waits for data, and the state of the workers that prepare it.
+"""The share of time that a trainer waits for data, and the state of its preparation workers.
 
 Known limits: rank 0 reports its own host only.
 """
@@ -9,14 +9,14 @@ from rowwise.ingest.service.client import ServiceHealth
 from rowwise.tables.spec import Value
 from rowwise.train.run_folder import Cell
 
-AskHealth = Callable[[], ServiceHealth | None]  # None: no workers, the trainer prepares its batches itself
+AskHealth = Callable[[], ServiceHealth | None]  # returns None without workers: the trainer prepares its batches
 
 
 class DataWait(Value, frozen=True):
-    """Seconds in which the trainer waited for a batch, and the seconds of all steps, waiting included."""
+    """Seconds in which the trainer waited for batches, and total seconds of the steps."""
 
     seconds: float = 0.0
-    of_s: float = 0.0  # of all steps
+    of_s: float = 0.0  # total of all steps, waits included
 
     @property
     def share(self) -> float:

@@ -1,4 +1,4 @@
-"""Checks that a checkpoint's tables were trained with the id maps of the model, and are managed as the model's are.
+"""Checks that a checkpoint's tables were trained with the id maps and managed tables of the model.
 
 `snapshot` compares names and shapes only: under another id map both may agree, but rows belong to other ids.
 """
@@ -27,24 +27,24 @@ def check_maps(checkpoint: Checkpoint, model: nn.Module) -> None:
         prefix = f"{MODEL}{path}." if path else MODEL
         mapped = module.mapped
         for table in module.tables:
-            name, here = f"{prefix}maps.{table.name}.{IDENTITY}", mapped.get(table.name)
-            if name in saved and here is not None:
-                _compare(checkpoint, name, here.map_identity)
+            name, id_map = f"{prefix}maps.{table.name}.{IDENTITY}", mapped.get(table.name)
+            if name in saved and id_map is not None:
+                _compare(checkpoint, name, id_map.map_identity)
             elif name in saved:
-                _refuse(checkpoint, table.name, "was trained with an id map, and this model has none for it")
-            elif here is not None and f"{prefix}stored.{table.name}" in saved:
-                _refuse(checkpoint, table.name, "was trained without an id map, and this model has one for it")
+                _raise_mismatch(checkpoint, table.name, "was trained with an id map, but has none in this model")
+            elif id_map is not None and f"{prefix}stored.{table.name}" in saved:
+                _raise_mismatch(checkpoint, table.name, "was trained without an id map, but has one in this model")
 
 
-def _compare(checkpoint: Checkpoint, name: str, here: MapIdentity) -> None:
+def _compare(checkpoint: Checkpoint, name: str, expected: MapIdentity) -> None:
     try:
-        raise_if_another_map(decode_identity(checkpoint.load(name)), here)
+        raise_if_another_map(decode_identity(checkpoint.load(name)), expected)
     except StateError as error:
         raise CheckpointError(f"{checkpoint.folder}: {error}") from None
 
 
 def _check_managed(checkpoint: Checkpoint, path: str, module: AnyEmbeddings) -> None:
-    """Raise if rows would get the ids of other rows: row numbers of another table, or of other buckets."""
+    """Raise if rows would get other ids: a table managed only on one side, or with another number of buckets."""
     saved = checkpoint.manifest.tensors
     for table in module.tables:
         name = full_name(path, table)
@@ -52,15 +52,15 @@ def _check_managed(checkpoint: Checkpoint, path: str, module: AnyEmbeddings) -> 
         if rows is None:
             continue
         if table.managed is None and ids is not None:
-            _refuse(checkpoint, table.name, "is managed, and in this model it is not", "`managed` as in its run")
+            _raise_mismatch(checkpoint, table.name, "is managed, but not in this model", "`managed` as in its run")
         elif table.managed is not None and ids is None:
-            _refuse(checkpoint, table.name, "is not managed, and in this model it is", "a table without `managed`")
+            _raise_mismatch(checkpoint, table.name, "is managed only in this model", "a table without `managed`")
         elif table.managed is not None and rows.rows != table.rows:
-            why = f"is managed and has {rows.rows} rows, and in this model {table.rows}, so its buckets have other rows"
-            _refuse(checkpoint, table.name, why, f"rows={rows.rows}")
+            problem = f"is managed and has {rows.rows} rows, but {table.rows} in this model, so its buckets differ"
+            _raise_mismatch(checkpoint, table.name, problem, f"rows={rows.rows}")
 
 
-def _refuse(
-    checkpoint: Checkpoint, table: str, why: str, expected: str = "the `id_map` that it was trained with"
+def _raise_mismatch(
+    checkpoint: Checkpoint, table: str, problem: str, expected: str = "the `id_map` that it was trained with"
 ) -> None:
-    raise CheckpointError(f"{checkpoint.folder}: table {table!r} {why}", expected)
+    raise CheckpointError(f"{checkpoint.folder}: table {table!r} {problem}", expected)

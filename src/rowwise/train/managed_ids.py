@@ -1,7 +1,7 @@
-"""`ManagedRecord`: what becomes of the ids of managed tables in a run, as files of its folder.
+"""`ManagedRecord`: admissions and evictions of managed tables, as files of the run's folder.
 
-    managed.csv               rows in use and counts, of all ranks, since the process began: a line a table each time
-    evicted_ids.<table>.csv   each id that lost its row, with the step
+    managed.csv               rows in use and counts of all ranks since the process began, a line per table
+    evicted_ids.<table>.csv   each evicted id, with the step
 
 Ids are as the batches have them: hashed to 62 bits if the column has `ids: hash`.
 """
@@ -20,7 +20,7 @@ Evictions = list[tuple[int, str, Tensor]]  # step, table, ids
 
 
 class RankRecord(NamedTuple):
-    """The counts of a rank, and the ids that lost their rows since the last gather."""
+    """The counts of a rank, and the ids evicted since the last gather."""
 
     counters: dict[str, ManagedCounters]
     evictions: Evictions
@@ -28,7 +28,7 @@ class RankRecord(NamedTuple):
 
 @final
 class ManagedRecord:
-    """Collects counts and evicted ids of this rank; `write` adds those of all ranks to the files."""
+    """Collects counts and evicted ids of this rank; `write_evictions` and `counter_rows` merge those of all ranks."""
 
     def __init__(self, modules: Sequence[ManagedEmbeddings]) -> None:
         self._modules = modules
@@ -41,15 +41,15 @@ class ManagedRecord:
             self._evictions += [(step, table, ids_N) for table, ids_N in module.take_evicted().items()]
 
     def take(self) -> RankRecord:
-        """The counts of now, and the evictions since the last call."""
-        counters = {name: one for module in self._modules for name, one in module.counters.items()}
+        """The current counts, and the evictions since the last call."""
+        counters = {table: counts for module in self._modules for table, counts in module.counters.items()}
         record = RankRecord(counters, list(self._evictions))
         self._evictions.clear()
         return record
 
 
 def write_evictions(folder: RunFolder, ranks: Sequence[RankRecord]) -> None:
-    """Append the ids that lost their rows, in the order of steps."""
+    """Append the evicted ids, sorted by step."""
     by_table: dict[str, list[tuple[int, Tensor]]] = {}
     for rank in ranks:
         for step, table, ids_N in rank.evictions:

@@ -33,14 +33,14 @@ HEADERS = {
         *("step", "samples", "time_s", "samples_s"),
         *("data_s", "route_s", "prefetch_s", "lookup_s", "exchange_s", "wait_s", "forward_s", "backward_s", "return_s"),
         *("reduce_s", "status_s", "update_s", "other_s"),
-        *("memory_bytes", "rate", "gradient_norm"),  # memory: the most of any rank; seconds: of rank 0
+        *("memory_bytes", "rate", "gradient_norm"),  # memory: maximum over ranks; seconds: of rank 0
         *("workers", "ready", "restarts"),  # of rank 0's host; empty without workers
         *("reads", "read_bytes", "written_bytes", "disk_bytes"),  # of the files of all ranks; disk_bytes: their size
-        # Means of ranks with tables on disk: calls waited for the disk, and reads were in flight.
+        # Means over the ranks with tables on disk: seconds in which calls waited, and in which reads were in flight.
         *("disk_wait_s", "disk_busy_s"),
     ),
-    # Mean seconds per step since the last line: of the main thread, and in which the phase's resource worked. The
-    # forecast of `exchange` includes `route` and `return`.
+    # Mean seconds per step since the last line: of the main thread, and of the phase's resource. The forecast of
+    # `exchange` includes `route` and `return`.
     "stages.csv": ("step", "rank", "phase", "measured_s", "busy_s", "predicted_s"),
     # When each resource worked, in ten steps; seconds since the rank's first of these steps began.
     "timeline.csv": ("step", "rank", "resource", "stage", "begin_s", "end_s"),
@@ -58,9 +58,9 @@ HEADERS = {
         *("step", "table", "rows", "in_use", "ids", "admitted", "evicted", "rejected", "overflowed", "expired"),
     ),
 }
-EVICTED = ("evicted_ids.", ".csv"), ("step", "id")  # how the names of these files begin and end, and their columns
-# What a run may have written before its recipe.
-FRAME = "frame"  # the recipe and the vocabularies that `rowwise.fit` has made of a frame
+EVICTED = ("evicted_ids.", ".csv"), ("step", "id")  # prefix and suffix of the file names; columns
+FRAME = "frame"  # folder of the recipe and vocabularies that `rowwise.fit` makes from a data frame
+# Files that a run may have written before its recipe.
 UNBEGUN = (".lock", ".recipe.yaml.part", "bad_rows", "disk", "mirror.json", ".mirror.json.part", FRAME)
 Cell = str | int | float | None
 ATTEMPTS, ATTEMPT_s = 5, 0.05  # to lock a folder
@@ -74,7 +74,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: weakref.finalize[..., RunFolder] | None = None  # calling it releases the lock
-        self._begun: set[str] = set()  # CSV files that have this version's columns
+        self._upgraded: set[str] = set()  # CSV files that have this version's columns
 
     @classmethod
     def create(cls, root: Path, name: str) -> "RunFolder":
@@ -103,11 +103,11 @@ class RunFolder:
         return (self.path / "recipe.yaml").is_file()
 
     def make(self) -> "RunFolder":
-        """Make this folder for a new run; one that a start has left, which was killed, may be there."""
+        """Create the folder of a new run; reuses the folder of a start that was killed."""
         self.path.mkdir(parents=True, exist_ok=True)
-        others = sorted(p.name for p in self.path.iterdir() if p.name not in UNBEGUN)
-        if others:
-            raise DataError(f"{self.path} has {others[0]} and no recipe.yaml", "the folder of a run, or a new folder")
+        foreign = sorted(p.name for p in self.path.iterdir() if p.name not in UNBEGUN)
+        if foreign:
+            raise DataError(f"{self.path} has {foreign[0]} and no recipe.yaml", "the folder of a run, or a new folder")
         return self
 
     @property
@@ -117,21 +117,21 @@ class RunFolder:
     def hold(self) -> None:
         """Lock the folder until `release`, or until this object or its process ends.
 
-        Raises if the folder has links in it, through which a run would write elsewhere.
+        Raises if the folder contains links, through which a run would write elsewhere.
         """
         if self._lock is not None and self._lock.alive:
             return
         refuse_links(self.path)
         file = open_regular(self.path / ".lock", "a+b", links=False)
-        for attempt in range(ATTEMPTS):  # `rowwise watch` takes the lock for a moment, to see whether a process has it
+        for attempt in range(ATTEMPTS):  # `rowwise watch` takes the lock for a moment, to test whether it is held
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if attempt == ATTEMPTS - 1:
                     file.close()
-                    got = "another process is working on this run"
-                    raise DataError(f"{self.path}: {got}", hint="wait for it, or stop it") from None
+                    problem = f"{self.path}: another process is working on this run"
+                    raise DataError(problem, hint="wait for it, or stop it") from None
                 sleep(ATTEMPT_s)
         self._lock = weakref.finalize(self, file.close)  # closing the file releases the lock
 
@@ -167,7 +167,7 @@ class RunFolder:
         return list(csv.DictReader(read_text(path).splitlines())) if path.exists() else []
 
     def drop_after(self, step: int) -> None:
-        """Cut off lines that were written after a step, and those of the test at the run's end."""
+        """Cut off the lines of later steps, and those of the test at the end of the run."""
         evicted = sorted(self.path.glob(evicted_ids_name("*")))
         names = [name for name, columns in HEADERS.items() if columns[0] == "step"]
         for path in (*(self.path / name for name in names), *evicted):
@@ -177,7 +177,7 @@ class RunFolder:
             if not header.endswith(b"\n"):
                 path.unlink()  # a kill cut the header itself
                 continue
-            # Lines are in the order of steps, so a prefix stays; truncating needs no space on a full disk.
+            # Lines are sorted by step, so a prefix stays; truncating needs no space on a full disk.
             kept = takewhile(lambda line: _is_before(line, step), lines)
             with open_regular(path, "r+b", links=False) as file:
                 file.truncate(len(header) + sum(map(len, kept)))
@@ -194,14 +194,14 @@ class RunFolder:
     def _upgrade_columns(self, name: str) -> None:
         """Rewrite a CSV file of another version with this version's columns."""
         path = self.path / name
-        if name in self._begun:
+        if name in self._upgraded:
             return
         if path.exists():
             with open_regular(path) as file:
                 columns = tuple(next(csv.reader([file.readline().decode()]), ()))
             if columns != _columns(name):
                 self.replace(name, self.rows(name))
-        self._begun.add(name)
+        self._upgraded.add(name)
 
     def _add(self, name: str, text: str) -> None:
         path = self.path / name
@@ -210,12 +210,12 @@ class RunFolder:
 
 
 def now() -> str:
-    """The time, as it is in logs."""
+    """Local time for logs: ISO 8601, to the second."""
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def evicted_ids_name(table: str) -> str:
-    """The file of the ids of a managed table that lost their rows."""
+    """File name of the evicted ids of a managed table."""
     return table.join(EVICTED[0])
 
 
@@ -226,7 +226,7 @@ def _columns(name: str) -> tuple[str, ...]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Add the file's name to an OSError: that of a full disk has none."""
+    """Add the file's name to an OSError, which lacks it if the disk is full."""
     try:
         yield
     except OSError as error:
@@ -243,13 +243,13 @@ def _csv(name: str, rows: Sequence[Mapping[str, Cell]], *, header: bool) -> str:
 
 
 def _is_before(line: bytes, step: int) -> bool:
-    """Whether a line is complete, and was written up to a step."""
+    """Whether a line is complete and not of a later step."""
     if not line.endswith(b"\n"):
         return False
-    first, *others = line.decode().rstrip("\n").split(",")
-    # Every line begins with its step; of metrics.csv the fourth column is the split.
+    first, *cells = line.decode().rstrip("\n").split(",")
+    # Every line begins with its step; the fourth column of metrics.csv is the split.
     written = parse_whole(first)
-    return written is not None and written <= step and others[2:3] != [AFTER]
+    return written is not None and written <= step and cells[2:3] != [AFTER]
 
 
 def _cell(value: Cell) -> Cell:

@@ -54,7 +54,7 @@ class RunState:
             self._checkpoints.prune(self._saving.keep, None if progress.best is None else progress.best.step)
 
     def save_failed(self, progress: Progress) -> str:
-        """Save the state before a step that met NaN or infinity; returns a hint how to repeat the step."""
+        """Save the state before a step that met NaN or infinity; returns a hint that names the command to repeat it."""
         if self._checkpoints is None or self._folder is None:
             return ""
         try:
@@ -73,7 +73,7 @@ class RunState:
         tensors, numbers = self._recorder.state()
         shards += [LocalShard.whole(name, tensor, shared=False) for name, tensor in tensors.items()]
         data |= {"progress": msgspec.to_builtins(progress), "recorder": numbers, "products": current_library()}
-        # Positions differ where each rank reads data of its own; a list then has one for each rank.
+        # Positions differ if each rank reads data of its own; all of them are saved then, in rank order.
         positions = gather_object(self._context.comm, progress.position, "positions")
         if positions is not None and len(set(positions)) > 1:
             data["positions"] = msgspec.to_builtins(positions)
@@ -102,10 +102,10 @@ class RunState:
         return structs.replace(progress, position=positions[comm.rank])
 
     def restore(self, checkpoint: Checkpoint, progress: Progress) -> None:
-        """Restore the run, and remove checkpoints and lines that were written later."""
+        """Restore the run, and remove checkpoints and lines of later steps."""
         with _keeping_hyperparameters(self._context.optimizer):
             restore(checkpoint, self._context.model, self._optimizers, self._context.comm, self._residuals())
-        # oneDNN and torch round dense products differently. Measuring anew which one is faster might choose the other.
+        # oneDNN and torch round dense products differently. Measuring again which is faster might choose the other.
         with reading_data(checkpoint.folder):
             products = msgspec.convert(checkpoint.manifest.data.get("products"), GemmLibrary)
             if has_onednn() or products == "torch":
@@ -116,7 +116,7 @@ class RunState:
             self._checkpoints.set_base(checkpoint.folder, self.collect(progress)[0])
 
     def _residuals(self) -> dict[int, Tensor] | None:
-        """Error feedback of dense gradients, by bucket; None: elastic, which has none."""
+        """Error feedback of dense gradients by bucket; None for elastic or sharded gradients."""
         gradients = self._context.gradients
         return gradients.residuals if isinstance(gradients, DenseGradients) else None
 
@@ -134,7 +134,7 @@ class RunState:
 
 @contextmanager
 def _keeping_hyperparameters(optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-    """Undo what a restore does to the optimizer's hyperparameters: a run may be resumed with other settings."""
+    """Keep the optimizer's configured hyperparameters through a restore: a run may be resumed with other settings."""
     groups: list[dict[str, Any]] = [] if optimizer is None else optimizer.param_groups
     configured = [{name: value for name, value in group.items() if name != "params"} for group in groups]
     yield

@@ -1,6 +1,6 @@
 """The folder of a run's checkpoints: save, open by name, prune.
 
-All ranks call the methods that write or remove. Rank 0 looks at the folder, tells the others, and alone removes.
+All ranks call the methods that write or remove. Rank 0 reads the folder, broadcasts the outcome, and alone removes.
 """
 
 import os
@@ -29,11 +29,11 @@ from rowwise.parallel.comm.status import broadcast_object
 
 
 class CheckpointReduction(NamedTuple):
-    """Incremental checkpoints, and the bits of their rows."""
+    """Options that reduce the size of checkpoints."""
 
     incremental: bool = False  # only changed rows, where that costs less; needs `Arena.track`
     bits: Literal[32, 8, 4] = 32  # of each weight in tables
-    log: Callable[[str], None] | None = None  # called with the reason why a checkpoint is a full one after all
+    log: Callable[[str], None] | None = None  # called with the reason for a full checkpoint instead of an increment
 
 
 EVERYTHING = CheckpointReduction()
@@ -46,10 +46,10 @@ class CheckpointFolder:
 
     Args:
         folder: need not exist yet.
-        comm: the ranks that save together; None: a single rank.
+        comm: the ranks that save together; a single rank by default.
         background: `save` returns once it has copied the tensors; call `wait` before the process ends.
         reduction: increments, and tables in fewer bits.
-        copying: the step of a checkpoint that is being copied elsewhere, and is not removed.
+        copying: returns the step of a checkpoint that is being copied elsewhere, which must not be removed, if any.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class CheckpointFolder:
         self.folder, self._comm = folder, comm or solo()
         self._background = BackgroundWriter(self._comm) if background else None
         self._reduction, self._copying = reduction, copying
-        self._base: Path | None = None  # the checkpoint since which changed rows are marked; None: the next is full
+        self._base: Path | None = None  # base of the next increment, since which changed rows are marked, if any
 
     def steps(self) -> list[int]:
-        found = (step_in(path.parent) for path in self.folder.glob(f"step-*/{NAME}"))
-        return sorted(step for step in found if step is not None)
+        steps = (step_in(path.parent) for path in self.folder.glob(f"step-*/{NAME}"))
+        return sorted(step for step in steps if step is not None)
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:0{STEP_DIGITS}}"
@@ -89,37 +89,37 @@ class CheckpointFolder:
         match = STEP.fullmatch(which)
         if not match or int(match[1]) not in steps:
             names = ", ".join([*(self.path(step).name for step in steps), *([FAILED] if failed else [])])
-            raise CheckpointError(f"{self.folder} has no checkpoint {which!r}; there are last, best, {names}")
+            raise CheckpointError(f"{self.folder} has no checkpoint {which!r}", f"one of last, best, {names}")
         return Checkpoint.open(self.path(int(match[1])))
 
     def save(self, step: int, shards: Sequence[LocalShard], data: Mapping[str, Any]) -> None:
-        """Write the checkpoint of a step; if it exists, only its data: tensors change in steps only."""
+        """Write the checkpoint of a step; if it exists, only its data, as tensors change only in steps."""
         self.wait()
         path = self.path(step)
         if self._decide_on_rank_0(lambda: step in self.steps()):
             self._run_on_rank_0(lambda: write_data(path, data))
             return
-        self._run_on_rank_0(lambda: shutil.rmtree(path, ignore_errors=True))  # rests of a removal that was killed
-        own = round_shards(
+        self._run_on_rank_0(lambda: shutil.rmtree(path, ignore_errors=True))  # leftovers of a removal that was killed
+        local = round_shards(
             assign_shards(shards, self._comm), None if self._reduction.bits == 32 else self._reduction.bits
         )
-        base = self._choose_base(path, own) if self._reduction.incremental else None
-        own = own if base is None else changed_rows(own)
+        base = self._choose_base(path, local) if self._reduction.incremental else None
+        local = local if base is None else changed_rows(local)
         self._base = None  # if this write fails, the next checkpoint is a full one
         if self._background is None:
-            write(path, own, data, self._comm, base)
+            write(path, local, data, self._comm, base)
         else:
-            self._background.write(path, own, data, base)
+            self._background.write(path, local, data, base)
         if self._reduction.incremental:
             self.set_base(path, shards)
 
     def set_base(self, path: Folder, shards: Sequence[LocalShard]) -> None:
-        """Clear the marks of changed rows: the tensors are equal to this checkpoint, and the next may build on it."""
+        """Clear the marks of changed rows: the tensors equal this checkpoint, a base of the next increment."""
         self._base = path if isinstance(path, Path) else None
         clear_changes(shards)
 
-    def _choose_base(self, path: Path, own: Sequence[LocalShard]) -> Checkpoint | None:
-        """The checkpoint that the next increment builds on; None: write a full one. The same on all ranks."""
+    def _choose_base(self, path: Path, local: Sequence[LocalShard]) -> Checkpoint | None:
+        """The base of the next increment, or None if a full checkpoint is due; the same on all ranks."""
         former = self._base
         if former is None:
             return None
@@ -128,15 +128,16 @@ class CheckpointFolder:
                 self._reduction.log(f"{path.name} is a full checkpoint: no hard link to files of {former} can be made")
             return None
         base = run_on_all_ranks(self._comm, f"{path} was not saved", lambda: Checkpoint.open(former))
-        # All ranks must choose alike, so each adds up the same three sums.
-        mine = [stored_bytes(own, changed=False), stored_bytes(own, changed=True), not matches_base(own, base.manifest)]
-        gathered = self._comm.all_gather(torch.tensor(mine), [3] * len(self._comm.ranks), "checkpoint").wait()
+        # All ranks must decide alike, so all decide from the same three sums.
+        mismatch = not matches_base(local, base.manifest)
+        terms = [stored_bytes(local, changed=False), stored_bytes(local, changed=True), mismatch]
+        gathered = self._comm.all_gather(torch.tensor(terms), [3] * len(self._comm.ranks), "checkpoint").wait()
         full_bytes, increment_bytes, cannot_extend = gathered.view(-1, 3).sum(0).tolist()
         due = cannot_extend or is_full_due(base.manifest.chain_bytes, full_bytes, increment_bytes)
         return None if due else base
 
     def save_failed(self, shards: Sequence[LocalShard], data: Mapping[str, Any]) -> None:
-        """Save the state before a failed step; it replaces an earlier one."""
+        """Save the state before a failed step; replaces an earlier failed state."""
         self.wait()
         self._run_on_rank_0(lambda: shutil.rmtree(self.folder / FAILED, ignore_errors=True))
         write(self.folder / FAILED, shards, data, self._comm)
@@ -151,7 +152,7 @@ class CheckpointFolder:
     def remove_after(self, step: int) -> None:
         """Remove the checkpoints of later steps: a run that resumes here takes other steps.
 
-        Newest first: after a kill in between, the rest is still the past of one run.
+        Newest first: after a kill in between, the remaining checkpoints still are a prefix of one run.
         """
         self.wait()
         self._run_on_rank_0(lambda: [self._remove(later) for later in reversed(self.steps()) if later > step])
@@ -177,7 +178,7 @@ class CheckpointFolder:
         run_on_all_ranks(self._comm, f"could not update {self.folder}", lambda: action() if first else None)
 
     def clean(self) -> None:
-        """Remove checkpoints that a kill left half written or half removed."""
+        """Remove checkpoints that a kill left partly written or partly removed."""
         self.wait()
         self._run_on_rank_0(self._clean)
 
@@ -187,13 +188,13 @@ class CheckpointFolder:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _remove(self, step: int) -> None:
-        # The manifest first: a folder without one is no checkpoint, so a kill in between leaves nothing half usable.
+        # The manifest first: a folder without one is no checkpoint, so a kill in between leaves no partial checkpoint.
         (self.path(step) / NAME).unlink()
         shutil.rmtree(self.path(step), ignore_errors=True)
 
 
 def _can_link(former: Path, path: Path) -> bool:
-    """Whether the file system makes hard links, with which an increment takes over files of its base."""
+    """Whether the file system supports hard links, by which an increment shares files with its base."""
     unfinished = path.with_name(path.name + PART)  # the next write removes it
     try:
         unfinished.mkdir(parents=True, exist_ok=True)

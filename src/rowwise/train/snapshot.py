@@ -7,10 +7,10 @@ indices or ranks. So a model with a new layer or table, or under another plan, c
     rows/<module>/<table>/<slot>       optimizer state of rows; `step` counts a table's updates
     rows/<module>/<table>/id           of managed tables: the id of each row, and more state of its policy
     optimizer/<which>/<name>/<slot>    state of torch's optimizers
-    rng/torch                          torch's random numbers, of each rank
-    held/<bucket>                      error feedback of dense gradients (lossy wires), of each rank
+    rng/torch                          state of torch's generator, a row per rank
+    held/<bucket>                      error feedback of dense gradients (lossy wires), a row per rank
 
-Names that begin otherwise are other tensors of a run (`recorder/`) and are ignored here. Rows saved in another row
+Names with other prefixes are other tensors of a run (`recorder/`) and are ignored here. Rows saved in another row
 type are rounded to the table's. Buffers may differ between ranks; those of rank 0 are saved. On another number of
 ranks, rank 0 continues with its random numbers, the others get seeds derived from them, and error feedback starts at
 zero.
@@ -52,7 +52,7 @@ PREFIXES = ("model/", "rows/", "optimizer/", "rng/", "held/")
 NO_MODEL = ("optimizer/", "rng/", "held/")
 Residuals = dict[int, Tensor]  # see `CodedSum.residuals`
 RANDOM = "rng/torch"
-SLOTS = {"AdamW": ("step", "exp_avg", "exp_avg_sq"), "Adagrad": ("step", "sum")}  # tensors that torch's step needs
+SLOTS = {"AdamW": ("step", "exp_avg", "exp_avg_sq"), "Adagrad": ("step", "sum")}  # state required by torch's step
 
 
 class SavedOptimizer(Value, frozen=True):
@@ -79,7 +79,7 @@ def collect(
     data: dict[str, Any] = {}
     for which, optimizer in optimizers.items():
         names = _names(model, optimizer, which)
-        # With its rates, which a schedule may have changed.
+        # Includes learning rates, which a schedule may have changed.
         groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         numbers: dict[str, dict[str, Any]] = {}
         for parameter, state in optimizer.state.items():
@@ -90,8 +90,8 @@ def collect(
                 else:
                     numbers.setdefault(names[parameter], {})[slot] = value
         data[which] = {"kind": type(optimizer).__name__, "groups": groups, "numbers": numbers}
-    each = {RANDOM: random_state()} | {f"held/{bucket}": x for bucket, x in (residuals or {}).items()}
-    for name, tensor in each.items():
+    per_rank = {RANDOM: random_state()} | {f"held/{bucket}": x for bucket, x in (residuals or {}).items()}
+    for name, tensor in per_rank.items():
         shape, rows = (len(comm.ranks), *tensor.shape), (comm.rank, comm.rank + 1)
         shards.append(LocalShard(name=name, tensor=tensor.unsqueeze(0), shape=shape, rows=rows))
     return shards, {"optimizers": data}
@@ -120,7 +120,7 @@ def restore(
 
 
 def restore_model(checkpoint: Checkpoint, model: nn.Module, *, without: Collection[str] = ()) -> None:
-    """Restore the model's weights only, for inference; `without` these tensors, which stay as they are."""
+    """Restore the model's weights only, for inference; tensors of `without` keep their values."""
     _fill_model(checkpoint, model, state=False, without=without)
 
 
@@ -129,18 +129,18 @@ class WarmStartMatch:
     """The tensors that a warm start took over, by name."""
 
     loaded: list[str] = field(default_factory=list)
-    grown: dict[str, str] = field(default_factory=dict)  # loaded for the first rows only: how many of how many
-    rounded: dict[str, str] = field(default_factory=dict)  # loaded from another row type: which
-    skipped: dict[str, str] = field(default_factory=dict)  # in model and checkpoint, but not loaded: why
+    grown: dict[str, str] = field(default_factory=dict)  # first rows loaded; numbers of rows
+    rounded: dict[str, str] = field(default_factory=dict)  # loaded from another row type; both types
+    skipped: dict[str, str] = field(default_factory=dict)  # in model and checkpoint, but not loaded; reason
     new: list[str] = field(default_factory=list)  # in the model only; they keep their initial values
     unused: list[str] = field(default_factory=list)  # in the checkpoint only
 
     def lines(self) -> list[str]:
         return [
             f"{len(self.loaded)} tensors taken over",
-            *(f"grown: {name}: {how}" for name, how in self.grown.items()),
-            *(f"rounded: {name}: {how}" for name, how in self.rounded.items()),
-            *(f"not taken over: {name}: {why}" for name, why in self.skipped.items()),
+            *(f"grown: {name}: {rows}" for name, rows in self.grown.items()),
+            *(f"rounded: {name}: {types}" for name, types in self.rounded.items()),
+            *(f"not taken over: {name}: {reason}" for name, reason in self.skipped.items()),
             *(f"new: {name}" for name in self.new),
             *(f"not in this model: {name}" for name in self.unused),
         ]
@@ -151,59 +151,59 @@ def warm_start(checkpoint: Checkpoint, model: nn.Module) -> WarmStartMatch:
     check_maps(checkpoint, model)
     reshard(model)
     match, saved = WarmStartMatch(), checkpoint.manifest.tensors
-    mine = {f"model/{name}": _local_shard(f"model/{name}", x).entry for name, x in _dense_tensors(model).items()}
+    dense = {f"model/{name}": _local_shard(f"model/{name}", x).entry for name, x in _dense_tensors(model).items()}
     rows: dict[str, TensorEntry] = {}
     for path, module in table_modules(model):
         rows |= tensor_entries(path, module)
-    for name, want in (mine | rows).items():
+    for name, entry in (dense | rows).items():
         if name not in saved:
             match.new.append(name)
         else:
-            _match(match, name, saved[name], want, grows=name in rows)
+            _match(match, name, saved[name], entry, grows=name in rows)
     loaded = {*match.loaded, *match.grown}
     for shard in _model_parts(checkpoint, model, state=True):
         if shard.name in loaded:
             entry = saved[shard.name]
             end = max(shard.rows[0], min(shard.rows[1], entry.rows))
             checkpoint.fill(replace(shard.cut(shard.rows[0], end), shape=entry.shape))
-    known = mine | rows
+    known = dense | rows
     match.unused.extend(n for n in saved if n not in known and not n.startswith(NO_MODEL))
     return match
 
 
-def _match(match: WarmStartMatch, name: str, there: TensorEntry, here: TensorEntry, *, grows: bool) -> None:
-    """Note whether a tensor is loaded, and how. `there`: in the checkpoint; `here`: in the model."""
-    tables = there.row_type is not None and here.row_type is not None
-    if not tables and there.dtype != here.dtype:
-        match.skipped[name] = f"{there.dtype} there, {here.dtype} here"
-    elif _fits(there, here):
+def _match(match: WarmStartMatch, name: str, saved: TensorEntry, wanted: TensorEntry, *, grows: bool) -> None:
+    """Record in `match` how the tensor `saved` of a checkpoint is loaded into the tensor `wanted` of the model."""
+    tables = saved.row_type is not None and wanted.row_type is not None
+    if not tables and saved.dtype != wanted.dtype:
+        match.skipped[name] = f"{saved.dtype} saved, {wanted.dtype} in this model"
+    elif _fits(saved, wanted):
         match.loaded.append(name)
     elif (
         grows
-        and there.shape
-        and here.shape
-        and _fits(structs.replace(there, shape=(here.rows, *there.shape[1:])), here)
+        and saved.shape
+        and wanted.shape
+        and _fits(structs.replace(saved, shape=(wanted.rows, *saved.shape[1:])), wanted)
     ):
-        match.grown[name] = f"{min(here.rows, there.rows)} of {here.rows} rows, {there.rows} there"
+        match.grown[name] = f"{min(wanted.rows, saved.rows)} of {wanted.rows} rows, {saved.rows} saved"
     else:
-        match.skipped[name] = f"{there.shape} there, {here.shape} here"
+        match.skipped[name] = f"{saved.shape} saved, {wanted.shape} in this model"
         return
-    if tables and there.row_type != here.row_type:
-        match.rounded[name] = f"{there.row_type} there, {here.row_type} here"
+    if tables and saved.row_type != wanted.row_type:
+        match.rounded[name] = f"{saved.row_type} saved, {wanted.row_type} in this model"
 
 
-def _fits(there: TensorEntry, here: TensorEntry) -> bool:
+def _fits(saved: TensorEntry, wanted: TensorEntry) -> bool:
     """Whether the shapes agree."""
     # Optimizer state of one number per row is saved once per column block where columns of a row were on several ranks.
-    blocks = here.row_type is None and len(here.shape) == 1 and len(there.shape) == 2
-    return there.shape[: 1 if blocks else None] == here.shape
+    blocks = wanted.row_type is None and len(wanted.shape) == 1 and len(saved.shape) == 2
+    return saved.shape[: 1 if blocks else None] == wanted.shape
 
 
 def _fill_model(checkpoint: Checkpoint, model: nn.Module, *, state: bool, without: Collection[str] = ()) -> set[str]:
     """Fill this rank's shard of the model; raises if the checkpoint lacks a tensor. Returns all names of the model."""
     check_maps(checkpoint, model)
     names = check_weights(checkpoint, model, state=state)
-    parts, left_out = _model_parts(checkpoint, model, state=state), _lacking(checkpoint, model) | set(without)
+    parts, left_out = _model_parts(checkpoint, model, state=state), _missing_optional(checkpoint, model) | set(without)
     checkpoint.fill_all(shard for shard in parts if shard.name not in left_out)
     return names
 
@@ -215,21 +215,21 @@ def check_weights(checkpoint: Checkpoint, model: nn.Module, *, state: bool = Fal
         tables = tensor_entries(path, module)
         entries |= {name: entry for name, entry in tables.items() if state or is_needed_for_lookups(name)}
     dense = {f"model/{name}": LocalShard.whole(f"model/{name}", x).entry for name, x in _dense_tensors(model).items()}
-    entries |= {name: entry for name, entry in dense.items() if name not in _lacking(checkpoint, model)}
+    entries |= {name: entry for name, entry in dense.items() if name not in _missing_optional(checkpoint, model)}
     for name, wanted in entries.items():
         # Checked on every rank, also for tensors of other ranks: all must raise, or none.
-        there = checkpoint.entry(name)
-        if not _fits(there, wanted):
+        saved = checkpoint.entry(name)
+        if not _fits(saved, wanted):
             raise CheckpointError(
-                f"{checkpoint.folder}: {name}: got {there.shape} of {there.dtype}",
+                f"{checkpoint.folder}: {name}: got {saved.shape} of {saved.dtype}",
                 f"{wanted.shape} of {wanted.dtype}",
                 hint="warm-start with init_from instead",
             )
     return {*entries}
 
 
-def _lacking(checkpoint: Checkpoint, model: nn.Module) -> set[str]:
-    """Tensors that checkpoints of earlier versions lack, and that then stay as they are."""
+def _missing_optional(checkpoint: Checkpoint, model: nn.Module) -> set[str]:
+    """Optional tensors missing in this checkpoint of an earlier version; they keep their values."""
     modules = model.named_modules(remove_duplicate=False)
     named = ((path, name) for path, module in modules for name in getattr(module, "optional_state", ()))
     return {f"model/{path}.{name}" if path else f"model/{name}" for path, name in named} - set(checkpoint.names())
@@ -319,7 +319,7 @@ def _restore_optimizer(checkpoint: Checkpoint, model: nn.Module, which: str, opt
 
 
 def _local_shard(name: str, tensor: Tensor, *, shared: bool = True) -> LocalShard:
-    """A whole tensor, or this rank's rows of a sharded one."""
+    """A whole tensor, or this rank's rows of a sharded tensor."""
     if not is_dtensor(tensor):
         return LocalShard.whole(name, tensor, shared=shared)
     part = local_rows(tensor)
@@ -327,7 +327,7 @@ def _local_shard(name: str, tensor: Tensor, *, shared: bool = True) -> LocalShar
 
 
 def _writes(tensor: Tensor, comm: Comm) -> bool:
-    """Whether this rank saves its part of a tensor: of a sharded one, the first ranks that share it do."""
+    """Whether this rank saves its part of a tensor; of replicated shards, those of the first ranks are saved."""
     if not is_dtensor(tensor):
         return True
     part = local_rows(tensor)
@@ -335,7 +335,7 @@ def _writes(tensor: Tensor, comm: Comm) -> bool:
 
 
 def _load_slot(checkpoint: Checkpoint, name: str, parameter: Tensor) -> Tensor:
-    """Optimizer state of a parameter, sharded as it is."""
+    """Optimizer state of a parameter, sharded like the parameter."""
     if not is_dtensor(parameter) or checkpoint.entry(name).shape != tuple(parameter.shape):
         return checkpoint.load(name)
     loaded = torch.zeros_like(parameter, requires_grad=False)

@@ -337,8 +337,8 @@ def test_rows_of_other_ids_are_refused(tmp_path, trained):
     write(tmp_path / "ckpt", *collect(trained, {}))
     saved = Checkpoint.open(tmp_path / "ckpt")
     for match, tables in (
-        ("table 'item' is managed and has 256 rows, and in this model 512", make_tables(rows=512)),
-        ("table 'item' is managed, and in this model it is not", [mapped]),
+        ("table 'item' is managed and has 256 rows, but 512 in this model", make_tables(rows=512)),
+        ("table 'item' is managed, but not in this model", [mapped]),
     ):
         for load in (lambda net: warm_start(saved, net), lambda net: restore(saved, net, {})):
             with pytest.raises(CheckpointError, match=match):
