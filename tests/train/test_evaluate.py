@@ -1,6 +1,7 @@
 """Evaluation in batches finds what scikit-learn finds over all samples at once."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -176,8 +177,8 @@ def retrieval_batches(rows, size):
 
 
 def search(model, known, asked, size=7, feature="item", **more):
-    streams = {"known": lambda: retrieval_batches(known, size), "asked": lambda: retrieval_batches(asked, size)}
-    return RetrievalEvaluator(model, feature, **streams, task="click", **more)
+    train, queries = (partial(retrieval_batches, rows, size) for rows in (known, asked))
+    return RetrievalEvaluator(model, feature, train_batches=train, query_batches=queries, task="click", **more)
 
 
 def with_items(count, seed, most):

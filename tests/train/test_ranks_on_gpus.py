@@ -63,7 +63,7 @@ def clicks_on(model, training, comm, batches):
 
 
 def items_on(model, training, comm, batches):
-    streams = {"known": lambda: batches, "asked": lambda: batches}
+    streams = {"train_batches": lambda: batches, "query_batches": lambda: batches}
     return InBatch(model, "item", None, comm=comm), RetrievalEvaluator(
         model, "item", **streams, task="clicked", ks=(3,), comm=comm
     )

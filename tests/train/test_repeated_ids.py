@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise.train import repeats
-from rowwise.train.repeats import MOST, IdSample
+from rowwise.train.repeats import MAX_SAMPLED, IdSample
 
 ids = st.lists(st.integers(0, 60) | st.integers(0, 2**62), max_size=40)
 
@@ -27,7 +27,7 @@ def facts(made):
 def test_a_sample_is_of_what_was_seen_and_not_of_how(parts, cut, most):
     """In one go, or by two ranks that saw some each, in any order: the same ids with all of their counts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repeats, "MOST", most)
+        patch.setattr(repeats, "MAX_SAMPLED", most)
         everything = [i for part in parts for i in part]
         whole, turned = seen([everything]), seen(parts[::-1])
         one, other = seen(parts[:cut]), seen(parts[cut:])
@@ -45,11 +45,11 @@ def test_different_ids_of_a_part(drawn, size):
     """What a draw has on average: exact at the ends, and rising with its size in between."""
     made = seen([drawn])
     size = min(size, len(drawn))
-    one, some, every = made.different(np.array([1e-9, size, len(drawn)]))
+    one, some, every = made.expected_distinct(np.array([1e-9, size, len(drawn)]))
     assert one == pytest.approx(1e-9, rel=1e-4)
     assert every == len(set(drawn))
     assert one <= some <= min(size, every) + 1e-9
-    assert made.different(np.array([10.0 * len(drawn)]))[0] == every  # no more than was looked at
+    assert made.expected_distinct(np.array([10.0 * len(drawn)]))[0] == every  # no more than was looked at
 
 
 @pytest.mark.parametrize("rows", [1_000, 100_000, 5_000_000])
@@ -57,8 +57,8 @@ def test_many_ids(rows):
     generator = torch.Generator().manual_seed(rows)
     drawn = (torch.rand(400_000, generator=generator) ** 3 * rows).long() * 64  # a stride, as hashes of ids may have
     made = seen(drawn.split(50_000))
-    assert len(made.ids_D) <= MOST
+    assert len(made.ids_D) <= MAX_SAMPLED
     want = len(drawn.unique())
-    assert made.different(np.array([400_000.0]))[0] == pytest.approx(want, rel=0.1)
+    assert made.expected_distinct(np.array([400_000.0]))[0] == pytest.approx(want, rel=0.1)
     part = drawn[torch.randperm(400_000, generator=generator)[:50_000]]
-    assert made.different(np.array([50_000.0]))[0] == pytest.approx(len(part.unique()), rel=0.1)
+    assert made.expected_distinct(np.array([50_000.0]))[0] == pytest.approx(len(part.unique()), rel=0.1)

@@ -447,7 +447,7 @@ def test_what_elastic_refuses():
         Training(virtual_shards=0)
 
     def uneven(comm):
-        want = r"8 virtual shards: got \[1000, 1048\] samples on 2 ranks: expected one batch a rank, of \[1024"
+        want = r"8 virtual shards: got \[1000, 1048\] samples on 2 ranks: expected one batch per rank, of \[1024"
         with pytest.raises(BatchError, match=want):
             trained(comm, make_mlp(), elastic, [[[1000, 1048]]])
         with pytest.raises(BatchError, match=r"rank.*a multiple of 2048"):

@@ -86,7 +86,13 @@ def trained(comm, towers, loss, *, hardest, correct):
         return [split(batch, sizes_of(20, len(comm.ranks), k + 3))[comm.rank] for k, batch in enumerate(batches)]
 
     evaluator = RetrievalEvaluator(
-        model, "item", known=partial(parts, known), asked=partial(parts, asked), task="met", ks=(1, 3), comm=comm
+        model,
+        "item",
+        train_batches=partial(parts, known),
+        query_batches=partial(parts, asked),
+        task="met",
+        ks=(1, 3),
+        comm=comm,
     )
     vectors = model.vectors(make_batch(9, 50) if comm.rank == 0 else make_batch(0, 50))
     return losses, buffers, evaluator().tasks["met"], [x.detach() for x in vectors]
@@ -126,7 +132,12 @@ def test_a_sample_of_two_items_ends_all_ranks():
     def rank(comm):
         batches = [bad if comm.rank == 1 else good]
         evaluator = RetrievalEvaluator(
-            sharded(comm, towers), "item", known=lambda: batches, asked=lambda: batches, task="met", comm=comm
+            sharded(comm, towers),
+            "item",
+            train_batches=lambda: batches,
+            query_batches=lambda: batches,
+            task="met",
+            comm=comm,
         )
         model = sharded(comm, towers)
         context = StepContext.create(model, InBatch(model, "item", None, comm=comm), Training(), Breakdown(), comm)

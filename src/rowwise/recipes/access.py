@@ -73,12 +73,12 @@ def fit_access(repeats: IdSample, rows: int, pooling: float, batch: int) -> Acce
     counted = float(repeats.looked_at)
     batch_ids = min(max(pooling * batch, 1.0), counted)
     sizes_P = np.unique(np.geomspace(max(batch_ids / SMALLEST, 1.0), counted, SIZES).round())
-    distinct_P = repeats.different(sizes_P)
+    distinct_P = repeats.expected_distinct(sizes_P)
     candidates = np.meshgrid(_guess_active_rows(repeats, rows), ZIPF_Q, np.maximum(batch_ids / ANCHORS, 1.0))
     active_G, fraction_G, anchor_G = (x.ravel() for x in candidates)
     q_G = fraction_G * active_G
     cells = RankCells(q_G, active_G)
-    a_G = _solve_zipf_a(cells, anchor_G, repeats.different(anchor_G))
+    a_G = _solve_zipf_a(cells, anchor_G, repeats.expected_distinct(anchor_G))
     share_GC = cells.shares(a_G)
     expected_PG = np.stack([cells.distinct(share_GC, np.full(len(a_G), size)) for size in sizes_P])
     # Relative errors, weighted by the counts, as small counts have larger relative errors.
@@ -95,7 +95,7 @@ def fit_access(repeats: IdSample, rows: int, pooling: float, batch: int) -> Acce
 
 def _guess_active_rows(repeats: IdSample, rows: int) -> Floats:
     """Candidates from all rows down to the distinct ids seen, and an estimate for uniform access."""
-    seen = float(repeats.different(np.array([float(repeats.looked_at)]))[0])
+    seen = float(repeats.expected_distinct(np.array([float(repeats.looked_at)]))[0])
     once, twice = (float((repeats.counts_D == times).sum()) * 2**repeats.level for times in (1, 2))
     estimate = seen + once**2 / max(2 * twice, 1.0)  # Chao's estimator
     least = min(max(seen, 1.0), float(rows))

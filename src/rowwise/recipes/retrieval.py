@@ -87,8 +87,8 @@ class VectorFamily(Family, ABC):
         return RetrievalEvaluator(
             model,
             config.item,
-            known=lambda: asked.batches(train),
-            asked=asked.batches,
+            train_batches=lambda: asked.batches(train),
+            query_batches=asked.batches,
             task=asked.resolved.tasks[0],
             ks=config.ks,
             comm=asked.comm,

@@ -1,7 +1,7 @@
 """Training: the step, the loop, metrics, and the state that a resumed run needs.
 
-`Trainer` trains any module over `Embeddings`; `rowwise.recipes` makes one of a recipe. Names are loaded when first
-used: recipes are read without torch.
+`Trainer` trains any module over `Embeddings`; `rowwise.recipes` makes a trainer from a recipe. Names are loaded when
+first used: recipes are read without torch.
 """
 
 from typing import TYPE_CHECKING

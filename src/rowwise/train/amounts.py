@@ -54,7 +54,7 @@ class AmountValues:
 
 
 class AmountMetrics:
-    """Metrics of amounts, over all batches and over the newest `window` of them."""
+    """Metrics of amounts, over all batches and over the newest `window` batches."""
 
     __slots__ = ("_loss", "_sums", "_tasks")
 
@@ -63,7 +63,7 @@ class AmountMetrics:
         self._sums = RunSums(window, SUMS, len(tasks))
 
     def add(self, samples: Samples) -> None:
-        """Count samples, whose logits are outputs of the model."""
+        """Count samples; their `logits_NK` are outputs of the model."""
         samples.check_tasks(len(self._tasks))
         self._sums.add(parts_of(torch.stack(_measures(self._loss, samples))).sum(2))
 
@@ -72,34 +72,34 @@ class AmountMetrics:
         return ()
 
     def merge_state(self, state: Mapping[str, object]) -> None:
-        """Add what another rank has saved."""
+        """Add the counts of another rank."""
         self._sums.merge(self.restored(state)._sums)
 
     def value(self) -> dict[str, AmountValues]:
         """The metrics of each label, by its name."""
         totals = (_values(self._loss, parts) for parts in (self._sums.all_3SK, self._sums.recent()))
-        return {task: AmountValues(*both) for task, *both in zip(self._tasks, *totals, strict=True)}
+        return {task: AmountValues(*values) for task, *values in zip(self._tasks, *totals, strict=True)}
 
     def state(self) -> State:
         return {"amounts.all": self._sums.all_3SK, "amounts.recent": self._sums.newest()}
 
     def restored(self, state: Mapping[str, object]) -> Self:
-        """Metrics like these, with the counts that `state` saved."""
-        made, shape = type(self)(self._tasks, self._sums.window, self._loss), self._sums.all_3SK.shape
+        """Metrics with these settings and the counts that `state` saved."""
+        metrics, shape = type(self)(self._tasks, self._sums.window, self._loss), self._sums.all_3SK.shape
         recent = read_tensor(state, "amounts.recent", (None, *shape))
-        made._sums.restore(read_tensor(state, "amounts.all", shape), recent)
-        return made
+        metrics._sums.restore(read_tensor(state, "amounts.all", shape), recent)
+        return metrics
 
 
 def _measures(loss: AmountLoss, samples: Samples) -> tuple[Tensor, ...]:
-    """The terms of the sums, [N, K] each; a sample's do not depend on its place, see `entropy.py`."""
+    """The terms of the sums, [N, K] each; terms do not depend on a sample's position, see `entropy.py`."""
     outputs_NK, labels_NK, weights_NK = samples.logits_NK, samples.labels_NK, samples.weights_NK
     targets_NK = loss.link.targets(labels_NK)
     zero_NK = torch.zeros_like(targets_NK)
     if isinstance(loss, Poisson):
-        predicted_NK = _at_any_place(outputs_NK, torch.exp)
+        predicted_NK = _apply_in_vectors(outputs_NK, torch.exp)
         losses_NK = predicted_NK - targets_NK * outputs_NK
-        logs_NK = _at_any_place(targets_NK.clamp(min=torch.finfo(torch.float64).tiny), torch.log)
+        logs_NK = _apply_in_vectors(targets_NK.clamp(min=torch.finfo(torch.float64).tiny), torch.log)
         deviance_NK = 2 * (targets_NK * (logs_NK - outputs_NK) - targets_NK + predicted_NK)
     else:
         predicted_NK, deviance_NK = outputs_NK, zero_NK
@@ -112,7 +112,8 @@ def _measures(loss: AmountLoss, samples: Samples) -> tuple[Tensor, ...]:
     return counted_NK, weights_NK, *(torch.where(weights_NK > 0, term * weights_NK, 0.0) for term in terms)
 
 
-def _at_any_place(x_NK: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+def _apply_in_vectors(x_NK: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply a function elementwise, with vector instructions only: see `entropy.py`."""
     size = x_NK.numel()
     with one_thread():
         padded = F.pad(x_NK.reshape(-1), (0, -size % VECTORS), value=1.0)
@@ -120,8 +121,8 @@ def _at_any_place(x_NK: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _values(loss: AmountLoss, parts_3SK: Tensor) -> list[Values]:
-    facts = zip(loss.link.offset, loss.link.unit, strict=True)
-    return [_value(loss, *fact, *sums) for fact, sums in zip(facts, to_float64(parts_3SK).T.tolist(), strict=True)]
+    links = zip(loss.link.offset, loss.link.unit, strict=True)
+    return [_value(loss, *link, *sums) for link, sums in zip(links, to_float64(parts_3SK).T.tolist(), strict=True)]
 
 
 def _value(  # noqa: PLR0913 - the sums
@@ -130,21 +131,21 @@ def _value(  # noqa: PLR0913 - the sums
 ) -> Values:  # fmt: skip
     if not weight > 0:
         return dict.fromkeys(metric_names(loss), math.nan) | {"count": count}
-    of_labels, of_predictions = (offset * weight + unit * total for total in (label, predicted))
+    label_sum, prediction_sum = (offset * weight + unit * total for total in (label, predicted))
     spread = squares - label**2 / weight
     values = {
         "loss": losses / weight,
         "rmse": unit * math.sqrt(squared / weight),
         "mae": unit * absolute / weight,
         "r2": 1 - squared / spread if spread > 0 else math.nan,
-        "calibration": of_predictions / of_labels if of_labels else math.nan,
-        "base_rate": of_labels / weight,
+        "calibration": prediction_sum / label_sum if label_sum else math.nan,
+        "base_rate": label_sum / weight,
         "count": count,
     }
     return values | ({"poisson_deviance": unit * deviance / weight} if isinstance(loss, Poisson) else {})
 
 
 def metric_names(loss: AmountLoss) -> tuple[str, ...]:
-    """The metrics that are measured."""
+    """Names of the metrics of amounts with this loss."""
     names = ("loss", "rmse", "mae", "r2", "calibration", "base_rate", "count")
     return (*names, "poisson_deviance") if isinstance(loss, Poisson) else names

@@ -26,17 +26,7 @@ from torch import Tensor
 
 from rowwise.tables.ops.threads import one_thread
 from rowwise.train.samples import Samples
-from rowwise.train.state import (
-    State,
-    check_alike,
-    check_positive,
-    join,
-    merge_newest,
-    narrow,
-    part,
-    read_int,
-    read_tensor,
-)
+from rowwise.train.state import State, check_equal, check_positive, join, merge_newest, part, read_int, read_tensor
 
 AXIS = 16.0  # logits beyond it share a bin at either end; sigmoid(16) is 1e-7 from 1
 KEEP = 1 << 17  # scores; `value` sorts them in about 10 ms
@@ -44,7 +34,7 @@ KEEP = 1 << 17  # scores; `value` sorts them in about 10 ms
 
 @dataclass(frozen=True, slots=True)
 class AucValue:
-    """One task's area under the ROC curve, and a bound of its error."""
+    """A task's area under the ROC curve, and a bound on its error."""
 
     auc: float
     bound: float
@@ -64,7 +54,7 @@ class BinnedAuc:
         self._counts_K2M = torch.zeros(tasks, 2, check_positive("bins", bins) + 2, dtype=torch.float64)
 
     def add(self, samples: Samples, row_NK: Tensor | None = None) -> None:
-        """Count samples that were checked when they were made: each in the histogram of its row, or of its task."""
+        """Count samples, which were checked when they were made, in the histograms of `row_NK`, or of their tasks."""
         rows, _, bins = self._counts_K2M.shape
         if row_NK is None:
             samples.check_tasks(rows)
@@ -72,14 +62,14 @@ class BinnedAuc:
         # Indices in float64, which holds integers exactly up to 2**53. Rounding keeps the order of logits, which is
         # all that the bound needs.
         bin_NK = (samples.logits_NK * ((bins - 2) / (2 * AXIS)) + bins / 2).floor_().clamp_(0, bins - 1)
-        place_NK = bin_NK.add_(samples.labels_NK, alpha=bins).add_(row_NK * (2 * bins)).long()
-        place_NK.clamp_(0, self._counts_K2M.numel() - 1)  # unchecked labels must not write out of bounds
+        index_NK = bin_NK.add_(samples.labels_NK, alpha=bins).add_(row_NK * (2 * bins)).long()
+        index_NK.clamp_(0, self._counts_K2M.numel() - 1)  # unchecked labels must not write out of bounds
         mass_NK = torch.ones_like(samples.logits_NK) if samples.weights_NK is None else samples.weights_NK
         self._counts_K2M = self._counts_K2M.to(mass_NK.device)
-        self._counts_K2M.view(-1).index_add_(0, place_NK.view(-1), mass_NK.reshape(-1))
+        self._counts_K2M.view(-1).index_add_(0, index_NK.view(-1), mass_NK.reshape(-1))
 
     def merge(self, other: "BinnedAuc") -> None:
-        check_alike("(tasks, 2, bins)", tuple(self._counts_K2M.shape), tuple(other._counts_K2M.shape))
+        check_equal("(tasks, 2, bins)", tuple(self._counts_K2M.shape), tuple(other._counts_K2M.shape))
         self._counts_K2M = self._counts_K2M + other._counts_K2M.to(self._counts_K2M.device)
 
     def counts(self) -> Tensor:
@@ -96,10 +86,10 @@ class BinnedAuc:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """The metric that `state` saved, with the same bits."""
-        made = cls(read_int(state, "tasks"), read_int(state, "bins"))
-        made._counts_K2M = read_tensor(state, "counts", made._counts_K2M.shape)
-        return made
+        """The metric that `state` saved, bit-exactly."""
+        metric = cls(read_int(state, "tasks"), read_int(state, "bins"))
+        metric._counts_K2M = read_tensor(state, "counts", metric._counts_K2M.shape)
+        return metric
 
 
 class Auc:
@@ -114,7 +104,7 @@ class Auc:
         self._tasks, self._keep = tasks, check_positive("keep", keep)
         self._bins = BinnedAuc(tasks, bins)
         self._kept: list[Tensor] = []  # chunks of `_scores`
-        self._samples = 0  # more than `keep`: none is kept
+        self._samples = 0  # of all batches; above `keep` no scores are kept
 
     @property
     def _is_exact(self) -> bool:
@@ -126,7 +116,7 @@ class Auc:
         self._extend([_scores(samples)] if self._is_exact else [], len(samples))
 
     def merge(self, other: "Auc") -> None:
-        check_alike("keep", self._keep, other._keep)
+        check_equal("keep", self._keep, other._keep)
         self._bins.merge(other._bins)
         self._extend(other._kept, other._samples)
 
@@ -135,7 +125,7 @@ class Auc:
         return self._bins.counts()
 
     def value(self) -> tuple[AucValue, ...]:
-        """One area for each task; the bound is 0 while it is exact."""
+        """One area for each task; the bound is 0 while areas are exact."""
         return exact_areas(_concatenate_chunks(self._kept, self._tasks)) if self._is_exact else self._bins.value()
 
     def state(self) -> State:
@@ -146,14 +136,14 @@ class Auc:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """The metric that `state` saved, with the same bits."""
+        """The metric that `state` saved, bit-exactly."""
         bins, exact = BinnedAuc.from_state(part(state, "bins")), part(state, "exact")
-        made = cls(len(bins.counts()), read_int(state, "keep"), bins=1)
-        made._bins, made._samples = bins, made._keep + 1
+        metric = cls(len(bins.counts()), read_int(state, "keep"), bins=1)
+        metric._bins, metric._samples = bins, metric._keep + 1
         if exact:
-            scores = _read_scores(exact, None, made._tasks)
-            made._kept, made._samples = [scores], scores.shape[1]
-        return made
+            scores = read_tensor(exact, "scores", (3, None, metric._tasks))
+            metric._kept, metric._samples = [scores], scores.shape[1]
+        return metric
 
     def _extend(self, chunks: list[Tensor], samples: int) -> None:
         self._samples += samples
@@ -161,7 +151,7 @@ class Auc:
 
 
 class RecentAuc:
-    """The exact area of the newest `batches`; of fewer batches if they have more than `most` samples together.
+    """The exact area of the newest `batches`, or of fewer batches, to have at most `most` samples.
 
     The newest batch is always kept. Windows of several ranks merge batch by batch, newest with newest.
     """
@@ -171,17 +161,17 @@ class RecentAuc:
     def __init__(self, batches: int, tasks: int = 1, most: int = 1 << 20) -> None:
         self._tasks, self._most = check_positive("tasks", tasks), check_positive("most", most)
         self._batches = check_positive("batches", batches)
-        self._kept: deque[Tensor] = deque()  # of each batch its `_scores`
+        self._kept: deque[Tensor] = deque()  # `_scores` of each batch
         self._samples = 0
 
     def add_batches(self, samples: Samples, sizes: Sequence[int]) -> None:
-        """Keep the samples of several batches, of these sizes, and forget the oldest, once there are more than fit."""
+        """Keep the samples of n batches of these sizes, and drop the oldest beyond the limits."""
         samples.check_tasks(self._tasks)
         self._keep(list(_scores(samples).split(list(sizes), 1)))
 
     def merge(self, other: "RecentAuc") -> None:
         for name in ("tasks", "batches", "most"):
-            check_alike(name, getattr(self, f"_{name}"), getattr(other, f"_{name}"))
+            check_equal(name, getattr(self, f"_{name}"), getattr(other, f"_{name}"))
         merged = merge_newest(list(self._kept), list(other._kept), lambda a, b: torch.cat([a, b.to(a.device)], 1))
         self._kept, self._samples = deque(), 0
         self._keep(merged)
@@ -197,13 +187,13 @@ class RecentAuc:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """The metric that `state` saved, with the same bits."""
-        made = cls(read_int(state, "batches"), read_int(state, "tasks"), read_int(state, "most"))
+        """The metric that `state` saved, bit-exactly."""
+        metric = cls(read_int(state, "batches"), read_int(state, "tasks"), read_int(state, "most"))
         sizes = read_tensor(state, "sizes", (None,), torch.int64).tolist()
-        scores = _read_scores(state, sum(sizes), made._tasks)
+        scores = read_tensor(state, "scores", (3, sum(sizes), metric._tasks))
         # Copies: views would keep the memory of the whole window alive.
-        made._keep([chunk.clone() for chunk in scores.split(sizes, 1)])
-        return made
+        metric._keep([chunk.clone() for chunk in scores.split(sizes, 1)])
+        return metric
 
     def _keep(self, chunks: list[Tensor]) -> None:
         self._kept.extend(chunks)
@@ -213,7 +203,7 @@ class RecentAuc:
 
 
 def exact_areas(scores_3NK: Tensor) -> tuple[AucValue, ...]:
-    """The area of each task, from logits and masses of all its samples."""
+    """The area of each task, from the `_scores` of its samples."""
     with one_thread():
         return tuple(_exact(*_order_ties(scores_3NK[:, :, k])) for k in range(scores_3NK.shape[2]))
 

@@ -1,8 +1,8 @@
-"""All-reduce of encoded numbers: 16 bits each, fewer with a scale for each run of numbers, or the largest of each run.
+"""All-reduce of encoded numbers: 16 bits each, fewer bits with a scale per run of numbers, or top-k of each run.
 
 It is a reduce-scatter and an all-gather. Each rank receives one share of the numbers from all ranks, encoded, adds
-them in float32 and in rank order, and sends the encoded sum to all. Every rank decodes the same bytes, those of its own
-share too, so all end with the same bits. With error feedback a rank keeps the rounding errors of its encodings
+them in float32 and in rank order, and sends the encoded sum to all. Every rank decodes the same bytes, also of its own
+share, so all ranks end with the same bits. With error feedback a rank keeps the rounding errors of its encodings
 (`residuals`) and adds them to the numbers of the next step, so that errors do not accumulate over steps.
 
 Known limits: sums beyond the range of fp16 become infinite.
@@ -38,7 +38,7 @@ class CodedSum:
         """Send each rank its share of the bucket."""
         runs_RC = F.pad(flat_N.float(), (0, -len(flat_N) % RUN)).view(-1, RUN)
         residual_RC = self.residuals.get(bucket)
-        # A run that is resumed with another way to sum has residuals of other numbers.
+        # A run that is resumed with another kind of sum has residuals of other shapes.
         if self._feedback and residual_RC is not None and residual_RC.shape == runs_RC.shape:
             runs_RC = runs_RC + residual_RC
         packed_P = self._codec.encode(runs_RC)
@@ -48,8 +48,8 @@ class CodedSum:
         return self._comm.all_to_all(packed_P, sizes_W, [sizes_W[self._comm.rank]] * len(sizes_W), "dense")
 
     def finish(self, handles: Sequence[Work], sizes: Sequence[int]) -> list[Tensor]:
-        """The sums of all buckets, which had these sizes."""
-        # Two passes: all gathers have started before the first is waited for.
+        """The sums of all buckets, which have these sizes."""
+        # Two passes: all gathers are in flight before the first wait.
         gathers = [
             self._add(bucket, handle.wait(), size)
             for bucket, (handle, size) in enumerate(zip(handles, sizes, strict=True))
@@ -60,9 +60,9 @@ class CodedSum:
         """Add this rank's share over ranks, and start gathering it."""
         shares_W = self._shares(size)
         begin, end = shares_W[self._comm.rank]
-        first_RC, *others = self._decode(packed_P).view(len(shares_W), end - begin, RUN).unbind()
+        first_RC, *remaining = self._decode(packed_P).view(len(shares_W), end - begin, RUN).unbind()
         total_RC = first_RC.clone()
-        for runs_RC in others:
+        for runs_RC in remaining:
             total_RC += runs_RC
         packed_P = self._codec.encode(total_RC)
         if self._feedback:
@@ -70,7 +70,7 @@ class CodedSum:
         return self._comm.all_gather(packed_P, [(end - begin) * self._run_bytes for begin, end in shares_W], "dense")
 
     def _shares(self, size: int) -> list[tuple[int, int]]:
-        """The runs that each rank adds."""
+        """The range of runs that each rank adds."""
         runs, world = -(-size // RUN), len(self._comm.ranks)
         return [(runs * w // world, runs * (w + 1) // world) for w in range(world)]
 

@@ -1,10 +1,10 @@
 """`compile_dense`: torch.compile for the layers of a model's dense side, in place; lookups and exchanges do not change.
 
-A layer is what FSDP would gather at once, or smaller: see `dense_parallel.find_units`. Its `forward` is compiled: names
-of parameters, hooks and the order of collectives do not change. Layers of equal shapes share code.
+A layer is an FSDP unit or smaller: see `dense_parallel.find_units`. Only its `forward` is compiled: names of
+parameters, hooks and the order of collectives do not change. Layers of equal shapes share code.
 
-The code is for batches of one size, that of all steps but an epoch's last. Torch splits sums by the size that it
-compiles for. Code for all sizes would depend on the first batch, and a resumed run may begin with a shorter one. Other
+The code is for one batch size, that of all steps but an epoch's last: torch splits sums by the size that it compiles
+for. Code for dynamic sizes would depend on the first batch, and a resumed run may begin with a shorter batch. Other
 batches, evaluations and layers over histories are not compiled.
 """
 
@@ -21,14 +21,14 @@ from rowwise.base.errors import NativeError
 from rowwise.tables.ops.linear import current_library
 from rowwise.train.dense_parallel import find_units
 
-VARIANTS = 4  # of a layer: with autocast or not, with gradients of its inputs or not
+VARIANTS = 4  # compiled per layer: with or without autocast, with or without gradients of its inputs
 
 
 def compile_dense(model: nn.Module, samples: int) -> None:
-    """Compile each layer at its first batch of so many samples."""
+    """Compile each layer for batches of `samples`, lazily at its first such batch."""
     check_compiler()
     current_library()  # reads the processor's name from a file, which compiled code cannot
-    units = find_units(model, least=1)
+    units = find_units(model, min_parameters=1)
     limits = torch._dynamo.config  # torch counts code of all layers together, and would silently stop at 8
     limits.recompile_limit = max(limits.recompile_limit, VARIANTS * len(units))
     for unit in units if samples else ():
@@ -39,16 +39,16 @@ def _compile(forward: Callable[..., Tensor], samples: int) -> Callable[..., Tens
     compiled = torch.compile(forward, dynamic=False)
 
     @wraps(forward)
-    def compiled_if_usual(*inputs: Any, **options: Any) -> Tensor:
+    def dispatch(*inputs: Any, **options: Any) -> Tensor:
         tensors = not options and all(isinstance(x, Tensor) and x.dim() > 0 for x in inputs)
-        is_usual = tensors and torch.is_grad_enabled() and all(len(x) == samples for x in inputs)
-        return (compiled if is_usual else forward)(*inputs, **options)
+        is_full_batch = tensors and torch.is_grad_enabled() and all(len(x) == samples for x in inputs)
+        return (compiled if is_full_batch else forward)(*inputs, **options)
 
-    return compiled_if_usual
+    return dispatch
 
 
 def check_compiler() -> None:
-    """Raise unless there are a C++ compiler and Python's headers, which code for a CPU is compiled with."""
+    """Raise unless a C++ compiler and Python's headers are installed, as torch.compile needs both on a CPU."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 

@@ -1,8 +1,8 @@
 """All-reduces the gradients of dense parameters in buckets, while the backward is still running (as torch's DDP does).
 
-Parameters are dealt to buckets from the last to the first, about the order in which a backward reaches them. The
-all-reduce of a bucket starts once all its gradients are computed and those of all buckets before it have started: the
-order in which gradients arrive may differ between ranks, but all ranks must call the same collectives in one order.
+Parameters are assigned to buckets from the last to the first, about the order in which a backward reaches them. The
+all-reduce of a bucket starts once all its gradients are computed and all earlier buckets have started: the order in
+which gradients arrive may differ between ranks, but all ranks must call the same collectives in one order.
 
 Gradients are summed, not averaged: the loss is already a mean over the samples of all ranks. Not supported: sparse
 gradients.
@@ -33,9 +33,9 @@ class DenseGradients:
 
     Args:
         parameters: the trained parameters, in the same order on all ranks.
-        comm: of the training steps.
+        comm: the communicator of the training steps.
         wire: the type in which gradients travel.
-        bucket_bytes: least bytes of gradients in an all-reduce.
+        bucket_bytes: minimum bytes of gradients per all-reduce.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class DenseGradients:
         """A single rank has no buckets and calls no collectives."""
         self._comm = comm
         self._parameters = tuple(parameters) if len(comm.ranks) > 1 else ()
-        self._buckets = _deal(self._parameters, bucket_bytes)
+        self._buckets = _make_buckets(self._parameters, bucket_bytes)
         self._bucket_of: dict[Tensor, int] = {p: index for index, bucket in enumerate(self._buckets) for p in bucket}
         self.coded = _coded_sum(comm, wire) if self._parameters else None
-        self.phase: Phase = no_timing  # around what starts during a backward, for the step breakdown
+        self.phase: Phase = no_timing  # around all-reduces that start during a backward, for the step breakdown
         self.discard()
 
     @property
@@ -83,9 +83,9 @@ class DenseGradients:
         self.discard()
 
     def discard(self) -> None:
-        """Forget the gradients of a step that failed."""
+        """Drop the gradients of a failed step."""
         self._handles: list[Work] = []  # of the buckets whose all-reduce has started
-        self._waiting: list[set[Tensor]] = [set(bucket) for bucket in self._buckets]  # parameters without a gradient
+        self._waiting: list[set[Tensor]] = [set(bucket) for bucket in self._buckets]  # parameters without gradient yet
 
     @torch.no_grad()
     def _ready(self, parameter: Tensor) -> None:
@@ -100,7 +100,7 @@ class DenseGradients:
         self._launch()
 
     def _launch(self, *, everything: bool = False) -> None:
-        """Start the all-reduces of the next buckets, up to the first that waits for a gradient; or of all."""
+        """Start the all-reduces of complete buckets, in order, up to the first incomplete bucket; or of all buckets."""
         while len(self._handles) < len(self._buckets):
             index = len(self._handles)
             if self._waiting[index] and not everything:
@@ -114,7 +114,7 @@ class DenseGradients:
 
 
 def _coded_sum(comm: Comm, wire: Wire) -> CodedSum | TwoLevelSum | None:
-    """Sums by the wire; None: all-reduces of the transport. A collective if they are in two levels."""
+    """The sum that the wire asks for, or None for all-reduces of the transport. A collective for two-level sums."""
     if wire.far is not None and len(comm.topology.near_ranks) > 1:
         return TwoLevelSum(comm, FarType.parse(wire.far), feedback=wire.error_feedback)
     codec = codec_of(wire.dense)
@@ -122,7 +122,7 @@ def _coded_sum(comm: Comm, wire: Wire) -> CodedSum | TwoLevelSum | None:
 
 
 def flatten(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """A copy of all gradients, concatenated; zeros for a missing one."""
+    """A copy of all gradients, concatenated; zeros for missing gradients."""
     return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters])
 
 
@@ -133,23 +133,23 @@ def unflatten(parameters: Sequence[nn.Parameter], flat: Tensor, present: Sequenc
         if not has_gradient:
             parameter.grad = None
             continue
-        # Copied, so that the gradient has the strides of its parameter: fused optimizers walk through both at once.
+        # Copied, so that the gradient has the strides of its parameter: fused optimizers iterate over both at once.
         if parameter.grad is None:
             parameter.grad = torch.empty_like(parameter)
         parameter.grad.copy_(part.view(parameter.shape))
 
 
 def reduce_present(comm: Comm, present: Sequence[bool]) -> Work:
-    """Sum over ranks: how many have each gradient; between hosts, as they have to know it."""
+    """Start to count, for each parameter, the ranks that have its gradient."""
     return comm.all_reduce(torch.tensor(present, dtype=torch.int32), "dense")
 
 
 def bucket_numbers(parameters: Sequence[nn.Parameter]) -> list[int]:
-    """How many numbers each bucket has."""
-    return [sum(p.numel() for p in bucket) for bucket in _deal(parameters, BUCKET_BYTES)]
+    """The number of elements of each bucket."""
+    return [sum(p.numel() for p in bucket) for bucket in _make_buckets(parameters, BUCKET_BYTES)]
 
 
-def _deal(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
+def _make_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
     """Buckets of one type and device, the last parameters first; a bucket is full at `bucket_bytes` or more."""
     buckets: list[list[nn.Parameter]] = []
     held_bytes, kind = 0, None

@@ -1,11 +1,12 @@
-"""Dense parameters that are sharded over ranks: `shard_dense` applies FSDP2 to a model beside its sharded tables.
+"""Sharded dense parameters: `shard_dense` applies FSDP2 to a model beside its sharded tables.
 
-A unit is what is gathered at once: a layer of the model's stacks, or an MLP. Small ones are gathered with the model.
+A unit is a module whose parameters are gathered at once: a layer of the model's stacks, or an MLP. Small modules are
+gathered with the model.
 
-[Note: Construction] `ShardedConstruction` is for models whose dense parameters do not fit a rank. A module that is
-registered in another one has its initial values; each rank then keeps its rows of them, and the parameter moves to the
-meta device. All ranks draw the same numbers in the same order, so initial weights are those of an unsharded model, and
-the most memory is that of the rows and the largest module. Layers in a list hold all their values until they are
+[Note: Construction] `ShardedConstruction` is for models whose dense parameters do not fit a rank. When a module is
+registered in its parent, its initial values exist; each rank then keeps its rows of them, and the parameter moves to
+the meta device. All ranks draw the same numbers in the same order, so initial weights are those of an unsharded model,
+and peak memory is that of the rows and the largest module. Layers in a list hold all their values until they are
 registered: see `stack` in `models/mlp.py`. Values that are set later are an error, unless they are set through `.data`.
 """
 
@@ -27,11 +28,11 @@ from rowwise.tables.ids.make import IdTables
 from rowwise.tables.spec import Topology
 from rowwise.train.settings import DenseParallel
 
-MIN_UNIT = 1 << 12  # parameters; a gather of fewer costs more than they take
+MIN_UNIT = 1 << 12  # parameters; gathering fewer costs more than it saves
 
 
 def shards_of(settings: DenseParallel, topology: Topology) -> int:
-    """The ranks that share the parameters; 1: each has all of them."""
+    """The number of ranks that share the parameters; 1 if they are replicated."""
     world = topology.world
     if settings.kind == "replicate" or world == 1:
         return 1
@@ -47,7 +48,7 @@ def shards_of(settings: DenseParallel, topology: Topology) -> int:
 def shard_dense(
     model: nn.Module, settings: DenseParallel, comm: Comm, construction: "ShardedConstruction | None" = None
 ) -> None:
-    """Shard the dense parameters as the settings say, in place; a collective. Tables have to be sharded already.
+    """Shard the dense parameters by the settings, in place; a collective. Tables have to be sharded already.
 
     With one rank, or replicated, only `recompute` has an effect.
     """
@@ -81,7 +82,7 @@ def check_parameters(model: nn.Module) -> set[nn.Parameter]:
 
 
 def has_id_maps(model: nn.Module) -> bool:
-    """Whether vectors of an id map are projected, by parameters that cannot be sharded."""
+    """Whether an id map projects its vectors, by parameters that cannot be sharded."""
     return any(parameter.requires_grad for parameter in _own_parameters(model))
 
 
@@ -89,9 +90,9 @@ def _own_parameters(model: nn.Module) -> set[nn.Parameter]:
     return {p for module in model.modules() if _has_own_tables(module) for p in module.parameters()}
 
 
-def find_units(model: nn.Module, least: int = MIN_UNIT) -> list[nn.Module]:
-    """The modules whose parameters are gathered together, in the order in which they are registered."""
-    return [unit for unit in _candidates(model) if sum(p.numel() for p in unit.parameters()) >= least]
+def find_units(model: nn.Module, min_parameters: int = MIN_UNIT) -> list[nn.Module]:
+    """The modules whose parameters are gathered together, in order of registration."""
+    return [unit for unit in _candidates(model) if sum(p.numel() for p in unit.parameters()) >= min_parameters]
 
 
 def _candidates(module: nn.Module) -> Iterator[nn.Module]:
@@ -110,11 +111,11 @@ def _has_own_tables(module: nn.Module) -> bool:
 
 
 def unit_shapes(model: nn.Module) -> tuple[list[list[tuple[int, ...]]], list[tuple[int, ...]]]:
-    """Shapes of the parameters of each unit, and of those beside them; before they are sharded."""
+    """Shapes of the parameters of each unit, and of the parameters outside of units; call before `shard_dense`."""
     units = [list(unit.parameters()) for unit in find_units(model)]
     inside = {parameter for unit in units for parameter in unit}
-    own = [p for p in model.parameters() if p.requires_grad and p not in inside]
-    return [[tuple(p.shape) for p in unit] for unit in units], [tuple(p.shape) for p in own]
+    outside = [p for p in model.parameters() if p.requires_grad and p not in inside]
+    return [[tuple(p.shape) for p in unit] for unit in units], [tuple(p.shape) for p in outside]
 
 
 def has_dtensors(model: nn.Module) -> bool:
@@ -123,14 +124,14 @@ def has_dtensors(model: nn.Module) -> bool:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free what a forward without a backward has gathered, so that parameters are this rank's parts again."""
+    """Free parameters gathered by a forward without a backward, so that each rank has only its shards again."""
     for module in model.modules():
         if hasattr(module, "set_custom_all_gather"):  # FSDP's
             cast(Any, module).reshard()
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    """Whether it is a DTensor; asked without an import of torch's, which takes a second."""
+    """Whether it is a DTensor, without the import of its class, which takes a second."""
     return hasattr(tensor, "device_mesh")
 
 
@@ -143,30 +144,30 @@ class LocalRows(NamedTuple):
 
 
 def local_rows(tensor: Any) -> LocalRows:
-    """This rank's rows of a DTensor: all ranks but the last ones have equally many."""
-    mine, shards, count = local_part(tensor.detach()), tensor.device_mesh.size(), len(tensor)
+    """This rank's rows of a DTensor: ceil(rows / shards) on each rank until none are left."""
+    local, shards, count = local_part(tensor.detach()), tensor.device_mesh.size(), len(tensor)
     first = min(tensor.device_mesh.get_local_rank() * -(-count // shards), count)
-    return LocalRows(mine, (first, first + len(mine)), shards)
+    return LocalRows(local, (first, first + len(local)), shards)
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """The rows of a DTensor that this rank has; any other tensor itself."""
+    """This rank's rows of a DTensor; any other tensor as it is."""
     return tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[operator]
 
 
 @final
 class ShardedConstruction:
-    """Inside the `with`, a rank keeps only its rows of the parameters that are made: [Note: Construction].
+    """Inside the `with`, a rank keeps only its rows of new parameters: [Note: Construction].
 
     Args:
-        comm: of all ranks.
-        shards: ranks that share the parameters; 1: all parameters are kept.
+        comm: all ranks.
+        shards: number of ranks that share the parameters; a no-op for 1.
     """
 
     def __init__(self, comm: Comm, shards: int) -> None:
         self._rank, self._shards = comm.rank % shards, shards
         self._rows: dict[nn.Parameter, Tensor] = {}  # by the parameter on the meta device
-        self._moved = WeakIdKeyDictionary()  # that parameter, by the one that was made; two modules may have it
+        self._moved = WeakIdKeyDictionary()  # parameter on the meta device by original, which two modules may share
 
     def __enter__(self) -> Self:
         self._hook = register_module_module_registration_hook(self._take_child)
@@ -180,7 +181,7 @@ class ShardedConstruction:
             self.take(child)
 
     def take(self, module: nn.Module) -> None:
-        """Keep this rank's rows of the parameters of a module, whose initial values are there."""
+        """Keep only this rank's rows of the parameters of an initialised module."""
         for owner in module.modules() if self._shards > 1 else ():
             for name, parameter in owner._parameters.items():
                 if parameter is not None and parameter.requires_grad and parameter.dim() and not parameter.is_meta:
@@ -197,7 +198,7 @@ class ShardedConstruction:
     def rows_by_name(self, model: nn.Module) -> dict[str, Tensor]:
         """This rank's rows of each parameter of the model."""
         self.take(model)
-        found: dict[str, Tensor] = {}
+        rows: dict[str, Tensor] = {}
         for name, parameter in model.named_parameters():
             if parameter in self._rows:
                 if parameter._version:
@@ -205,8 +206,8 @@ class ShardedConstruction:
                         f"parameter {name} was changed after its module was registered",
                         hint="change it inside its module, or set train.dense_parallel.kind=replicate",
                     )
-                found[name] = self._rows.pop(parameter)
-        return found
+                rows[name] = self._rows.pop(parameter)
+        return rows
 
 
 @final
@@ -220,10 +221,10 @@ class FsdpGradients:
         loss.backward()
 
     def finish(self) -> None:
-        """Gradients are sums over all ranks already."""
+        """A no-op: the backward has summed the gradients over all ranks."""
 
     def discard(self) -> None:
-        """No gradient is held back."""
+        """A no-op: no gradients are buffered."""
 
     def norm(self, gradients: Sequence[Tensor]) -> float:
         """The norm of all gradients together; a collective."""

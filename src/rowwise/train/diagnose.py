@@ -1,4 +1,4 @@
-"""Finds the cause of NaN or infinity in a step: the first module whose output has one, the sample, its largest values.
+"""Finds the cause of NaN or infinity in a step: the first module that outputs it, the sample, its largest values.
 
 Runs only after a step has failed, so it may be slow: it repeats the forward with a hook on every module. On several
 ranks it does not repeat the forward, which would be a collective, and reports weights and gradients only.
@@ -18,7 +18,7 @@ from rowwise.tables.spec import Pooling
 
 
 @dataclass(slots=True)
-class _First:
+class _FirstNonFinite:
     """The first module whose output is not finite, and the first such sample."""
 
     name: str = ""
@@ -40,12 +40,12 @@ class _First:
 
 @torch.no_grad()
 def find_cause(model: nn.Module, batches: Sequence[Batch], error: str, *, alone: bool = True) -> str:
-    """The error with its cause. `alone`: a single rank, which can repeat the forward."""
+    """The error with its cause. `alone`: the run has a single rank, which can repeat the forward."""
     bad = [name for name, parameter in model.named_parameters() if not _finite(parameter)]
     if bad:
         return f"{error}; the weights of {bad[0]!r} are not finite: lower train.optimizer.lr, or set train.clip"
     for index, batch in enumerate(batches if alone else ()):
-        first = _First()
+        first = _FirstNonFinite()
         first.watch(model)
         try:
             with torch.compiler.set_stance("force_eager"):  # compiled layers would not call the hooks
@@ -59,7 +59,7 @@ def find_cause(model: nn.Module, batches: Sequence[Batch], error: str, *, alone:
 
 
 def _describe_gradients(model: nn.Module) -> str:
-    """The first dense gradient that is not finite, or the largest: the norm of finite gradients may overflow, too."""
+    """The first dense gradient that is not finite, else the largest: the norm of finite gradients may overflow."""
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None and p.grad.numel()}
     bad = [name for name, grad in grads.items() if not _finite(grad)]
     if bad:
@@ -71,14 +71,14 @@ def _describe_gradients(model: nn.Module) -> str:
 
 def _describe_largest(model: nn.Module, batches: Sequence[Batch]) -> str:
     """The sample with the largest dense number, the most common cause of an overflow; and other remedies."""
-    way_out = "lower train.optimizer.lr, or set train.clip"
+    remedy = "lower train.optimizer.lr, or set train.clip"
     sizes = [float(batch.dense_BF.abs().max()) if batch.dense_BF.numel() else 0.0 for batch in batches]
     if not any(sizes):
-        return way_out
+        return remedy
     index = sizes.index(max(sizes))
     batch = batches[index]
     sample = int(batch.dense_BF.abs().argmax()) // batch.dense_BF.shape[1]
-    return f"look at {_describe_sample(model, batch, index, sample)}; else {way_out}"
+    return f"look at {_describe_sample(model, batch, index, sample)}; else {remedy}"
 
 
 def _finite(tensor: Tensor) -> bool:
@@ -103,9 +103,9 @@ def _describe_sample(model: nn.Module, batch: Batch, index: int, sample: int | N
 
 def _vector_lengths(model: nn.Module, batch: Batch, sample: int) -> Iterator[tuple[float, str, str]]:
     """The norms of a sample's pooled vectors, each with table and feature."""
-    behind_maps = {one.stored for one in model.modules() if isinstance(one, IdTables)}
+    mapped = {module.stored for module in model.modules() if isinstance(module, IdTables)}
     for module in model.modules():
-        if isinstance(module, IdTables | Embeddings) and module not in behind_maps:
+        if isinstance(module, IdTables | Embeddings) and module not in mapped:
             vectors = module(batch.sparse)
             for table in module.tables:
                 for feature in table.feature_names if table.pooling is not Pooling.SEQUENCE else ():

@@ -2,9 +2,9 @@
 
 A step's batch is cut into V virtual shards for any number of ranks; rank r computes the r-th run of them, one by one.
 Their gradients are the leaves of the tree in `tables/ops/tree.py`. A rank adds the nodes whose leaves it has, so it
-holds at most two copies of the dense gradients per level of the tree. The nodes above are added reduce-scatter style:
-each rank adds a share of the numbers, then all gather the shares. The methods are those of `DenseGradients`. Not
-supported: overlap with the backward, lossy wires.
+holds at most two copies of the dense gradients per level of the tree. The nodes above are added by a reduce-scatter and
+an all-gather: each rank adds one share of the numbers. The methods are those of `DenseGradients`. Not supported:
+overlap with the backward, lossy wires.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from rowwise.train.dense import flatten, reduce_present, unflatten
 
 @final
 class ElasticGradients:
-    """Sums over all virtual shards: call `backward` for each of this rank's, in order, then `finish`.
+    """Sums over all virtual shards: call `backward` for each shard of this rank, in order, then `finish`.
 
     Args:
         parameters: the trained parameters, in the same order on all ranks.
-        comm: a group that nothing else uses.
+        comm: a group without other collectives.
         virtual_shards: number of shards of all ranks together.
     """
 
@@ -61,7 +61,7 @@ class ElasticGradients:
         self.discard()
 
     def discard(self) -> None:
-        """Forget the gradients of a step that failed."""
+        """Drop the gradients of a failed step."""
         self._done = 0
         self._sums: list[Tensor] = []
         self._present = [False] * len(self._parameters)
@@ -73,11 +73,11 @@ class ElasticGradients:
         shares_W = [bounds[w + 1] - bounds[w] for w in range(world)]
         nodes_W = [nodes_of(w * self._each, (w + 1) * self._each) for w in range(world)]
         # Each rank adds one share of the numbers: it receives that share of every node, in the order of ranks.
-        sent = torch.cat([part_MN.reshape(-1) for part_MN in sums_MN.split(shares_W, 1)])
-        mine = shares_W[comm.rank]
+        packed = torch.cat([part_MN.reshape(-1) for part_MN in sums_MN.split(shares_W, 1)])
+        local = shares_W[comm.rank]
         received = comm.all_to_all(
-            sent, [len(sums_MN) * share for share in shares_W], [len(nodes) * mine for nodes in nodes_W], "dense"
+            packed, [len(sums_MN) * share for share in shares_W], [len(nodes) * local for nodes in nodes_W], "dense"
         ).wait()
         nodes = [node for nodes in nodes_W for node in nodes]
-        root = sum_nodes(nodes, received.view(len(nodes), mine).unbind())
+        root = sum_nodes(nodes, received.view(len(nodes), local).unbind())
         return comm.all_gather(root, shares_W, "dense").wait()

@@ -1,6 +1,6 @@
 """Log loss, normalised entropy, calibration and base rate, from five sums over samples.
 
-    NE          = log loss / entropy of the base rate: 1 is what always predicting the base rate would score
+    NE          = log loss / entropy of the base rate: 1 is the score of always predicting the base rate
     calibration = sum of predictions / sum of labels: 1.1 is 10 % too high
     base rate   = sum of labels / sum of weights
 
@@ -8,7 +8,7 @@ Large logits are safe: the loss is computed from the logit, not from a probabili
 Undefined values (no samples; for NE a base rate of 0 or 1; for calibration no positives) are NaN.
 
 Sums are fixed-point (see `exact.py`), so they have the same bits for any batches and any number of ranks. The terms of
-a sample do not depend on its place in the batch.
+a sample do not depend on its position in the batch.
 
 Letters: N samples, K tasks, 5 sums (samples, weights, labels, predictions, losses), R rows of sums, B batches.
 """
@@ -35,7 +35,7 @@ class EntropyValue:
     """Log loss, calibration and NE of one task."""
 
     count: int  # samples of a weight above 0
-    weight: float  # their weights' sum
+    weight: float  # sum of their weights
     base_rate: float
     log_loss: float
     ne: float
@@ -43,10 +43,10 @@ class EntropyValue:
 
 
 def add_rows(parts_35R: Tensor, samples: Samples, row_NK: Tensor) -> Tensor:
-    """The sums of rows with those of samples, each of which counts in a row of its own for each task."""
-    more_35R = parts_of(torch.stack(_measures(samples)).flatten(1))
-    rows_35R = row_NK.reshape(1, 1, -1).expand(PARTS, SUMS, -1)
-    return carry(parts_35R.to(more_35R.device).scatter_add(2, rows_35R, more_35R))
+    """Sums of rows plus the terms of samples; `row_NK` is the row of each sample and task."""
+    terms_35N = parts_of(torch.stack(_measures(samples)).flatten(1))
+    rows_35N = row_NK.reshape(1, 1, -1).expand(PARTS, SUMS, -1)
+    return carry(parts_35R.to(terms_35N.device).scatter_add(2, rows_35N, terms_35N))
 
 
 def sums_state(parts: Tensor) -> State:
@@ -55,13 +55,13 @@ def sums_state(parts: Tensor) -> State:
 
 
 def read_sums(state: Mapping[str, object], shape: Sequence[int | None]) -> Tensor:
-    """The sums of `sums_state`, from its totals of this shape; older versions wrote no parts."""
+    """The sums that `sums_state` saved, with totals of this shape; older versions saved no parts."""
     parts = parts_of(read_tensor(state, "totals", shape)).movedim(0, -3)
     return read_tensor(state, "parts", parts.shape) if "parts" in state else parts
 
 
 def totals(samples: Samples, sizes: Sequence[int]) -> list[Tensor]:
-    """The five sums of each batch of these sizes, in parts [3, 5, K]."""
+    """The five sums of each batch, as parts [3, 5, K]; `sizes` splits the samples into batches."""
     if samples.weights_NK is not None:
         parts_35NK = parts_of(torch.stack(_measures(samples)))
         return [batch_35NK.sum(2) for batch_35NK in parts_35NK.split(list(sizes), 2)]
@@ -93,17 +93,17 @@ def _measures(samples: Samples) -> tuple[Tensor, ...]:
 
 
 def _loss_and_prediction(logits_NK: Tensor, labels_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """Log loss and prediction of each sample, with bits that do not depend on the sample's place.
+    """Log loss and prediction of each sample, with bits that do not depend on the sample's position.
 
-    Torch computes the last few numbers of a tensor, and of each thread's part, by scalar code, which may round
+    Torch computes the last elements of a tensor, and of each thread's part, by scalar code, which may round
     differently from vector code. So the tensor is padded to whole vectors and computed on one thread.
     """
     size = logits_NK.numel()
     # log(1 + exp(-z)), z negated for label 0; z * label would be NaN for an infinite z.
     signed = torch.where(labels_NK != 0, logits_NK, -logits_NK)
-    both = F.pad(torch.stack([signed, logits_NK]).view(2, -1), (0, -size % VECTORS))
+    padded = F.pad(torch.stack([signed, logits_NK]).view(2, -1), (0, -size % VECTORS))
     with one_thread():
-        loss, predicted = -F.logsigmoid(both[0]), both[1].sigmoid()
+        loss, predicted = -F.logsigmoid(padded[0]), padded[1].sigmoid()
     return loss[:size].view(logits_NK.shape), predicted[:size].view(logits_NK.shape)
 
 

@@ -1,4 +1,4 @@
-"""Streaming evaluation: one pass over the batches, which keeps sums, histograms and a bounded sample only.
+"""Streaming evaluation: one pass over the batches, which keeps only sums, histograms and a bounded sample.
 
 An `Evaluator` is a function without arguments that returns scores: `ClickEvaluator` for click models,
 `RetrievalEvaluator` (`retrieve.py`) for two towers.
@@ -33,14 +33,13 @@ from rowwise.train.slices import Slices, most_common
 from rowwise.train.state import State
 
 LabelMetrics = Metrics | AmountMetrics
-NameIds = Callable[
-    [Mapping[str, Sequence[int]]], Mapping[str, Mapping[int, str]]
-]  # ids of batches, as people know them
+# Ids by feature -> their names before encoding, by feature and id.
+NameIds = Callable[[Mapping[str, Sequence[int]]], Mapping[str, Mapping[int, str]]]
 
 
 @dataclass(frozen=True, slots=True)
 class SliceRow:
-    """A line of slices.csv: the samples whose feature has one id, by its name; None for all others."""
+    """A line of slices.csv: the samples with one id of a feature; `value` is its name, None for all other ids."""
 
     feature: str
     value: str | None
@@ -58,7 +57,7 @@ class Scores:
 
 
 class Evaluator(Protocol):
-    """Measures a model as it is now."""
+    """Measures the current state of a model."""
 
     @property
     def metrics(self) -> tuple[str, ...]: ...
@@ -73,7 +72,7 @@ NONE = -(1 << 63)  # in place of an id, for a sample with no id or several
 
 @dataclass(frozen=True, slots=True)
 class Slicing:
-    """The features whose most common ids are measured one by one."""
+    """The features whose `ids` most common ids are measured separately."""
 
     features: tuple[str, ...] = ()
     ids: int = 10
@@ -88,13 +87,13 @@ class ClickEvaluator:
     """Log loss, NE, AUC and calibration of a model with a logit for each label, or the metrics of amounts.
 
     Args:
-        model: in evaluation mode during the pass.
+        model: set to evaluation mode during the pass.
         batches: called for each evaluation; returns this rank's batches.
         tasks: names of the labels.
         training: device and precision, as in training.
-        slicing: ids whose samples are measured one by one.
-        comm: the ranks of the model; None: a single rank.
-        name_ids: names of the ids that have slices, by feature.
+        slicing: ids whose samples are measured separately.
+        comm: the ranks of the model; a single rank by default.
+        name_ids: returns the names of the ids that have slices, by feature.
     """
 
     def __init__(  # noqa: PLR0913 - options
@@ -153,14 +152,14 @@ class ClickEvaluator:
                 self._names = self._name_ids(shown)
         return slices
 
-    def _gather_scores(self, mine: "_CountedSamples") -> Scores:
-        """The scores over the samples of all ranks."""
+    def _gather_scores(self, local: "_CountedSamples") -> Scores:
+        """The scores over the samples of all ranks; merges their counts into `local` on rank 0."""
         if len(self._comm.ranks) == 1:
-            return self._scores(mine)
-        states = gather_object(self._comm, mine.state(), "scores")
+            return self._scores(local)
+        states = gather_object(self._comm, local.state(), "scores")
         for state in states[1:] if states else ():
-            mine.merge(state)
-        return broadcast_object(self._comm, self._scores(mine) if states else None, 0, "scores")
+            local.merge(state)
+        return broadcast_object(self._comm, self._scores(local) if states else None, 0, "scores")
 
     def _scores(self, counted: "_CountedSamples") -> Scores:
         metrics = counted.metrics.value()
@@ -204,20 +203,20 @@ def make_metrics(tasks: Sequence[str], window: int, loss: AnyLoss) -> LabelMetri
 
 
 def undefined(tasks: Mapping[str, Mapping[str, float | None]], rows: str) -> tuple[str, ...]:
-    """A line for each label that is alike in all measured rows, so that AUC, NE and R2 do not exist."""
+    """A warning for each label that is constant over the measured rows: its AUC, NE and R2 are undefined."""
     lines: list[str] = []
     for task, values in tasks.items():
-        area, label = values.get("auc", values.get("r2", 0.0)), values.get("base_rate")
-        if (area is None or math.isnan(area)) and label is not None and math.isfinite(label):
+        score, label = values.get("auc", values.get("r2", 0.0)), values.get("base_rate")
+        if (score is None or math.isnan(score)) and label is not None and math.isfinite(label):
             names = "AUC and NE" if "auc" in values else "R2"
-            got = f"the label {task!r} is {label:g} in all {int(values.get('count') or 0):,} {rows} rows"
-            lines.append(f"{got}, so they have no {names}: expected rows with other labels, too")
+            problem = f"the label {task!r} is {label:g} in all {int(values.get('count') or 0):,} {rows} rows"
+            lines.append(f"{problem}, so they have no {names}: expected rows with other labels, too")
     return tuple(lines)
 
 
 def _slice_rows(feature: str, parts: Slices, tasks: Sequence[str], names: Mapping[int, str]) -> Iterable[SliceRow]:
     for part in parts.value():
-        if not part.count:  # of the line "other", if every id has a line of its own
+        if not part.count:  # "other" is empty if every id has a line
             continue
         for task, fit, area in zip(tasks, part.fits, part.areas, strict=True):
             name = None if part.id is None else names[part.id]

@@ -10,7 +10,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from rowwise.train.state import check_alike, check_positive, merge_newest
+from rowwise.train.state import check_equal, check_positive, merge_newest
 
 PARTS = 3
 UNITS = (2.0**-12, 2.0**-44, 2.0**-76)
@@ -22,19 +22,19 @@ def parts_of(numbers: Tensor) -> Tensor:
     parts: list[Tensor] = []
     rest = numbers
     for unit in UNITS:
-        whole = (rest * (1 / unit)).floor_()
-        parts.append(whole)
-        rest = torch.nan_to_num_(rest - whole * unit)  # infinity less infinity is NaN; its rest is 0
+        multiple = (rest * (1 / unit)).floor_()
+        parts.append(multiple)
+        rest = torch.nan_to_num_(rest - multiple * unit)  # infinity - infinity is NaN; its rest is 0
     return torch.stack(parts)
 
 
 def carry(parts: Tensor) -> Tensor:
     """The same sum with the second and third part below 2^32, which makes the parts unique."""
     first, second, third = parts.unbind()
-    more = (third / CARRY).floor()
-    third, second = third - more * CARRY, second + more
-    more = (second / CARRY).floor()
-    return torch.stack([first + more, second - more * CARRY, third])
+    carried = (third / CARRY).floor()
+    third, second = third - carried * CARRY, second + carried
+    carried = (second / CARRY).floor()
+    return torch.stack([first + carried, second - carried * CARRY, third])
 
 
 def to_float64(parts: Tensor) -> Tensor:
@@ -61,12 +61,12 @@ class RunSums:
 
     def add(self, parts_3SK: Tensor) -> None:
         """Count a batch by its sums."""
-        # Not in place: a state has these tensors.
+        # Not in place: saved states share these tensors.
         self.all_3SK = carry(self.all_3SK.to(parts_3SK.device) + parts_3SK)
         self._newest.append(parts_3SK)
 
     def merge(self, other: "RunSums") -> None:
-        check_alike("batches", self.window, other.window)
+        check_equal("batches", self.window, other.window)
         self.all_3SK = carry(self.all_3SK + other.all_3SK.to(self.all_3SK.device))
         merged = merge_newest(list(self._newest), list(other._newest), lambda a, b: carry(a + b.to(a.device)))
         self._newest = deque(merged, maxlen=self.window)

@@ -16,7 +16,7 @@ class LogLoss(Value, frozen=True, tag="log_loss", tag_field="kind"):
 class Bootstrap(Value, frozen=True, tag="bootstrap", tag_field="kind"):
     """The log loss of labels that are mixed with the model's own probabilities (Reed et al. 2014)."""
 
-    beta: float = 0.8  # share of the given label; the rest is the model's probability
+    beta: float = 0.8  # share of the observed label; the rest is the model's probability
     hard: bool = False  # whether the model's probability is rounded to 0 or 1 first
 
     def __post_init__(self) -> None:
@@ -27,10 +27,10 @@ class Bootstrap(Value, frozen=True, tag="bootstrap", tag_field="kind"):
 class GeneralisedCrossEntropy(Value, frozen=True, tag="gce", tag_field="kind"):
     """(1 - p ** q) / q of the label's probability p: between log loss, q near 0, and absolute error, q = 1.
 
-    Where nearly all labels of a task are 0 it may end with all predictions near 0, as with each label of ten classes.
+    If nearly all labels of a task are 0, training may collapse to predictions near 0, as for one label of ten classes.
     """
 
-    q: float = 0.7  # the larger, the less a label counts that the model finds unlikely
+    q: float = 0.7  # larger values reduce the weight of labels that the model finds unlikely
 
     def __post_init__(self) -> None:
         if not 0 < self.q <= 1:
@@ -40,8 +40,8 @@ class GeneralisedCrossEntropy(Value, frozen=True, tag="gce", tag_field="kind"):
 class Smc(Value, frozen=True, tag="smc", tag_field="kind"):
     """Log loss and the divergence from a second pass over the batch: "Self-discipline on multiple channels"."""
 
-    steps: int  # over which the weight of the divergence rises from 0 to alpha; about those of the run
-    alpha: float = 0.9  # that of the log loss is 1 - alpha at the end
+    steps: int  # over which the weight of the divergence rises from 0 to alpha; about the steps of the run
+    alpha: float = 0.9  # final weight of the divergence; the log loss then has 1 - alpha
     temperature: float = 1.5  # divides both passes' logits in the divergence
 
     def __post_init__(self) -> None:
@@ -55,10 +55,10 @@ class Smc(Value, frozen=True, tag="smc", tag_field="kind"):
 
 
 class CoTeaching(Value, frozen=True, tag="co_teaching", tag_field="kind"):
-    """The log loss of two copies of the model, each of the samples with the other's least loss (Han et al. 2018)."""
+    """The log loss of two copies of the model, each on the samples of least loss of the other (Han et al. 2018)."""
 
     steps: int  # over which the share of samples that are left out rises from 0 to `forget`
-    forget: float = 0.2  # share of a batch's samples that are left out in the end; about that of wrong labels
+    forget: float = 0.2  # final share of a batch's samples that are left out; about the share of wrong labels
 
     def __post_init__(self) -> None:
         if not 0 <= self.forget < 1:
@@ -75,8 +75,8 @@ ClickObjective = ClickLoss | CoTeaching
 class Squared(Value, frozen=True, tag="squared", tag_field="kind"):
     """The squared error of amounts: their mean is predicted, as mean + scale * output of the model."""
 
-    mean: tuple[float, ...] = ()  # of each label; empty: those of the first training rows
-    scale: tuple[float, ...] = ()  # of each label, by which the loss divides; empty: their standard deviations
+    mean: tuple[float, ...] = ()  # of each label; default: their means in the first training rows
+    scale: tuple[float, ...] = ()  # divisor of the loss for each label; default: their standard deviations
 
     def __post_init__(self) -> None:
         _check_facts(mean=self.mean)
@@ -90,7 +90,7 @@ class Squared(Value, frozen=True, tag="squared", tag_field="kind"):
 class Poisson(Value, frozen=True, tag="poisson", tag_field="kind"):
     """The Poisson loss of counts and other amounts of at least 0: mean * exp(output of the model) is predicted."""
 
-    mean: tuple[float, ...] = ()  # of each label, by which the loss divides; empty: those of the first training rows
+    mean: tuple[float, ...] = ()  # divisor of the loss for each label; default: their means in the first training rows
 
     def __post_init__(self) -> None:
         _check_facts(positive=True, mean=self.mean)
@@ -124,10 +124,10 @@ AnyLoss = ClickObjective | AmountLoss
 
 
 def wanted_values(loss: AnyLoss) -> LabelValues:
-    """The values of labels that a loss is of."""
+    """The kind of label values that a loss accepts."""
     if not isinstance(loss, AmountLoss):
         return "clicks"
     return "amounts" if isinstance(loss, Poisson) else "numbers"
 
 
-AMOUNT_METRICS = ("rmse", "mae", "r2", "poisson_deviance", "loss")  # that can choose the best checkpoint
+AMOUNT_METRICS = ("rmse", "mae", "r2", "poisson_deviance", "loss")  # metrics that may select the best checkpoint

@@ -7,9 +7,7 @@ With z a logit, p = sigmoid(z), y the label and H(y, z) = -y log p - (1 - y) log
     smc         (1 - a) H(y, z) + a KL(sigmoid(z' / T), sigmoid(z / T)),    KL(t, s) = H(t, logit s) - H(t, logit t)
 
 In smc, z' are the logits of a second pass of the model over the batch, with other dropout and without gradient; a is
-`smc_weight`. Labels between 0 and 1, as label smoothing makes them, are fine.
-
-Losses of amounts are those of `amounts.py`.
+`smc_weight`. Labels between 0 and 1, from label smoothing, are accepted. Losses of amounts are in `amounts.py`.
 
 - bootstrap: Reed et al. 2014, arXiv 1412.6596
 - gce: Zhang & Sabuncu 2018, arXiv 1805.07836
@@ -63,17 +61,17 @@ def log_loss(logits_BK: Tensor, labels_BK: Tensor) -> Tensor:
 
 
 def bootstrap_loss(logits_BK: Tensor, labels_BK: Tensor, beta: float, *, hard: bool = False) -> Tensor:
-    """The log loss of labels, a share of which is the model's own probability, or the likelier label with `hard`."""
-    own_BK = (logits_BK > 0).to(logits_BK.dtype) if hard else logits_BK.sigmoid()
-    mixed_BK = beta * labels_BK + (1 - beta) * own_BK
-    # Not log_loss: torch gives its labels no gradient, and the probability has one.
+    """The log loss of labels mixed with the model's own probability, which `hard` rounds to 0 or 1."""
+    predicted_BK = (logits_BK > 0).to(logits_BK.dtype) if hard else logits_BK.sigmoid()
+    mixed_BK = beta * labels_BK + (1 - beta) * predicted_BK
+    # Not log_loss: torch does not differentiate by its labels, and here they depend on the logits.
     return -mixed_BK * F.logsigmoid(logits_BK) - (1 - mixed_BK) * F.logsigmoid(-logits_BK)
 
 
 def generalised_cross_entropy(logits_BK: Tensor, labels_BK: Tensor, q: float) -> Tensor:
     """(1 - p ** q) / q, p the probability of the label."""
-    one_BK, zero_BK = (-torch.expm1(q * F.logsigmoid(z_BK)) / q for z_BK in (logits_BK, -logits_BK))
-    return labels_BK * one_BK + (1 - labels_BK) * zero_BK
+    loss_1_BK, loss_0_BK = (-torch.expm1(q * F.logsigmoid(z_BK)) / q for z_BK in (logits_BK, -logits_BK))
+    return labels_BK * loss_1_BK + (1 - labels_BK) * loss_0_BK
 
 
 def smc_loss(logits_BK: Tensor, soft_BK: Tensor, labels_BK: Tensor, weight: float, temperature: float) -> Tensor:
@@ -85,21 +83,21 @@ def smc_loss(logits_BK: Tensor, soft_BK: Tensor, labels_BK: Tensor, weight: floa
 
 
 def smc_weight(alpha: float, step: int, steps: int) -> float:
-    """Rises from 0 at the first step to alpha after `steps`, as half a cosine."""
+    """Half-cosine ramp from 0 at the first step to alpha after `steps`."""
     done = min((step - 1) / steps, 1.0)
     return alpha * (1 - math.cos(math.pi * done)) / 2
 
 
 @torch.no_grad()
 def second_pass(model: nn.Module, batch: Batch) -> Tensor:
-    """Logits of the batch with other dropout; the batch counts once in running statistics."""
+    """Logits of the batch with other dropout; does not update running statistics."""
     with _fixed_statistics(model):
         return model(batch).float()
 
 
 @contextmanager
 def _fixed_statistics(model: nn.Module) -> Iterator[None]:
-    """Normalise by the statistics of batches, as in training, and leave the running ones as they are."""
+    """Normalise by batch statistics, as in training, without an update of running statistics."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     for norm in norms:
         norm.track_running_stats = False

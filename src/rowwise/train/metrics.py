@@ -2,8 +2,8 @@
 
 `row()` names each number for a log line or a column.
 
-Small batches wait and are counted together: on 1,024 samples an operator takes longer to call than to run. Their sums
-are exact in any order (see `exact.py`), so the metrics have the bits of batches counted one by one.
+Small batches are queued and counted together: on 1,024 samples an operator takes longer to call than to run. Sums are
+exact in any order (see `exact.py`), so the metrics have the bits of batches counted one by one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ from rowwise.train.entropy import SUMS, EntropyValue, fits, read_sums, sums_stat
 from rowwise.train.exact import RunSums
 from rowwise.train.reliability import RateGroup, rate_groups
 from rowwise.train.samples import Samples, concatenate
-from rowwise.train.state import State, check_alike, join, part, read_int
+from rowwise.train.state import State, check_equal, join, part, read_int
 
 METRICS = ("loss", "ne", "calibration", "base_rate", "count", "auc", "auc_bound")  # of `named_values`
-MAX_WAITING = 16  # batches,
-MAX_SAMPLES = 1 << 14  # and samples in them
+MAX_WAITING = 16  # queued batches
+MAX_SAMPLES = 1 << 14  # queued samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +76,17 @@ class Metrics:
         self.add(Samples.of(logits, labels, weights))
 
     def add(self, samples: Samples) -> None:
-        """Count samples whose values were checked when they were made, or need no check."""
+        """Count samples, which were checked when they were made or need no check."""
         samples.check_tasks(len(self._tasks))
         self._waiting.append(samples)
         if len(self._waiting) >= MAX_WAITING or sum(map(len, self._waiting)) >= MAX_SAMPLES:
             self._count()
 
     def _count(self) -> None:
-        """Count the samples that wait."""
+        """Count the queued samples."""
         if not self._waiting:
             return
-        sizes, samples = [len(one) for one in self._waiting], concatenate(self._waiting)
+        sizes, samples = list(map(len, self._waiting)), concatenate(self._waiting)
         self._waiting = []
         for parts_35K in totals(samples, sizes):
             self._sums.add(parts_35K)
@@ -94,23 +94,23 @@ class Metrics:
         self._recent_auc.add_batches(samples, sizes)
 
     def merge(self, other: "Metrics") -> None:
-        check_alike("tasks", self._tasks, other._tasks)
+        check_equal("tasks", self._tasks, other._tasks)
         self._count()
         other._count()
-        self._sums.merge(other._sums)  # first, as it refuses another window
+        self._sums.merge(other._sums)  # first, as it raises for another window
         self._auc.merge(other._auc)
         self._recent_auc.merge(other._recent_auc)
 
     def merge_state(self, state: Mapping[str, object]) -> None:
-        """Add what another rank has saved."""
+        """Add the counts of another rank."""
         self.merge(self.from_state(state))
 
     def value(self) -> dict[str, TaskMetrics]:
         """The metrics of each task, by its name."""
         self._count()
         all_fits, recent_fits = fits(self._sums.all_3SK), fits(self._sums.recent())
-        shown = map(TaskMetrics, all_fits, self._auc.value(), recent_fits, self._recent_auc.value())
-        return dict(zip(self._tasks, shown, strict=True))
+        metrics = map(TaskMetrics, all_fits, self._auc.value(), recent_fits, self._recent_auc.value())
+        return dict(zip(self._tasks, metrics, strict=True))
 
     def rates(self) -> tuple[RateGroup, ...]:
         """Predicted and observed rates of all batches."""
@@ -141,7 +141,7 @@ class Metrics:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """The metric that `state` saved, with the same bits."""
+        """The metrics that `state` saved, bit-exactly."""
         names = [state.get(f"task.{k}") for k in range(read_int(state, "tasks"))]
         if not all(isinstance(name, str) for name in names):
             raise StateError(

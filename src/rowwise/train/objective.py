@@ -31,13 +31,13 @@ from rowwise.train.losses import click_loss
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The mean loss of a batch; and logits [B, K] beside its labels, where the objective has logits."""
+    """The mean loss of a batch, and its logits [B, K] if the objective has logits."""
 
     loss: Tensor
     logits_BK: Tensor | None = None
 
 
-Objective = Callable[[Batch, int], Outcome]  # of a batch, in a step that counts from 1
+Objective = Callable[[Batch, int], Outcome]  # (batch, number of the step, from 1)
 LOG_LOSS = LogLoss()
 InBatchLoss = Callable[[Tensor, Tensor | Candidates, Tensor | None, Tensor | None, int | None], Tensor]
 
@@ -47,10 +47,10 @@ class Clicks:
     """A loss summed over labels, times the sample's weight; the mean over samples.
 
     Args:
-        model: gives logits.
-        task_weights: one for each label; empty: all 1.
+        model: returns logits.
+        task_weights: weight of each label; all 1 by default.
         label_smoothing: s: labels count as s / 2 and 1 - s / 2.
-        loss: of each label.
+        loss: the loss of each label.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Clicks:
             loss = F.binary_cross_entropy_with_logits(logits_BK.float(), labels_BK)
             return Outcome(loss * labels_BK.shape[1], logits_BK)
         loss_B, logits_BK = self.losses(batch, step)
-        # Divided by the number of samples, not by their weights: a sample's part must not depend on its neighbours.
+        # Divided by the number of samples, not by their weights: a sample's gradient must not depend on its neighbours.
         return Outcome((loss_B if batch.weights_B is None else loss_B * batch.weights_B).mean(), logits_BK)
 
     def losses(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
@@ -96,18 +96,18 @@ class Clicks:
 
 @final
 class TwoCopies:
-    """Co-teaching (Han et al. 2018, arXiv 1804.06872): each copy learns from samples with the other's least loss.
+    """Co-teaching (Han et al. 2018, arXiv 1804.06872): each copy learns from the samples of least loss of the other.
 
-    A copy's loss is the mean log loss of the samples that the other copy chose from the batch; with several ranks, from
-    the parts of all. The outcome has the sum of both losses, and the logits of the first copy. A sample of several
-    labels is chosen by the sum of its losses.
+    A copy's loss is the mean log loss of the samples that the other copy selects from the global batch. The outcome has
+    the sum of both losses, and the logits of the first copy. A sample with several labels is ranked by the sum of its
+    losses.
 
     Args:
         model: the first copy, which has the second (`add_second_copy`).
         settings: the share of samples that are left out, by step.
-        task_weights: one for each label; empty: all 1.
+        task_weights: weight of each label; all 1 by default.
         label_smoothing: s: labels count as s / 2 and 1 - s / 2.
-        comm: the ranks of the model; None: a single rank.
+        comm: the ranks of the model; a single rank by default.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class TwoCopies:
         *,
         comm: Comm | None = None,
     ) -> None:
-        self._copies = [Clicks(one, task_weights, label_smoothing) for one in (model, second_copy_of(model))]
+        self._copies = [Clicks(copy, task_weights, label_smoothing) for copy in (model, second_copy_of(model))]
         self._settings = settings
         self._comm = solo() if comm is None else comm.split([comm.ranks])
 
@@ -130,19 +130,19 @@ class TwoCopies:
         return Outcome((loss_B if batch.weights_B is None else loss_B * batch.weights_B).mean(), logits_BK)
 
     def _factors(self, losses_B2: Tensor, step: int) -> Tensor:
-        """By copy: for the samples of its least losses a factor that makes a mean of theirs; for all others 0."""
-        losses_W = [one.view(-1, 2) for one in all_gather_uneven(self._comm, losses_B2.flatten(), "losses of samples")]
-        losses_N2, begin = torch.cat(losses_W), sum(len(one_B2) for one_B2 in losses_W[: self._comm.rank])
+        """Weights [B, 2] of this rank's samples by copy: n / k for the k samples of least loss of all n, else 0."""
+        flat_W = all_gather_uneven(self._comm, losses_B2.flatten(), "losses of samples")
+        losses_N2, begin = torch.cat(flat_W).view(-1, 2), sum(map(len, flat_W[: self._comm.rank])) // 2
         samples = len(losses_N2)
         chosen = max(1, samples - int(samples * forgotten_share(self._settings, step)))
         factors_N2 = torch.zeros_like(losses_N2)
-        # Stable: of equal losses those of the first samples, whatever the ranks.
+        # Stable: ties go to the first samples, whatever the number of ranks.
         factors_N2.scatter_(0, losses_N2.argsort(dim=0, stable=True)[:chosen], samples / chosen)
         return factors_N2[begin : begin + len(losses_B2)]
 
 
 def forgotten_share(settings: CoTeaching, step: int) -> float:
-    """The share of samples left out in a step: rises from 0 at the first to `forget` after `steps`, as a line."""
+    """The share of samples left out in a step: rises linearly from 0 at the first step to `forget` after `steps`."""
     return settings.forget * min((step - 1) / settings.steps, 1.0)
 
 
@@ -155,10 +155,10 @@ class InBatch:
     Args:
         model: the two towers.
         item: the feature with the item's id.
-        frequency: corrects the logits for popular items; None: no correction.
+        frequency: corrects the logits for popular items, if given.
         loss: `in_batch_softmax` or `in_batch_bpr`.
-        hardest: negatives of a sample, those of the largest corrected logits; None: all.
-        comm: the ranks of the model; None: a single rank.
+        hardest: number of negatives per sample, those of the largest corrected logits; all by default.
+        comm: the ranks of the model; a single rank by default.
     """
 
     def __init__(
@@ -186,18 +186,18 @@ class InBatch:
         candidates = Candidates(ids_N, log_q_N, sum(counts_W[: self._comm.rank]))
         logits_BN = self._model.scores(users_BD, items_ND)
         loss = self._loss(logits_BN, candidates, None, batch.labels_BK[:, 0], self._hardest)
-        more = self._model.extra_loss(batch)
-        return Outcome(loss if more is None else loss + more)
+        extra = self._model.extra_loss(batch)
+        return Outcome(loss if extra is None else loss + extra)
 
 
 @final
 class NextItems:
-    """The softmax loss of the item that follows each place of a list; the mean over a list's places, then over lists.
+    """The softmax loss of the next item at each position of a list; the mean over positions, then over lists.
 
     Args:
         model: scores items.
-        negatives: items that are drawn for each batch and stand for all others; None: the softmax is over all items.
-            Each rank draws its own.
+        negatives: number of sampled negatives per batch, which each rank draws for itself; by default the softmax is
+            over all items.
     """
 
     def __init__(self, model: NextItem, negatives: int | None = None) -> None:

@@ -1,6 +1,6 @@
-"""Makes torch's optimizers for the dense parameters from their settings. Rows of tables have optimizers of their own.
+"""Torch optimizers for the dense parameters, from their settings. Rows of tables have optimizers of their own.
 
-A schedule needs no state: the rate follows from the step.
+A schedule is stateless: the rate is a function of the step.
 
 [Note: no compiler] Torch wraps methods of its optimizers in `torch._disable_dynamo`. The wrapper imports
 `torch._dynamo`, which takes as long as all other imports of a run, and nothing here is compiled. So these optimizers
@@ -28,7 +28,7 @@ def make_optimizer(settings: DenseOptimizer, parameters: Sequence[nn.Parameter])
     fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
     match settings:
         case DenseSgd(lr=lr, momentum=momentum, weight_decay=decay):
-            fused = fused and not any(map(is_dtensor, parameters))  # for which torch has no fused SGD
+            fused = fused and not any(map(is_dtensor, parameters))  # torch has no fused SGD for DTensors
             return _plain(torch.optim.SGD)(parameters, lr=lr, momentum=momentum, weight_decay=decay, fused=fused)
         case DenseAdagrad(lr=lr, eps=eps, weight_decay=decay):
             return _plain(torch.optim.Adagrad)(parameters, lr=lr, eps=eps, weight_decay=decay)

@@ -1,7 +1,7 @@
 """Ranking metrics of retrieval: recall@k, NDCG@k and MRR over lists of scored candidates.
 
     recall@k   positives among the first k / positives
-    NDCG@k     sum over positives among the first k of 1 / log2(1 + rank), over the most that it could be
+    NDCG@k     sum over positives among the first k of 1 / log2(1 + rank), over the largest possible sum
     MRR        1 / rank of the first positive
 
 A broken model gives equal scores, so the rank of ties decides whether it looks good. Each metric is the expectation
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rowwise.base.errors import BatchError, SpecError
-from rowwise.train.state import State, check_alike, check_positive, read_tensor
+from rowwise.train.state import State, check_equal, check_positive, read_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Ranking:
         if not positives_BP.shape[1] or not len(scores):
             return
         valid_BP = positives_BP >= 0
-        above_BP, tied_BP = _places(scores, positives_BP.long().clamp(min=0))
+        above_BP, tied_BP = _count_above_and_tied(scores, positives_BP.long().clamp(min=0))
         weights_B = torch.ones(len(scores), device=scores.device) if weights is None else weights
         weights_B1 = weights_B.double().unsqueeze(1)
         counted_B1 = valid_BP.any(1, keepdim=True) & (weights_B1 > 0)
@@ -65,7 +65,7 @@ class Ranking:
         self._totals_T = self._totals_T.to(scores.device) + totals_T
 
     def merge(self, other: "Ranking") -> None:
-        check_alike("ks", self._ks, other._ks)
+        check_equal("ks", self._ks, other._ks)
         self._totals_T = self._totals_T + other._totals_T.to(self._totals_T.device)
 
     def value(self) -> RankingValues:
@@ -80,14 +80,14 @@ class Ranking:
 
     @classmethod
     def from_state(cls, state: Mapping[str, object]) -> Self:
-        """The metric that `state` saved, with the same bits."""
-        made = cls(read_tensor(state, "ks", (None,), torch.int64).tolist())
-        made._totals_T = read_tensor(state, "totals", made._totals_T.shape)
-        return made
+        """The metric that `state` saved, bit-exactly."""
+        metric = cls(read_tensor(state, "ks", (None,), torch.int64).tolist())
+        metric._totals_T = read_tensor(state, "totals", metric._totals_T.shape)
+        return metric
 
 
-def _places(scores_BC: Tensor, positives_BP: Tensor) -> tuple[Tensor, Tensor]:
-    """For each positive, how many candidates score higher, and how many score the same, itself included."""
+def _count_above_and_tied(scores_BC: Tensor, positives_BP: Tensor) -> tuple[Tensor, Tensor]:
+    """For each positive, the numbers of candidates that score higher and that score the same, itself included."""
     # Lists have few positives, so a pass over the candidates for each positive is cheaper than sorting.
     columns = scores_BC.gather(1, positives_BP).split(1, dim=1)
     above_BP = torch.stack([(scores_BC > score_B1).sum(1) for score_B1 in columns], 1)
@@ -108,7 +108,7 @@ def _ndcg(above_BP: Tensor, tied_BP: Tensor, valid_BP: Tensor, k: int) -> Tensor
 
 
 def _reciprocal(above_BP: Tensor, tied_BP: Tensor, valid_BP: Tensor) -> Tensor:
-    """Expected 1 / rank of the first positive: `hits` positives among `tied` candidates, after `above` others."""
+    """Expected 1 / rank of the first positive: `hits` positives among `tied` candidates, below `above` others."""
     above_B, first_B = torch.where(valid_BP, above_BP, torch.iinfo(above_BP.dtype).max).min(1)
     tied_B = tied_BP.gather(1, first_B.unsqueeze(1)).squeeze(1)
     hits_B = (valid_BP & (above_BP == above_B.unsqueeze(1))).sum(1)
@@ -124,26 +124,26 @@ def _check(scores_BC: Tensor, positives_BP: Tensor, weights_B: Tensor | None) ->
     if scores_BC.dim() != 2 or not scores_BC.is_floating_point():
         raise BatchError(f"scores: got {scores_BC.dtype} {tuple(scores_BC.shape)}", "floats [lists, candidates]")
     lists, candidates = scores_BC.shape
-    whole = positives_BP.dtype in (torch.int32, torch.int64)
-    if not whole or positives_BP.dim() != 2 or len(positives_BP) != lists:
+    integers = positives_BP.dtype in (torch.int32, torch.int64)
+    if not integers or positives_BP.dim() != 2 or len(positives_BP) != lists:
         raise BatchError(
             f"positives: got {positives_BP.dtype} {tuple(positives_BP.shape)}",
             f"int32 or int64 of shape [{lists}] or [{lists}, any], -1 for none",
         )
     if weights_B is not None and weights_B.shape != (lists,):
         raise BatchError(f"weights: got shape {tuple(weights_B.shape)}", f"({lists},), one for each list")
-    _refuse(scores_BC, scores_BC.isnan(), "score", "a number")
+    _raise_if_any(scores_BC, scores_BC.isnan(), "score", "a number")
     outside_BP = (positives_BP < -1) | (positives_BP >= candidates)
-    _refuse(positives_BP, outside_BP, "positive", f"-1 for none, or a place among the {candidates} candidates")
+    _raise_if_any(positives_BP, outside_BP, "positive", f"-1 for none, or a place among the {candidates} candidates")
     if weights_B is not None:
         wrong_B = ~((weights_B >= 0) & (weights_B < math.inf))
-        _refuse(weights_B, wrong_B, "weight", "a finite number that is not negative")
+        _raise_if_any(weights_B, wrong_B, "weight", "a finite number that is not negative")
     sorted_BP = positives_BP.sort(1)[0]
     twice_BP = (sorted_BP[:, 1:] == sorted_BP[:, :-1]) & (sorted_BP[:, 1:] >= 0)
-    _refuse(sorted_BP[:, 1:], twice_BP, "positive", "each positive once")
+    _raise_if_any(sorted_BP[:, 1:], twice_BP, "positive", "each positive once")
 
 
-def _refuse(values: Tensor, wrong: Tensor, name: str, expected: str) -> None:
+def _raise_if_any(values: Tensor, wrong: Tensor, name: str, expected: str) -> None:
     if wrong.any():
         first = tuple(wrong.nonzero()[0].tolist())
         raise BatchError(f"{name} of list {first[0]} is {values[first].item()}", expected)

@@ -1,4 +1,4 @@
-"""Batches on several ranks: seeds, batches without samples, and passes in lockstep.
+"""Seeds, batches without samples, and lockstep evaluation, for several ranks.
 
 A forward is a collective. A rank whose data has ended, or cannot be read, must therefore take part in the forwards of
 the others until all ranks know (`Lockstep`).
@@ -20,7 +20,7 @@ from rowwise.train.step_header import GlobalStatus, StepHeader, exchange_step_he
 
 
 def seed_rank(comm: Comm) -> None:
-    """Seed torch differently on each rank, from its current seed; rank 0 draws what a single rank would."""
+    """Derive a seed for each rank from torch's current seed; rank 0 keeps the seed of a single rank."""
     if comm.rank:
         digest = hashlib.blake2b(f"{torch.initial_seed()} rank {comm.rank}".encode(), digest_size=8).digest()
         seed_draws(int.from_bytes(digest))
@@ -32,17 +32,17 @@ def empty_batch_like(batch: Batch) -> Batch:
 
 
 def empty_batch_template(comm: Comm, status: GlobalStatus, batches: Sequence[Batch]) -> Batch | None:
-    """A batch without samples; a rank without a batch takes the template of the first rank that has one."""
-    mine = empty_batch_like(batches[0]) if batches else None
+    """A batch without samples; if a rank has no batch, the first rank with a batch broadcasts its template."""
+    local = empty_batch_like(batches[0]) if batches else None
     if all(status.following_W) or not status.following:
-        return mine
+        return local
     source = next(rank for rank, following in enumerate(status.following_W) if following)
-    return broadcast_object(comm, None if mine is None else mine.to("cpu"), source, "batch")
+    return broadcast_object(comm, None if local is None else local.to("cpu"), source, "batch")
 
 
 @final
 class Lockstep:
-    """An evaluation of equally many batches on each rank; an error of one rank is raised on all."""
+    """An evaluation over the same number of batches on each rank; an error of one rank is raised on all."""
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
@@ -57,13 +57,13 @@ class Lockstep:
             with self.deferring_errors():
                 iterator = iter(batches()) if iterator is None else iterator
                 batch = next(iterator, None)
-            mine = [] if batch is None else [batch]
-            header = StepHeader(following=len(mine), error=self._error).with_batches(mine)
+            local = [] if batch is None else [batch]
+            header = StepHeader(following=len(local), error=self._error).with_batches(local)
             status = exchange_step_header(self._comm, header, during="evaluation")
             if not status.following:
                 return
             if empty is None:
-                empty = empty_batch_template(self._comm, status, mine)
+                empty = empty_batch_template(self._comm, status, local)
             assert empty is not None
             yield empty if batch is None else batch
 
@@ -73,7 +73,7 @@ class Lockstep:
         try:
             yield
         except Exception as error:
-            # After a PeerError the others cannot be reached; an AgreedError, its subclass, all ranks have raised.
+            # After a PeerError the other ranks cannot be reached; an AgreedError, its subclass, was raised on all.
             lost_peer = isinstance(error, PeerError) and not isinstance(error, AgreedError)
             if lost_peer or len(self._comm.ranks) == 1:
                 raise

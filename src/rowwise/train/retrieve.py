@@ -1,10 +1,10 @@
-"""Evaluates by ranking all items: recall@k, NDCG@k and MRR of the item that was chosen. Memory: one vector per item.
+"""Evaluates by ranking all items: recall@k, NDCG@k and MRR of the positive item. Memory: one vector per item.
 
 Two towers: the candidates are all items of the training rows and of the evaluation rows, each with the features of its
-first row. Each evaluation row with label 1 is a query; its own item is the answer.
+first row. Each evaluation row with label 1 is a query; its item is the positive.
 
-Sequence models: the candidates are all items of the table. Each row is a query; the last item of its list is
-the answer.
+Sequence models: the candidates are all items of the table. Each row is a query; the last item of its list is the
+positive.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ from rowwise.train.ranking import Ranking
 from rowwise.train.ranks import Lockstep
 from rowwise.train.settings import Training
 
-QUERIES = 512  # ranked at a time
+QUERIES = 512  # ranked at once
 
 
 def ranking_metrics(ks: Sequence[int]) -> tuple[str, ...]:
@@ -44,26 +44,26 @@ class RetrievalEvaluator:
     Args:
         model: the two towers.
         item: the feature with the item's id.
-        known: returns the training rows, whose items are candidates.
-        asked: returns the evaluation rows, whose items are candidates and which are the queries.
-        task: the name that the metrics are under.
+        train_batches: returns the training rows, whose items are candidates.
+        query_batches: returns the evaluation rows, whose items are candidates, too.
+        task: the task name of the metrics.
         ks: the k of recall@k and NDCG@k.
-        comm: the ranks of the model, each with a part of every batch; None: a single rank.
+        comm: the ranks of the model, each with a part of every batch; a single rank by default.
     """
 
-    def __init__(  # noqa: PLR0913 - two streams of batches, and what is measured
+    def __init__(  # noqa: PLR0913 - two streams of batches, and options
         self,
         model: VectorModel,
         item: str,
         *,
-        known: Callable[[], Iterable[Batch]],
-        asked: Callable[[], Iterable[Batch]],
+        train_batches: Callable[[], Iterable[Batch]],
+        query_batches: Callable[[], Iterable[Batch]],
         task: str,
         ks: Sequence[int] = (10, 50),
         comm: Comm | None = None,
     ) -> None:
-        self._model, self._item, self._known, self._asked = model, item, known, asked
-        self._task, self._ks = task, tuple(ks)
+        self._model, self._item, self._task, self._ks = model, item, task, tuple(ks)
+        self._train_batches, self._query_batches = train_batches, query_batches
         self._comm = comm or solo()
 
     @property
@@ -76,28 +76,28 @@ class RetrievalEvaluator:
         with evaluation_mode(self._model):
             ids_I, items_ID = self._items(steps)
             ranking = Ranking(self._ks)
-            for batch in self._to_device(self._asked, steps):
+            for batch in self._to_device(self._query_batches, steps):
                 users_BD, _ = self._model.vectors(batch)
                 with steps.deferring_errors():
                     chosen_B = batch.labels_BK[:, 0] == 1
-                    places_B = torch.searchsorted(ids_I, self._ids(batch))
-                    users_UD, places_U = users_BD[chosen_B], places_B[chosen_B]
+                    index_B = torch.searchsorted(ids_I, self._ids(batch))
+                    users_UD, index_U = users_BD[chosen_B], index_B[chosen_B]
                     for begin in range(0, len(users_UD), QUERIES):
                         queries = slice(begin, begin + QUERIES)
-                        ranking.update(users_UD[queries] @ items_ID.t(), places_U[queries])
+                        ranking.update(users_UD[queries] @ items_ID.t(), index_U[queries])
         return _gather_scores(self._comm, ranking, self._task)
 
     def _items(self, steps: Lockstep) -> tuple[Tensor, Tensor]:
-        """The ids of all items, ascending, and their vectors; those of all ranks on each."""
+        """The ids of all items, ascending, and their vectors, gathered from all ranks."""
         device = self._device()
         ids_I = torch.empty(0, dtype=torch.int64, device=device)
         parts: list[Tensor] = []
-        for make in (self._known, self._asked):
+        for make in (self._train_batches, self._query_batches):
             for batch in self._to_device(make, steps):
                 ids_B = ids_I[:0]
                 with steps.deferring_errors():  # this rank must still take part in the gather below
                     ids_B = self._ids(batch)
-                first_B = _first_places(ids_B)
+                first_B = _first_occurrences(ids_B)
                 first_B = first_B[~torch.isin(ids_B[first_B], ids_I)]
                 new_W = all_gather_uneven(self._comm, ids_B[first_B], "items")
                 if not sum(map(len, new_W)):
@@ -106,7 +106,7 @@ class RetrievalEvaluator:
                 counts_W = [len(new_N) for new_N in new_W]
                 vectors_ND = all_gather_rows(self._comm, vectors_BD[first_B], counts_W, "items")
                 new_N = torch.cat(new_W)
-                first_U = _first_places(new_N)  # ranks are in the order of their rows
+                first_U = _first_occurrences(new_N)  # rank order is row order
                 ids_I = torch.cat((ids_I, new_N[first_U]))
                 parts.append(vectors_ND[first_U])
         order_I = ids_I.argsort()
@@ -123,8 +123,8 @@ class RetrievalEvaluator:
         return next(self._model.parameters()).device
 
 
-def _first_places(ids_N: Tensor) -> Tensor:
-    """The place [U] of the first occurrence of each distinct id."""
+def _first_occurrences(ids_N: Tensor) -> Tensor:
+    """The index [U] of the first occurrence of each distinct id, in ascending order of ids."""
     ids_U, inverse_N = ids_N.unique(return_inverse=True)
     first_U = torch.full_like(ids_U, len(ids_N))
     return first_U.scatter_reduce(0, inverse_N, torch.arange(len(ids_N), device=ids_N.device), "amin")
@@ -142,19 +142,19 @@ def _gather_scores(comm: Comm, ranking: Ranking, task: str) -> Scores:
 
 @final
 class NextItemEvaluator:
-    """Ranks all items of the table as the last one of each list, by those before it.
+    """Ranks all items of the table as the last item of each list, from the items before it.
 
     Args:
         model: scores items.
         batches: called for each evaluation; returns this rank's batches.
-        task: the name that the metrics are under.
+        task: the task name of the metrics.
         training: device and precision, as in training.
         ks: the k of recall@k and NDCG@k.
-        leave_out_history: whether the items before a list's last one are no candidates, unless they are that one.
-        comm: the ranks of the model; None: a single rank.
+        leave_out_history: whether items of the history are excluded from the candidates, except the positive.
+        comm: the ranks of the model; a single rank by default.
     """
 
-    def __init__(  # noqa: PLR0913 - what is ranked, how, and where
+    def __init__(  # noqa: PLR0913 - options
         self,
         model: NextItem,
         batches: Callable[[], Iterable[Batch]],
@@ -198,7 +198,7 @@ class NextItemEvaluator:
             scores_QR, chosen_Q1, lists_Q = queries_BD[queries] @ items_RD.t(), chosen_B1[queries], lists_B[queries]
             first, end = end, end + int(lists_Q.sum())
             if self._leave_out:
-                own_Q1 = scores_QR.gather(1, chosen_Q1)
+                positive_Q1 = scores_QR.gather(1, chosen_Q1)
                 scores_QR[sample_of_each(lists_Q), model.rows_of(lists_N[first:end])] = -torch.inf
-                scores_QR.scatter_(1, chosen_Q1, own_Q1)
+                scores_QR.scatter_(1, chosen_Q1, positive_Q1)
             ranking.update(scores_QR, chosen_Q1, None if weights_B is None else weights_B[queries])

@@ -1,6 +1,6 @@
 """Scored samples: logits, labels and weights, checked once and shared by all metrics of a step.
 
-A sample of weight 0 counts nowhere; so a sample without a label for a task gets weight 0 there.
+A sample of weight 0 counts nowhere; a sample without a label for a task has weight 0 there.
 
 Letters: N samples, K tasks.
 """
@@ -17,7 +17,7 @@ from rowwise.base.errors import BatchError
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Logits (may be infinite), labels 0 and 1, and weights (None: all 1), in float64."""
+    """Logits (may be infinite), labels 0 and 1, and weights (all 1 if None), in float64."""
 
     logits_NK: Tensor
     labels_NK: Tensor
@@ -29,8 +29,8 @@ class Samples:
     ) -> "Samples":
         """From logits [N] or [N, K], labels of the same shape, and weights of that shape or [N].
 
-        `check` reads numbers back from the device. Without it nothing waits for a GPU, a NaN logit gives a NaN log
-        loss, and labels other than 0 and 1 give meaningless metrics. `amounts`: labels may be any numbers.
+        `check` copies values from the device. Without it nothing waits for a GPU, a NaN logit results in a NaN log
+        loss, and labels other than 0 and 1 in meaningless metrics. `amounts`: labels may be any finite numbers.
         """
         _check_shapes(logits, labels, weights)
         if weights is not None and weights.dim() < logits.dim():
@@ -62,11 +62,11 @@ def concatenate(batches: Sequence[Samples]) -> Samples:
     """The samples of all batches, in order."""
     if len(batches) == 1:
         return batches[0]
-    logits_NK = torch.cat([one.logits_NK for one in batches])
+    logits_NK = torch.cat([batch.logits_NK for batch in batches])
     weights_NK = None
-    if any(one.weights_NK is not None for one in batches):
+    if any(batch.weights_NK is not None for batch in batches):
         weights_NK = torch.cat([torch.ones_like(b.logits_NK) if (w := b.weights_NK) is None else w for b in batches])
-    return Samples(logits_NK, torch.cat([one.labels_NK for one in batches]), weights_NK)
+    return Samples(logits_NK, torch.cat([batch.labels_NK for batch in batches]), weights_NK)
 
 
 def _widen(tensor: Tensor) -> Tensor:
@@ -101,19 +101,19 @@ def _check_shapes(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Non
 
 
 def _check_values(logits: Tensor, labels: Tensor, weights: Tensor | None, *, amounts: bool) -> None:
-    """A fast check of all values, and a slow one for the message."""
-    if _seem_right(logits, labels, weights, amounts=amounts):
+    """A fast check of all values; only if it fails, a slow check that finds the first invalid value."""
+    if _pass_fast_check(logits, labels, weights, amounts=amounts):
         return
-    wrong = {
+    invalid = {
         "logit": (logits, logits.isnan(), "a number; look for an overflow in the model or a NaN in its inputs"),
         "label": (labels, (labels != 0) & (labels != 1), "0 or 1; where there is no label, give 0 with weight 0"),
     }
     if amounts:
-        wrong["label"] = (labels, ~labels.isfinite(), "a finite number")
+        invalid["label"] = (labels, ~labels.isfinite(), "a finite number")
     if weights is not None:
         finite = (weights >= 0) & (weights < math.inf)
-        wrong["weight"] = (weights, ~finite, "a finite number that is not negative")
-    for name, (tensor, mask, expected) in wrong.items():
+        invalid["weight"] = (weights, ~finite, "a finite number that is not negative")
+    for name, (tensor, mask, expected) in invalid.items():
         if mask.any():
             first = tuple(mask.nonzero()[0].tolist())
             where = f"sample {first[0]}" + (f", task {first[1]}" if len(first) > 1 else "")
@@ -121,8 +121,8 @@ def _check_values(logits: Tensor, labels: Tensor, weights: Tensor | None, *, amo
             raise BatchError(f"{name} of {where} is {tensor[first].item()}{more}", expected)
 
 
-def _seem_right(logits: Tensor, labels: Tensor, weights: Tensor | None, *, amounts: bool) -> bool:
-    """Whether all values are surely right, in few passes. False for some right ones: infinite logits may sum to NaN."""
+def _pass_fast_check(logits: Tensor, labels: Tensor, weights: Tensor | None, *, amounts: bool) -> bool:
+    """Whether all values are certainly valid, in few passes; may be False for valid logits of both infinities."""
     if math.isnan(float(logits.detach().sum())):
         return False
     if not (labels.isfinite().all() if amounts else torch.equal(labels.bool().to(labels.dtype), labels)):

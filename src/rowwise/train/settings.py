@@ -18,13 +18,7 @@ MAX_DEPTH = 16  # steps in flight
 MAX_STALENESS = 1024  # steps
 COUNTS = ("batch", "epochs", "accumulate", "virtual_shards", "pipeline_depth")  # at least 1
 Precision = Literal["fp32", "bf16", "bf16_always", "fp8"]
-BETTER_LOWER = (
-    "loss",
-    "ne",
-    "rmse",
-    "mae",
-    "poisson_deviance",
-)  # metrics that get better by falling; all others by rising
+BETTER_LOWER = ("loss", "ne", "rmse", "mae", "poisson_deviance")  # of all other metrics higher values are better
 
 
 class _CheckedNumbers(Value, frozen=True):
@@ -71,15 +65,15 @@ DenseOptimizer = DenseSgd | DenseAdagrad | DenseAdam
 
 
 class DenseParallel(Value, frozen=True):
-    """Which ranks have which dense parameters, gradients and optimizer state."""
+    """How dense parameters, gradients and optimizer state are distributed over ranks."""
 
-    # replicate: each rank has all; full: a part each (FSDP); hybrid: groups of `shards` ranks have a part each
+    # replicate: each rank has all; full: sharded over all ranks (FSDP); hybrid: sharded over groups of `shards` ranks
     kind: Literal["replicate", "full", "hybrid"] = "replicate"
-    shards: int | None = None  # ranks of a group, if hybrid; None: those of a host
+    shards: int | None = None  # ranks per group, if hybrid; default: the ranks of a host
     reshard: bool = True  # free gathered parameters after a forward, and gather them again for the backward
-    params: Literal["fp32", "bf16"] = "fp32"  # in which parameters travel and multiply; gradients are added in fp32
+    params: Literal["fp32", "bf16"] = "fp32"  # type of gathered parameters and products; gradients are added in fp32
     prefetch: int = 1  # layers whose parameters are gathered ahead
-    recompute: bool = False  # compute a layer's activations again in the backward, so that no step has to keep them
+    recompute: bool = False  # recompute a layer's activations in the backward instead of keeping them
 
     def __post_init__(self) -> None:
         if (self.shards is not None and self.shards < 1) or not 0 <= self.prefetch <= MAX_DEPTH:
@@ -96,16 +90,16 @@ class Training(Value, frozen=True):
 
     batch: int = 2048
     epochs: int = 1
-    steps: int | None = None  # most updates; None: as many as the epochs have
+    steps: int | None = None  # maximum number of updates; default: those of the epochs
     optimizer: DenseOptimizer = DenseAdam()  # of the dense parameters; tables have optimizers of their own
-    schedule: Schedule | None = None  # of the dense learning rate; None: constant
+    schedule: Schedule | None = None  # of the dense learning rate; default: constant
     accumulate: int = 1  # batches per update
-    clip: float | None = None  # largest norm of all dense gradients together; tables have `clip` of their own
-    # Of dense products (autocast); weights stay in 32 bits. A processor without bf16 products uses fp32 instead, which
-    # is faster there, and warns; bf16_always emulates bf16 products. fp8: bf16, and 8 bits in linear layers whose
+    clip: float | None = None  # maximum norm of all dense gradients together; tables have `clip` of their own
+    # Type of dense products (autocast); weights stay in 32 bits. A processor without bf16 products uses fp32 instead,
+    # which is faster there, and warns; bf16_always emulates bf16 products. fp8: bf16, and 8 bits in linear layers whose
     # widths are multiples of 16; CPUs emulate these
     precision: Precision = "fp32"
-    task_weights: tuple[float, ...] = ()  # one for each label's loss; empty: all 1
+    task_weights: tuple[float, ...] = ()  # weight of each label's loss; default: all 1
     # Loss of the labels: log_loss of 0 and 1, squared or poisson of amounts; other kinds are for labels with errors
     objective: AnyLoss = LogLoss()
     label_smoothing: float = 0.0  # s: the loss is that of labels s / 2 and 1 - s / 2; metrics take labels as they are
@@ -113,17 +107,17 @@ class Training(Value, frozen=True):
     # The last digits of results change
     compile: bool = False
     device: str = "cpu"
-    threads: int | None = None  # of torch; None: 1 for small steps, else torch's default
+    threads: int | None = None  # of torch; default: 1 for small steps, else torch's default
     # elastic: the same bits for any number of ranks that divides virtual_shards; it costs speed
     determinism: Literal["run", "elastic"] = "run"
-    virtual_shards: int = 8  # of a global batch, if elastic; each is whole blocks of 256 samples
+    virtual_shards: int = 8  # of a global batch, if elastic; aligned to blocks of 256 samples
     merge_shared: bool = False  # first add gradients of samples that share a bag: faster, but the last bits differ
     shuffle: bool = True
     ahead: int = 4  # batches that a thread prepares ahead; 0: no thread
-    # Steps in flight: while one runs, the ids of the next are sent and their rows on disk are read. 1: one by one
+    # Steps in flight: while a step runs, ids of the next steps are sent and their rows on disk are read. 1: no overlap
     pipeline_depth: int = 2
-    # Updates of rows that a lookup may miss, those of the last steps: with 1 or more, the vectors of the next step
-    # travel while one runs, but results change. 0: exact
+    # Number of newest updates of rows that a lookup may miss: with 1 or more, the vectors of the next step travel while
+    # a step runs, but results change. 0: exact
     staleness: int = 0
     dense_parallel: DenseParallel = DenseParallel()
 
@@ -169,7 +163,7 @@ class Training(Value, frozen=True):
             raise SpecError(
                 f"train.accumulate={self.accumulate} {elastic}",
                 "1",
-                hint=f"make the batch {self.accumulate} times as large: virtual shards are computed one by one anyway",
+                hint=f"multiply the batch by {self.accumulate}: virtual shards are computed one by one anyway",
             )
         if self.merge_shared:
             raise SpecError(f"train.merge_shared=true {elastic}", "false, as sums depend on which samples a rank has")
@@ -190,11 +184,11 @@ class Evaluation(Value, frozen=True):
     every: int = 0  # steps; 0: at the end of each epoch
     batch: int = 8192
     metric: str = "ne"  # decides which checkpoint is the best: ne, loss, auc, rmse, poisson_deviance, recall@10, ...
-    patience: int | None = None  # stop after so many evaluations without a better one; None: never
-    min_gain: float = 0.0  # least improvement that counts as better
-    slices: tuple[str, ...] = ()  # features whose most common ids are measured one by one
+    patience: int | None = None  # stop after n evaluations without improvement; default: never
+    min_gain: float = 0.0  # minimum improvement
+    slices: tuple[str, ...] = ()  # features whose most common ids are measured separately
     slice_ids: int = 10  # number of ids of each such feature
-    task: str = ""  # the label whose metric decides; empty: the first
+    task: str = ""  # the label whose metric decides; default: the first
 
     def __post_init__(self) -> None:
         if self.every < 0 or self.batch < 1 or self.slice_ids < 1:
@@ -223,10 +217,10 @@ class Saving(Value, frozen=True):
 
     every: int = 0  # steps; 0: at the end of each epoch
     keep: int = 1  # number of newest checkpoints to keep, beside the best
-    background: bool = False  # write a copy while training goes on; the copy takes as much memory as the checkpoint
-    # only changed rows, where that writes and reads less than a full checkpoint; takes a byte of memory per row
+    background: bool = False  # write a copy while training continues; the copy takes the memory of a checkpoint
+    # only changed rows, if that writes and reads less than a full checkpoint; takes a byte of memory per row
     incremental: bool = False
-    # per weight of tables, as saved: a resumed run continues with the rounded weights
+    # bits per saved weight of tables: a resumed run continues with the rounded weights
     bits: Literal[32, 8, 4] = 32
     # a URL such as s3://bucket/clicks/7, or a folder, to which the run is copied while it trains; resume takes the URL
     mirror: str | None = None

@@ -1,4 +1,4 @@
-"""Names hosts that compute slowly, by the forward and backward of their ranks: work that is alike on all of them."""
+"""Detects slow hosts by the forward and backward times of their ranks, as all ranks do the same work in them."""
 
 from collections.abc import Sequence
 from statistics import median_low
@@ -8,33 +8,33 @@ from rowwise.tables.spec import Topology
 from rowwise.train.breakdown import PhaseSeconds
 
 SLOW = 1.5  # times the median of all hosts
-LINES = 3  # of stages.csv, one after the other
-ALIKE = ("forward", "backward")
+LINES = 3  # consecutive lines of stages.csv
+EQUAL_WORK = ("forward", "backward")
 
 
 @final
 class SlowHosts:
-    """Which hosts were slow in the newest lines."""
+    """The number of newest lines in which each host was slow."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._slow_H = [0] * topology.hosts  # lines in a row; a host that was named keeps counting
+        self._slow_H = [0] * topology.hosts  # consecutive slow lines; counting continues after the report
 
     def add(self, spent_W: Sequence[PhaseSeconds]) -> list[str]:
-        """A line on each host that has been slow for long enough, once for each time that it becomes slow."""
-        # The fastest rank of a host: where one of several is slow, it is not the host.
+        """A message for each host with `LINES` consecutive slow lines, once per slow period."""
+        # By the fastest rank of a host: if only some of its ranks are slow, the cause is not the host.
         seconds_H = [
-            min(sum(spent_W[rank].exposed[phase] for phase in ALIKE) for rank in self._topology.ranks_of(host))
+            min(sum(spent_W[rank].exposed[phase] for phase in EQUAL_WORK) for rank in self._topology.ranks_of(host))
             for host in range(self._topology.hosts)
         ]
-        usual_s, named = median_low(seconds_H), list[str]()
+        median_s, messages = median_low(seconds_H), list[str]()
         for host, seconds in enumerate(seconds_H):
-            self._slow_H[host] = self._slow_H[host] + 1 if seconds > SLOW * usual_s > 0 else 0
+            self._slow_H[host] = self._slow_H[host] + 1 if seconds > SLOW * median_s > 0 else 0
             if self._slow_H[host] == LINES:
-                ranks, times = self._topology.ranks_of(host), seconds / usual_s
+                ranks, ratio = self._topology.ranks_of(host), seconds / median_s
                 who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
-                named.append(
-                    f"host {host} ({who}) takes {times:.1f} times as long as the median host for forward and backward, "
+                messages.append(
+                    f"host {host} ({who}) takes {ratio:.1f} times as long as the median host for forward and backward, "
                     "and the others wait for it: look for other processes, a lower clock, or fewer cores there"
                 )
-        return named
+        return messages

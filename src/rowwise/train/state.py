@@ -1,4 +1,4 @@
-"""Helpers that all metrics share: saving, restoring and merging their states.
+"""Helpers shared by all metrics: saving, restoring and merging their states.
 
 A state is a flat dict of tensors, numbers and strings, for JSON and safetensors. Tensors may come back as nested lists,
 as JSON returns them.
@@ -22,7 +22,7 @@ def join(parts: Mapping[str, State]) -> State:
 
 
 def part(state: Mapping[str, object], name: str) -> dict[str, object]:
-    """The state of one part that `join` has joined."""
+    """The state of one part of a joined state; the inverse of `join`."""
     return {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
 
 
@@ -50,26 +50,17 @@ def read_tensor(
     return tensor
 
 
-def narrow(numbers: Tensor) -> Tensor:
-    """The same numbers in 8 or 32 bits, where these have all of them; `read_tensor` widens them."""
-    for dtype in (torch.uint8, torch.float32):
-        narrowed = numbers.to(dtype)
-        if torch.equal(narrowed.to(numbers.dtype), numbers):
-            return narrowed
-    return numbers.clone()
-
-
-def check_alike(setting: str, mine: object, other: object) -> None:
+def check_equal(setting: str, a: object, b: object) -> None:
     """Raise unless two metrics to merge have the same setting."""
-    if mine != other:
-        raise StateError(f"metrics with {setting} {mine} and {other} do not merge", f"the same {setting} for both")
+    if a != b:
+        raise StateError(f"metrics with {setting} {a} and {b} do not merge", f"the same {setting} for both")
 
 
-def merge_newest(mine: Sequence[T], others: Sequence[T], add: Callable[[T, T], T]) -> list[T]:
+def merge_newest(window_a: Sequence[T], window_b: Sequence[T], add: Callable[[T, T], T]) -> list[T]:
     """Merge two windows of batches, oldest first: newest is added to newest, as both belong to the same step."""
-    longer, shorter = (mine, others) if len(mine) >= len(others) else (others, mine)
-    alone = len(longer) - len(shorter)
-    return [*longer[:alone], *(add(a, b) for a, b in zip(longer[alone:], shorter, strict=True))]
+    longer, shorter = (window_a, window_b) if len(window_a) >= len(window_b) else (window_b, window_a)
+    unmatched = len(longer) - len(shorter)
+    return [*longer[:unmatched], *(add(a, b) for a, b in zip(longer[unmatched:], shorter, strict=True))]
 
 
 def check_positive(name: str, value: int) -> int:
@@ -81,6 +72,6 @@ def check_positive(name: str, value: int) -> int:
 
 def _read(state: Mapping[str, object], key: str) -> object:
     if key not in state:
-        has = ", ".join(map(repr, state)) or "nothing"
-        raise StateError(f"the state of a metric has no {key!r}; it has {has}", "the result of its state()")
+        keys = ", ".join(map(repr, state)) or "nothing"
+        raise StateError(f"the state of a metric has no {key!r}; it has {keys}", "the result of its state()")
     return state[key]

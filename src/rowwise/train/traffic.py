@@ -1,8 +1,8 @@
-"""Counts the ids that batches look up in each table: how many, how many distinct, how skewed.
+"""Counts the ids that batches look up in each table: their number, distinct ids, and skew.
 
-The recorder adds one batch per written line, and at most `MAX_IDS` ids of a feature count, so the cost is negligible;
-rarer ids are missed. Each rank counts its part of a batch, and the sums are added. An id on two ranks counts as two
-distinct ids in `rows`, but as one in `repeats`, which planners use.
+The recorder adds one batch per line, and at most `MAX_IDS` ids per feature count, so the cost is negligible; rarer ids
+are missed. Each rank counts its part of a batch, and the sums are added. An id on two ranks counts as two distinct ids
+in `rows`, but as one in `repeats`, which planners use.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ MAX_COUNTED = 1 << 16  # of a feature in a batch, for `repeats`
 IDS, COUNTS = "traffic/ids", "traffic/counts"  # names of tensors that concatenate all tables
 IdMaps = Mapping[AnyEmbeddings, IdTables]
 NO_ID_MAPS: IdMaps = {}
-NUMBERS = ("samples", "ids", "looked_at", "different", "in_top")  # of a table
+NUMBERS = ("samples", "ids", "looked_at", "different", "in_top")  # counters of a table
 TOP = 100  # `in_top` counts the ids among the most common hundredth of distinct ids
 
 
@@ -102,8 +102,8 @@ class TableTraffic:
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors for a checkpoint: ids and counts of all tables, in the order of `state`."""
-        found = [IdSample(), *(sums.repeats for sums in self._sums.values())]
-        return {IDS: torch.cat([one.ids_D for one in found]), COUNTS: torch.cat([one.counts_D for one in found])}
+        samples = [IdSample(), *(sums.repeats for sums in self._sums.values())]
+        return {IDS: torch.cat([ids.ids_D for ids in samples]), COUNTS: torch.cat([ids.counts_D for ids in samples])}
 
     def restore(self, state: Mapping[str, Mapping[str, int]], tensors: Mapping[str, Tensor]) -> None:
         """Continue from `state` and `tensors`; a checkpoint of an older version has no tensors."""
@@ -124,11 +124,11 @@ class TableTraffic:
         """Add the counts of another rank, as its `state` and `tensors` returned them."""
         other = TableTraffic()
         other.restore(state, tensors)
-        for name, theirs in other._sums.items():
-            mine = self._sums.setdefault(name, _TableSums())
+        for name, remote in other._sums.items():
+            local = self._sums.setdefault(name, _TableSums())
             for key in NUMBERS:
-                setattr(mine, key, getattr(mine, key) + getattr(theirs, key))
-            mine.repeats.merge(theirs.repeats)
+                setattr(local, key, getattr(local, key) + getattr(remote, key))
+            local.repeats.merge(remote.repeats)
 
     def _row(self, table: Table) -> dict[str, Cell]:
         sums = self._sums.get(table.name, _TableSums())

@@ -1,9 +1,9 @@
-"""All-reduce in two levels: exact among near ranks, encoded between groups of them.
+"""All-reduce in two levels: exact among near ranks, encoded between groups of near ranks.
 
-Near are the ranks of a group of hosts or, without groups, of a host. A group scatters its sum in equal shares over as
-many ranks as the smallest group has. The ranks with the same share of all groups add it up by `CodedSum`. Then each
-group gathers the shares. So a number crosses slow links once, and is encoded only there. All ranks decode the same
-bytes, so all end with the same bits. Further ranks of larger groups hold no share.
+Near are the ranks of a group of hosts or, without groups, of a host. A group of ranks reduce-scatters its sum in equal
+shares over its first n ranks, n the size of the smallest group. The ranks that hold the same share in all groups
+all-reduce it by `CodedSum`. Then each group all-gathers the shares. So a number crosses slow links once, and only there
+it is encoded. All ranks decode the same bytes, so all end with the same bits. Further ranks of larger groups are idle.
 
 Known limits: sums are in float32; only the first of three steps overlaps with a backward.
 """
@@ -34,8 +34,8 @@ class TwoLevelSum:
         near_G = comm.topology.near_ranks
         self._holders = min(map(len, near_G))
         holders_KG = [[ranks[k] for ranks in near_G] for k in range(self._holders)]
-        others = [[rank] for ranks in near_G for rank in ranks[self._holders :]]
-        self._near, far_comm = comm.split(near_G), comm.split([*holders_KG, *others])
+        idle = [[rank] for ranks in near_G for rank in ranks[self._holders :]]
+        self._near, far_comm = comm.split(near_G), comm.split([*holders_KG, *idle])
         self._coded = CodedSum(far_comm, sum_codec_of(far), feedback=feedback and not far.facts.exact)
 
     @property
@@ -44,16 +44,16 @@ class TwoLevelSum:
         return self._coded.residuals
 
     def start(self, bucket: int, flat_N: Tensor) -> Work:
-        """Add up the shares of the bucket among near ranks."""
+        """Start the reduce-scatter of the bucket among near ranks."""
         share = self._share(len(flat_N))
         padded_N = F.pad(flat_N.float(), (0, share * self._holders - len(flat_N)))
         return self._near.reduce_scatter(padded_N, self._splits(share), "dense")
 
     def finish(self, handles: Sequence[Work], sizes: Sequence[int]) -> list[Tensor]:
-        """The sums of all buckets, which had these sizes."""
+        """The sums of all buckets, which have these sizes."""
         shares = [self._share(size) for size in sizes]
-        # Several passes, so that transfers of one bucket travel beside those of others: a share leaves for other groups
-        # while the next bucket is still added up near.
+        # Several passes, so that transfers of buckets overlap: a share travels to other groups while the next bucket
+        # is still summed among near ranks.
         near: list[Tensor] = []
         far: list[Work] = []
         for k, (handle, share) in enumerate(zip(handles, shares, strict=True)):
@@ -67,7 +67,7 @@ class TwoLevelSum:
         return [gather.wait()[:size] for gather, size in zip(gathers, sizes, strict=True)]
 
     def _share(self, size: int) -> int:
-        """Numbers of a share, whole runs."""
+        """Elements of a share, rounded up to whole runs."""
         return -(-size // (self._holders * RUN)) * RUN
 
     def _splits(self, share: int) -> list[int]:
