@@ -89,4 +89,4 @@ def test_workers_and_bad_rows(tmp_path):
     assert {(line["workers"], line["restarts"]) for line in steps} == {("1", "0")}
     page = (tmp_path / "runs/small/1/report.html").read_text()
     assert "2 rows quarantined in bad_rows/" in page
-    assert "nothing to act on in so short a run" in page
+    assert "but the run is too short to need action" in page

@@ -265,8 +265,8 @@ def test_a_scale_model_chooses_sizes_and_goes_on_to_the_same_bits(tmp_path):
     for run in (whole, again):
         page = (run.folder.path / "report.html").read_text()
         check(page)
-        assert "in evaluation that which the scale model chooses" in page
-        assert "of those of the largest size" in page
+        assert "in evaluation the size that the scale model chooses" in page
+        assert "of the largest size" in page
         assert "16 x 16" not in page
     chosen = json.loads((whole.folder.path / "towers.json").read_text())["pictures"]["chosen"]
     item = whole.model.towers.item

@@ -53,7 +53,7 @@ def test_a_short_run_gets_no_advice(tmp_path):
     assert "Training waited" not in page
     page = with_steps(tmp_path / "r" / "2", [0.9, 0.4], line_s=59.0)  # workers would take as long to start
     assert "data bench" not in page
-    assert "waited 40.0\u202f% of the time for rows, which is nothing to act on" in page
+    assert "waited 40.0\u202f% of the time for rows, but the run is too short to need action" in page
 
 
 def test_advice_is_for_runs_that_last():
@@ -64,7 +64,7 @@ def test_advice_is_for_runs_that_last():
 
 def test_drawn_rows_get_no_advice(tmp_path):
     page = with_steps(tmp_path / "r" / "1", [0.9, 0.5, 0.5], synthetic=True)
-    assert "Training waited 50.0\u202f% of the time for rows, as they were drawn." in page
+    assert "Training waited 50.0\u202f% of the time for rows, as they were generated." in page
     assert "data bench" not in page
 
 

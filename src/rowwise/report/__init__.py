@@ -1,6 +1,6 @@
-"""HTML reports, each a single file: of a run (`write`), of several beside each other (`compare`), of a tuning study.
+"""HTML reports, each a single file: of a run (`write`), of several runs (`compare`), of a tuning study (`write_study`).
 
-A missing or truncated file of a run costs its section, never the report. No tensor library is loaded.
+A missing or truncated file of a run omits its section, never the report. No tensor library is loaded.
 """
 
 from rowwise.report.compare import compare as compare

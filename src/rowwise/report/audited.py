@@ -8,14 +8,14 @@ from rowwise.report.markup import Html, note, section, tag, text, text_table, ti
 from rowwise.report.page import draw_page
 
 
-def draw_audit(found: Sequence[AuditedFile], skew: Sequence[ColumnSkew]) -> str:
+def draw_audit(audited: Sequence[AuditedFile], skew: Sequence[ColumnSkew]) -> str:
     """The page of `rowwise audit`."""
     facts = (
-        ("recorded rows", f"{sum(one.rows for one in found):,}", ""),
-        ("rows with other bits", f"{sum(one.wrong for one in found):,}", ""),
-        ("columns unlike training", f"{sum(one.is_large for one in skew):,}", f"of {len(skew)}"),
+        ("recorded rows", f"{sum(file.rows for file in audited):,}", ""),
+        ("rows with other bits", f"{sum(file.wrong for file in audited):,}", ""),
+        ("columns unlike training", f"{sum(column.is_large for column in skew):,}", f"of {len(skew)}"),
     )
-    files = [(str(one.file), str(one.version), f"{one.rows:,}", f"{one.wrong:,}") for one in found]
+    files = [(str(file.file), str(file.version), f"{file.rows:,}", f"{file.wrong:,}") for file in audited]
     return draw_page(
         "Audit",
         tag("header", None, tag("h1", None, text("Audit"))),
@@ -35,18 +35,18 @@ def draw_audit(found: Sequence[AuditedFile], skew: Sequence[ColumnSkew]) -> str:
 
 
 def _draw_columns(skew: Sequence[ColumnSkew]) -> Html:
-    """Columns that differ first."""
+    """A table of columns; columns with skew come first."""
     lines = [
         (
-            one.column,
-            "unlike training" if one.is_large else "",
-            *(format_percent(means.null_share) for means in (one.trained, one.recorded)),
-            *(_number(means.mean) for means in (one.trained, one.recorded)),
-            *(_number(means.mean_length) for means in (one.trained, one.recorded)),
+            column.column,
+            "unlike training" if column.is_large else "",
+            *(format_percent(means.null_share) for means in (column.trained, column.recorded)),
+            *(_number(means.mean) for means in (column.trained, column.recorded)),
+            *(_number(means.mean_length) for means in (column.trained, column.recorded)),
         )
-        for one in sorted(skew, key=lambda one: not one.is_large)
+        for column in sorted(skew, key=lambda column: not column.is_large)
     ]
-    pairs = (f"{what}, {where}" for what in ("Null", "Mean", "Length") for where in ("training", "requests"))
+    pairs = (f"{value}, {source}" for value in ("Null", "Mean", "Length") for source in ("training", "requests"))
     return text_table(("Column", "", *pairs), lines)
 
 

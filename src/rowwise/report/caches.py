@@ -1,6 +1,6 @@
-"""The section on cached tables: what their caches did, by table, and hit rates and reads of the disk over samples.
+"""The section on cached tables: hits, misses and evictions by table, hit rate and disk reads over samples.
 
-Their rows are on disk, or in the memory of the host of a GPU that caches them.
+Rows of cached tables are on disk, or in host memory behind a GPU's cache.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ def draw_caches(run: RecordedRun) -> Html:
         return Html("")
     names = list(dict.fromkeys(line.table for line in run.caches))
     totals = sorted((_total(run.caches, name) for name in names), key=lambda t: (-t.misses, t.table))
-    most = max(total.misses for total in totals)
-    grid = data_table(HEADERS, [_draw_row(total, most) for total in totals[:MAX_TABLES]], "cards")
+    max_misses = max(total.misses for total in totals)
+    grid = data_table(HEADERS, [_draw_row(total, max_misses) for total in totals[:MAX_TABLES]], "cards")
     omitted = len(totals) - MAX_TABLES
     more = note(f"The {MAX_TABLES} with most misses are shown, of {len(totals)}.") if omitted > 0 else Html("")
     on_disk = not _is_on_device(run)
@@ -42,31 +42,31 @@ def draw_caches(run: RecordedRun) -> Html:
 
 
 def _is_on_device(run: RecordedRun) -> bool:
-    """Whether rows are cached on a GPU, not in the memory above a disk."""
+    """Whether rows are cached in device memory, rather than in host memory in front of a disk."""
     return run.settings.get("train.device", "cpu") != "cpu"
 
 
 def _total(lines: Sequence[CacheLine], name: str) -> CacheLine:
-    """The sum of a table's lines, with the memory of the last one."""
-    mine = [line for line in lines if line.table == name]
+    """The sum of a table's lines, with the memory of the last line."""
+    selected = [line for line in lines if line.table == name]
     counts = ("hits", "misses", "evictions", "writes")
-    sums = {count: sum(positive(getattr(line, count)) for line in mine) for count in counts}
-    return CacheLine(step=mine[-1].step, table=name, memory_bytes=positive(mine[-1].memory_bytes), **sums)
+    sums = {count: sum(positive(getattr(line, count)) for line in selected) for count in counts}
+    return CacheLine(step=selected[-1].step, table=name, memory_bytes=positive(selected[-1].memory_bytes), **sums)
 
 
 def _sum_up(run: RecordedRun, totals: Sequence[CacheLine]) -> Html:
     memory, rate = sum(total.memory_bytes for total in totals), hit_rate(totals)
     disk = next((size for size in reversed(run.steps.get("disk_bytes", ())) if is_finite(size)), None)
-    below, of_what = ("in host memory", " of the GPU") if _is_on_device(run) else ("on disk", "")
-    tables = f"{len(totals)} table{'s' * (len(totals) > 1)} {below}"
-    where = f"{format_size(memory)} of memory{of_what}" + (
+    tier, owner = ("in host memory", " of the GPU") if _is_on_device(run) else ("on disk", "")
+    tables = f"{len(totals)} table{'s' * (len(totals) > 1)} {tier}"
+    where = f"{format_size(memory)} of memory{owner}" + (
         f" and {format_size(disk)} of disk" if disk is not None else ""
     )
     return lead(f"{tables}, in {where}: {format_percent(rate)} of lookups met their row.{_describe_waits(run)}")
 
 
 def _describe_waits(run: RecordedRun) -> str:
-    """What part of training waited for the disk; empty where it was not recorded."""
+    """The share of training time spent waiting for the disk; empty if it was not recorded."""
     phases = [interval_seconds(run, name) for name in phase_names(run)]
     columns = zip(run.steps.get("disk_wait_s", ()), *phases, strict=False)
     lines = [(wait_s, sum(spent)) for wait_s, *spent in columns if is_finite(wait_s)]
@@ -74,12 +74,12 @@ def _describe_waits(run: RecordedRun) -> str:
     return f" Waits for the disk: {format_percent(wait_s / training_s)} of the step." if training_s > 0 else ""
 
 
-def _draw_row(total: CacheLine, most: float) -> Html:
+def _draw_row(total: CacheLine, max_misses: float) -> Html:
     rate = hit_rate([total])
-    said, misses = format_percent(rate), ((total.misses, "orange"),)
+    percent, misses = format_percent(rate), ((total.misses, "orange"),)
     cells = (
-        draw_amount("cache-hits", f"{total.table}: hit rate {said}", ((rate, "green"),), 1.0, said),
-        draw_amount("cache-misses", f"{total.table}: misses", misses, most, format_count(total.misses)),
+        draw_amount("cache-hits", f"{total.table}: hit rate {percent}", ((rate, "green"),), 1.0, percent),
+        draw_amount("cache-misses", f"{total.table}: misses", misses, max_misses, format_count(total.misses)),
         text(format_count(total.evictions)),
         text(format_count(total.writes)),
         text(format_size(total.memory_bytes)),
@@ -93,20 +93,20 @@ def _draw_hit_rate(run: RecordedRun) -> Html:
         by_step.setdefault(line.step, []).append(line)
     samples = dict(zip(run.steps.get("step", ()), run.steps.get("samples", ()), strict=False))
     points = [(samples[step], 100 * hit_rate(lines)) for step, lines in by_step.items() if is_finite(samples.get(step))]
-    said = f"last {format_percent(points[-1][1] / 100)}" if points else ""
+    summary = f"last {format_percent(points[-1][1] / 100)}" if points else ""
     line = ChartLine(name="Hit rate", points=points, colour="green")
-    return draw_series(line, "hit_rate", said, "lookups whose row was in memory", unit="%")
+    return draw_series(line, "hit_rate", summary, "lookups whose row was in memory", unit="%")
 
 
 def _draw_reads(run: RecordedRun) -> Html:
-    """Reads of a step, as steps.csv has those of each line."""
+    """Reads per step, from the reads per line of steps.csv."""
     steps, reads = run.steps.get("step", ()), run.steps.get("reads", ())
     counts = [after - before for before, after in zip((0.0, *steps), steps, strict=False)]
     lines = zip(run.steps.get("samples", ()), reads, counts, strict=False)
-    points = [(at, read / count) for at, read, count in lines if is_finite(read) and is_finite(at) and count > 0]
-    said = f"last {format_count(points[-1][1])}" if points else ""
-    line = ChartLine(name="Reads of the disk", points=points, colour="blue")
-    return draw_series(line, "reads", said, "in a step", from_zero=True)
+    points = [(x, read / count) for x, read, count in lines if is_finite(read) and is_finite(x) and count > 0]
+    summary = f"last {format_count(points[-1][1])}" if points else ""
+    line = ChartLine(name="Disk reads", points=points, colour="blue")
+    return draw_series(line, "reads", summary, "per step", from_zero=True)
 
 
 def hit_rate(lines: Sequence[CacheLine]) -> float:

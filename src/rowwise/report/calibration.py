@@ -64,7 +64,8 @@ def draw_scatter(quality: ProfileQuality) -> Html:
     grid = (draw_line("grid", (x.at(power), x.at(power)), (y.begin, y.end)) for power in powers)
     points = "".join(f"M{x.at(math.log10(m)):.1f} {y.at(math.log10(p)):.1f}h0" for m, p in pairs if m > 0 and p > 0)
     offset = math.log10(1 + DOTTED_ERROR)
-    lines = [_draw_diagonal(look, x, y, at) for look, at in (("level", 0.0), ("rule", offset), ("rule", -offset))]
+    diagonals = (("level", 0.0), ("rule", offset), ("rule", -offset))
+    lines = [_draw_diagonal(style, x, y, exponent) for style, exponent in diagonals]
     dots = tag("path", {"class": "dots blue", "d": points, "style": "stroke-width:3px;opacity:.55"})
     axes = draw_axes(area, "predicted")
     return draw_picture("calibration", "Predicted over measured seconds", *grid, axes, *lines, dots)

@@ -15,19 +15,11 @@ from rowwise.report.scale import Point, Scale, bin_means, positive, thin_points
 MAX_DOTTED = 60  # points of a line with dots
 MAX_UNAVERAGED = 150  # points of a line that is drawn without averaging
 FEW = 3  # fewer points are drawn as dots
-BAR_GAP = 0.2  # between the bars of ranks, of the width of a rank
-MAX_APART = 128  # ranks whose bars have gaps
+BAR_GAP = 0.2  # between the bars of two ranks, as a share of a rank's width
+MAX_APART = 128  # up to this number of ranks, bars have gaps
 WARM_UP = 0.1  # first fraction of the x axis, ignored in the y range of noisy lines
-COLOURS = (
-    "blue",
-    "vermillion",
-    "green",
-    "orange",
-    "purple",
-    "sky",
-    "grey",
-    "black",
-)  # distinct for colour-blind readers
+# Distinct for colour-blind readers.
+COLOURS = ("blue", "vermillion", "green", "orange", "purple", "sky", "grey", "black")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +56,7 @@ class ChartLevel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """What a chart shows, before it has coordinates."""
+    """The content of a chart, before layout."""
 
     key: str
     label: str
@@ -116,12 +108,12 @@ def draw_svg(area: Plot, key: str, label: str, kind: str, *children: Html) -> Ht
 
 def draw_empty(key: str, label: str, message: str) -> Html:
     """A chart without values that shows a message."""
-    line, words = draw_line("axis", (14.0, 466.0), (76.0, 76.0)), draw_label(240.0, 48.0, message, "middle")
-    return draw_picture(key, f"{label}: {message}", line, words, size=(480.0, 90.0))
+    axis, words = draw_line("axis", (14.0, 466.0), (76.0, 76.0)), draw_label(240.0, 48.0, message, "middle")
+    return draw_picture(key, f"{label}: {message}", axis, words, size=(480.0, 90.0))
 
 
 def _find_y_range(chart: Chart, lines: Sequence[ChartLine], marks: Sequence[ChartMark]) -> tuple[float, float]:
-    """The range of the y axis: outliers of noisy lines do not extend it, levels may."""
+    """The range of the y axis: outliers of noisy lines do not extend it, levels can."""
     all_values = [y for line in lines for _, y in line.points if is_finite(y)] + [mark.point[1] for mark in marks]
     steady_values = [y for line in lines if not line.noisy for _, y in line.points if is_finite(y)]
     steady_values += [mark.point[1] for mark in marks]
@@ -200,16 +192,16 @@ def _label_level(area: Plot, level: ChartLevel) -> Html:
 def _draw_rule(area: Plot, x: float | None) -> Html:
     if x is None:
         return Html("")
-    at = area.x.at(x)
-    right = at > (area.x.begin + area.x.end) / 2
-    return draw_rule(area, at, "best", right=right)
+    x_pixels = area.x.at(x)
+    right = x_pixels > (area.x.begin + area.x.end) / 2
+    return draw_rule(area, x_pixels, "best", right=right)
 
 
-def draw_rule(area: Plot, at: float, name: str, *, right: bool) -> Html:
-    """A vertical line with a name on one side of it."""
-    x, anchor = (at - 4, "end") if right else (at + 4, "start")
-    words = draw_label(x, area.y.begin - 6, name, anchor, "small")
-    return join([draw_line("rule", (at, at), (area.y.begin, area.y.end)), words])
+def draw_rule(area: Plot, x: float, name: str, *, right: bool) -> Html:
+    """A vertical line; its name is left of it if the line is in the right half."""
+    label_x, anchor = (x - 4, "end") if right else (x + 4, "start")
+    label = draw_label(label_x, area.y.begin - 6, name, anchor, "small")
+    return join([draw_line("rule", (x, x), (area.y.begin, area.y.end)), label])
 
 
 def _note_extremes(area: Plot, lines: Sequence[ChartLine], marks: Sequence[ChartMark]) -> Html:
@@ -227,7 +219,7 @@ def _note_extremes(area: Plot, lines: Sequence[ChartLine], marks: Sequence[Chart
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartBand:
-    """One part of a stacked chart, as a fraction of the whole at each x."""
+    """A band of a stacked chart: its share of the total at each x."""
 
     name: str
     shares: Sequence[float]
@@ -255,15 +247,15 @@ def draw_stack(key: str, label: str, xs: Sequence[float], bands: Sequence[ChartB
     return draw_svg(area, key, label, "stack", draw_axes(area), join(reversed(paths)))
 
 
-def draw_strip_picture(key: str, label: str, *children: Html, size: str = "100 10", look: str = "strip") -> Html:
+def draw_strip_picture(key: str, label: str, *children: Html, size: str = "100 10", style: str = "strip") -> Html:
     """A picture that fills its container."""
-    attributes = {"role": "img", "aria-label": label, "data-chart": key, "class": look}
+    attributes = {"role": "img", "aria-label": label, "data-chart": key, "class": style}
     return tag("svg", attributes | {"viewBox": f"0 0 {size}", "preserveAspectRatio": "none"}, *children)
 
 
-def draw_strip(key: str, label: str, parts: Sequence[tuple[float, str]], whole: float) -> Html:
-    """A horizontal bar of coloured parts that fills its container."""
-    scale = Scale(low=0.0, high=positive(whole) or 1.0, begin=0.0, end=100.0)
+def draw_strip(key: str, label: str, parts: Sequence[tuple[float, str]], full: float) -> Html:
+    """A horizontal bar of parts (value, colour); a sum of `full` fills its container."""
+    scale = Scale(low=0.0, high=positive(full) or 1.0, begin=0.0, end=100.0)
     rects, x = [tag("rect", {"class": "track", "width": 100.0, "height": 10.0})], 0.0
     total = 0.0
     for value, colour in parts:
@@ -274,19 +266,19 @@ def draw_strip(key: str, label: str, parts: Sequence[tuple[float, str]], whole: 
     return draw_strip_picture(key, label, *rects)
 
 
-def draw_amount(key: str, label: str, parts: Sequence[tuple[float, str]], whole: float, amount: str) -> Html:
-    """A strip beside its amount in words."""
-    return tag("span", {"class": "amount"}, draw_strip(key, label, parts, whole), text(amount))
+def draw_amount(key: str, label: str, parts: Sequence[tuple[float, str]], full: float, amount: str) -> Html:
+    """A strip beside its amount as text."""
+    return tag("span", {"class": "amount"}, draw_strip(key, label, parts, full), text(amount))
 
 
-def draw_deviation_bar(key: str, label: str, value: float, most: float) -> Html:
-    """A bar from the middle: to the left and blue for a negative value, else to the right and vermillion."""
-    scale = Scale(low=-most, high=most, begin=0.0, end=100.0)
-    at = scale.at(value if is_finite(value) else 0.0)
+def draw_deviation_bar(key: str, label: str, value: float, limit: float) -> Html:
+    """A bar from the middle, clamped to +-limit: left and blue for a negative value, else right and vermillion."""
+    scale = Scale(low=-limit, high=limit, begin=0.0, end=100.0)
+    end = scale.at(value if is_finite(value) else 0.0)
     bar = {
-        "class": f"bar {'blue' if at < 50 else 'vermillion'}",
-        "x": min(at, 50.0),
-        "width": abs(at - 50),
+        "class": f"bar {'blue' if end < 50 else 'vermillion'}",
+        "x": min(end, 50.0),
+        "width": abs(end - 50),
         "height": 10.0,
     }
     middle = draw_line("middle", (50.0, 50.0), (0.0, 10.0))
@@ -297,8 +289,8 @@ def draw_deviation_bar(key: str, label: str, value: float, most: float) -> Html:
 def draw_rank_bars(
     key: str, label: str, series: Mapping[str, tuple[Sequence[float], str]], max_s: float, *, mean: bool = False
 ) -> Html:
-    """Beside each other a bar for each rank and series, of seconds in a colour; with `mean`, a line at their mean."""
-    ranks, many = len(next(iter(series.values()))[0]), len(series)
+    """Grouped bars: for each rank a bar of seconds per series (seconds, colour); with `mean`, a line at the mean."""
+    ranks = len(next(iter(series.values()))[0])
     area = make_rank_plot(ranks, max_s * 1000)
     width = (area.x.end - area.x.begin) / ranks
     gap = BAR_GAP * width if ranks <= MAX_APART else 0.0
@@ -306,19 +298,19 @@ def draw_rank_bars(
     for rank in range(ranks):
         for number, (name, (seconds_W, colour)) in enumerate(series.items()):
             top, left = area.y.at(seconds_W[rank] * 1000), area.x.begin + rank * width + gap / 2
-            wide = (width - gap) / many
-            place = {"x": left + number * wide, "y": top, "width": wide, "height": area.y.begin - top}
-            words = f"rank {rank}{', ' * bool(name)}{name}: {format_duration(seconds_W[rank])}"
-            bar = tag("rect", {"class": f"bar {colour}"} | place)
-            parts.append(tag("g", None, tag("title", None, text(words)), bar))
+            bar_width = (width - gap) / len(series)
+            position = {"x": left + number * bar_width, "y": top, "width": bar_width, "height": area.y.begin - top}
+            title = f"rank {rank}{', ' * bool(name)}{name}: {format_duration(seconds_W[rank])}"
+            bar = tag("rect", {"class": f"bar {colour}"} | position)
+            parts.append(tag("g", None, tag("title", None, text(title)), bar))
     if mean:
-        at = area.y.at(1000 * fmean(second for seconds_W, _ in series.values() for second in seconds_W))
-        parts.append(draw_line("level", (area.x.begin, area.x.end), (at, at)))
+        mean_y = area.y.at(1000 * fmean(second for seconds_W, _ in series.values() for second in seconds_W))
+        parts.append(draw_line("level", (area.x.begin, area.x.end), (mean_y, mean_y)))
     return draw_picture(key, label, draw_axes(area), *parts)
 
 
-def draw_series(line: ChartLine, key: str, said: str, hint: str, *, unit: str = "", from_zero: bool = False) -> Html:
-    """A figure of one line over samples; `said` are its last value, median or peak in words."""
-    lines, label = [replace(line, dots=len(line.points) < FEW)], f"{line.name} over samples: {said}"
+def draw_series(line: ChartLine, key: str, summary: str, hint: str, *, unit: str = "", from_zero: bool = False) -> Html:
+    """A figure of one line over samples; `summary` is its last value, median or peak as text."""
+    lines, label = [replace(line, dots=len(line.points) < FEW)], f"{line.name} over samples: {summary}"
     chart = draw_chart(Chart(key=key, label=label, lines=lines, unit=unit, from_zero=from_zero))
-    return figure(line.name, chart, span("hint", hint), span("ends", said))
+    return figure(line.name, chart, span("hint", hint), span("ends", summary))

@@ -1,7 +1,6 @@
 """The page that compares runs: overlaid curves, final metrics with the best marked, and differences of recipes.
 
-Recipes are compared as text by dotted key, so that runs of other versions can be compared. Runs may have different
-metrics.
+Recipes are compared as text by dotted key, so runs of other versions can be compared. Runs may have different metrics.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +17,9 @@ from rowwise.report.overview import HIDDEN_METRICS, describe_status, final_metri
 from rowwise.report.page import draw_page, write_page
 from rowwise.report.read import Curve, Reading, RecordedRun, read_run
 
-FEWEST_RUNS, MAX_RUNS = 2, len(COLOURS)
+MIN_RUNS, MAX_RUNS = 2, len(COLOURS)
 ROW_KEYS = {"dataset", "folder", "valid", "test", "valid_share", "test_share", "share", "rows", "test_rows", "where"}
-LONGEST = 160  # longest shown value, in characters
+MAX_CHARACTERS = 160  # of a value
 BEST = "\u2605 marks the best of a line."
 APART = (
     "These runs predict different labels, or were tested on different rows: their metrics cannot be compared. The runs "
@@ -38,8 +37,8 @@ class ComparedRun:
 
 
 def compare(runs: Sequence[Path], out: Path) -> Path:
-    if not FEWEST_RUNS <= len(runs) <= MAX_RUNS:
-        raise DataError(f"{len(runs)} runs to compare", f"{FEWEST_RUNS} to {MAX_RUNS}")
+    if not MIN_RUNS <= len(runs) <= MAX_RUNS:
+        raise DataError(f"{len(runs)} runs to compare", f"{MIN_RUNS} to {MAX_RUNS}")
     recorded = [read_run(folder) for folder in runs]
     compared = tuple(map(ComparedRun, recorded, _name_runs(recorded, runs), COLOURS))
     write_page(out, draw_comparison(compared))
@@ -60,35 +59,37 @@ def draw_comparison(compared: Sequence[ComparedRun]) -> str:
 
 
 def group_comparable(compared: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
-    """The runs whose metrics say something of each other: tested on the same rows, with a label in common."""
+    """Groups of runs with comparable metrics: tested on the same rows, with a label in common."""
     groups: list[list[ComparedRun]] = []
-    for one in compared:
+    for candidate in compared:
+        run = candidate.run
         for group in groups:
-            if any(_selected_rows(one.run) == _selected_rows(e.run) and _share_task(one.run, e.run) for e in group):
-                group.append(one)
+            if any(_selected_rows(run) == _selected_rows(e.run) and _share_task(run, e.run) for e in group):
+                group.append(candidate)
                 break
         else:
-            groups.append([one])
+            groups.append([candidate])
     return groups
 
 
-def _share_task(one: RecordedRun, other: RecordedRun) -> bool:
-    tasks, others = set(task_names(one)), set(task_names(other))
-    return bool(tasks & others) or not (tasks and others)
+def _share_task(run_a: RecordedRun, run_b: RecordedRun) -> bool:
+    tasks_a, tasks_b = set(task_names(run_a)), set(task_names(run_b))
+    return bool(tasks_a & tasks_b) or not (tasks_a and tasks_b)
 
 
 def _selected_rows(run: RecordedRun) -> dict[str, str]:
-    """What a recipe says of the rows for training, validation and test."""
+    """The recipe's settings that select rows for training, validation and test."""
     return {key: value for key, value in run.settings.items() if _selects_rows(key)}
 
 
 def _draw_group_title(group: Sequence[ComparedRun]) -> Html:
-    """The heading of runs that are comparable, where others are not."""
+    """The heading of a group of comparable runs; used if there are several groups."""
     labels = ", ".join(_all_tasks(group)) or "no label"
-    return join([tag("h3", None, text(f"{labels}: {', '.join(e.name for e in group)}")), note(_say_rows(group[0].run))])
+    names = ", ".join(e.name for e in group)
+    return join([tag("h3", None, text(f"{labels}: {names}")), note(_describe_rows(group[0].run))])
 
 
-def _say_rows(run: RecordedRun) -> str:
+def _describe_rows(run: RecordedRun) -> str:
     rows = (f"{key.removeprefix('data.')} {value}" for key, value in _selected_rows(run).items())
     return f"Rows: {', '.join(rows) or 'not known'}."
 
@@ -134,29 +135,29 @@ def _draw_metrics(groups: Sequence[Sequence[ComparedRun]], compared: Sequence[Co
 
 
 def _draw_task(group: Sequence[ComparedRun], task: str) -> list[Html]:
-    """The lines of a label."""
+    """The rows of a task's final metrics."""
     finals = [final_metrics(e.run, task) for e in group]
     splits = tuple(dict.fromkeys(split for split, _ in finals if split))
     no_best = "; from different splits, so no best is marked" if len(splits) > 1 else ""
     rows = [_draw_group(group, f"{task}, {' or '.join(splits)}{no_best}")]
     names = dict.fromkeys(n for _, values in finals for n in values if n not in HIDDEN_METRICS)
     for name in sorted(names, key=metric_position):
-        values = [found.get(name) for _, found in finals]
+        values = [metrics.get(name) for _, metrics in finals]
         cost = find_metric(name).cost if len(splits) == 1 else _no_cost
         rows.append(_draw_row(find_metric(name).title, values, format_metric, cost))
     return rows
 
 
-def _draw_totals(compared: Sequence[ComparedRun], alike: bool) -> Html:
-    """Speed, time and memory of all runs; the best is marked where all have the same rows and labels."""
+def _draw_totals(compared: Sequence[ComparedRun], comparable: bool) -> Html:
+    """Speed, time and memory of all runs; the best is marked if all runs are comparable."""
     speed, wall, peak, samples, steps = (
         list(column) for column in zip(*(run_totals(e.run) for e in compared), strict=True)
     )
     rows = [
         _draw_group(compared, "Run"),
-        _draw_row("Samples/s", speed, format_count, (lambda value: -value) if alike else _no_cost),
+        _draw_row("Samples/s", speed, format_count, (lambda value: -value) if comparable else _no_cost),
         _draw_row("Wall time", wall, format_duration, _no_cost),
-        _draw_row("Peak memory", peak, format_size, (lambda value: value) if alike else _no_cost),
+        _draw_row("Peak memory", peak, format_size, (lambda value: value) if comparable else _no_cost),
         _draw_row("Samples", samples, format_count, _no_cost),
         _draw_row("Steps", steps, format_count, _no_cost),
     ]
@@ -169,7 +170,7 @@ def _selects_rows(key: str) -> bool:
 
 
 def _no_cost(value: float) -> None:
-    """No value is better than another."""
+    """A cost of None: no value is better than another."""
 
 
 def _draw_row(
@@ -180,7 +181,7 @@ def _draw_row(
 ) -> Html:
     costs = [cost(v) if v is not None and is_finite(v) else None for v in values]
     known = [c for c in costs if c is not None]
-    # Where all are the same, none is best.
+    # No value is best if all are equal.
     least = min(known) if len(set(known)) > 1 else None
     cells = (
         tag("td", {"class": "best"} if c is not None and c == least else None, text(format_value(v)))
@@ -240,13 +241,13 @@ def _draw_figure(compared: Sequence[ComparedRun], task: str, name: str, over_tim
 
 
 def _find_readings(run: RecordedRun, task: str, name: str) -> tuple[str, tuple[Reading, ...]]:
-    """The curve of the most telling split that the run has: valid, lifetime, train, then any."""
+    """The split and readings of a curve, of the first split that the run has: valid, lifetime, train, then any."""
     for split in ("valid", "lifetime", "train"):
         readings = run.curves.get(Curve(task, name, split))
         if readings:
             return split, readings
-    other = (c for c in run.curves if (c.task, c.metric) == (task, name))
-    return next(((c.split, run.curves[c]) for c in other), ("", ()))
+    curves = (c for c in run.curves if (c.task, c.metric) == (task, name))
+    return next(((c.split, run.curves[c]) for c in curves), ("", ()))
 
 
 def _choose_time_unit(longest_s: float) -> tuple[float, str]:
@@ -274,15 +275,15 @@ def _draw_differences(
     key: str, title: str, file: str, compared: Sequence[ComparedRun], settings: Sequence[Mapping[str, str]]
 ) -> Html:
     """A table of the dotted keys whose values differ between runs."""
-    keys = dict.fromkeys(name for found in settings for name in found)
+    keys = dict.fromkeys(name for values in settings for name in values)
     # Runs without the file are left out.
-    readable = [found for found in settings if found]
-    different = [name for name in keys if len({found.get(name) for found in readable}) > 1]
+    readable = [values for values in settings if values]
+    different = [name for name in keys if len({values.get(name) for values in readable}) > 1]
     same = len(keys) - len(different)
     if not different:
-        none = f"Fewer than two runs have a readable {file}."
-        return section(key, title, note(f"All {same} values are the same." if len(readable) > 1 else none))
-    rows = [_draw_difference(name, [found.get(name) for found in settings]) for name in different]
+        unreadable = f"Fewer than two runs have a readable {file}."
+        return section(key, title, note(f"All {same} values are the same." if len(readable) > 1 else unreadable))
+    rows = [_draw_difference(name, [values.get(name) for values in settings]) for name in different]
     return section(key, title, _draw_run_table(compared, rows), note(f"{same} other values are the same."))
 
 
@@ -296,4 +297,4 @@ def _draw_difference(name: str, values: Sequence[str | None]) -> Html:
 def _shorten(value: str | None) -> str:
     if value is None:
         return DASH
-    return value if len(value) <= LONGEST else value[:LONGEST] + "\u2026"
+    return value if len(value) <= MAX_CHARACTERS else value[:MAX_CHARACTERS] + "\u2026"

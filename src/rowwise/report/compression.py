@@ -1,4 +1,4 @@
-"""The page of a compression: NE against bytes for each table, the choice for each, and totals."""
+"""The page of a compression: NE against bytes of each table, the chosen size of each table, and totals."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,11 +30,11 @@ from rowwise.report.plot import Plot, draw_axes, draw_picture, frame, label_tick
 from rowwise.report.scale import ticks
 
 COLOURS = tuple(colour for colour in ALL_COLOURS if colour not in ("grey", "black"))
-HEADERS = ("Table", "Ids", "Method", "Ratio", "As it is", "Rows", "Map", "Expected NE", "Size")
-POINT_HEADERS = ("Table", "Method", "Asked ratio", "Bytes", "Of it map", "NE", "Log loss", "AUC")
+HEADERS = ("Table", "Ids", "Method", "Ratio", "Uncompressed", "Rows", "Map", "Expected NE", "Size")
+POINT_HEADERS = ("Table", "Method", "Target ratio", "Bytes", "Map share", "NE", "Log loss", "AUC")
 UNCOMPRESSED_HEADERS = ("Table", "Ids", "Bytes", "Why")
 DEVIATIONS = 2.0  # standard deviations in the noise band, on each side
-MARGIN = 0.04  # of the axis, outside the outermost points
+MARGIN = 0.04  # share of the axis outside the outermost points
 NOTE = (
     "Each point is the recipe's model, trained on the history with only this table compressed, and measured on later "
     "rows. NE is the difference to the full model of the same seed; lower is better. Bytes are those of rows, map and "
@@ -51,7 +51,7 @@ CHOICE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointStyle:
-    """The style of a method's points; when colours run out they repeat as squares on dashed lines."""
+    """The style of a method's points; beyond the number of colours, points are squares on dashed lines."""
 
     colour: str
     square: bool
@@ -101,8 +101,8 @@ def _draw_tiles(advice: CompressionAdvice) -> Html:
         ("noise", f"{advice.noise:.5f}", "standard deviation between seeds"),
     ]
     if advice.together is not None:
-        beside = f"with all chosen tables; AUC {advice.together.auc:+.5f}"
-        facts.insert(3, ("measured NE", f"{advice.together.ne:+.5f}", beside))
+        remark = f"with all chosen tables; AUC {advice.together.auc:+.5f}"
+        facts.insert(3, ("measured NE", f"{advice.together.ne:+.5f}", remark))
     return tiles(facts)
 
 
@@ -190,7 +190,7 @@ def _at_bytes(area: Plot, size_bytes: float) -> float:
 
 
 def _round_sizes(low: float, high: float) -> list[float]:
-    """Powers of ten, and three times them where few are in the range."""
+    """Powers of ten in the range 10^low..10^high; over short ranges also three times these."""
     steps = (1, 3) if high - low < 2.5 else (1,)
     sizes = [step * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for step in steps]
     return [value for value in sizes if low <= math.log10(value) <= high]

@@ -29,14 +29,14 @@ class CsvRow:
         return self.cells[self.columns[column]] if column in self.columns else ""
 
     def number(self, column: str) -> float:
-        """The cell's number; NaN without one."""
+        """The cell's number; NaN if the cell has none."""
         try:
             return float(self.text(column))
         except ValueError:
             return math.nan
 
     def record(self, kind: type[T], **columns: str) -> T:
-        """The cells as a dataclass of texts and numbers; `columns` have another name than their fields."""
+        """The cells as a dataclass of texts and numbers; `columns` maps fields to columns of another name."""
         values: dict[str, Any] = {}
         for name, type_ in kind.__annotations__.items():
             values[name] = (self.text if type_ is str else self.number)(columns.get(name, name))
@@ -63,7 +63,7 @@ def read_bytes(path: Path) -> tuple[bytes, str | None]:
 
 
 def read_csv(path: Path, needed: Sequence[str], *, optional: bool = False) -> CsvTable:
-    """The complete rows of a file; none if a needed column is missing. Without an optional file there is no problem."""
+    """The complete rows of a file; none if a needed column is missing. A missing optional file is not a problem."""
     if optional and not path.exists():
         return CsvTable(())
     content, problem = read_bytes(path)

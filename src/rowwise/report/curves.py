@@ -1,4 +1,4 @@
-"""The section with curves of metrics over samples: a set of charts for each task, a chart for each metric."""
+"""The section with curves of metrics over samples: for each task a chart of each metric."""
 
 from rowwise.base.quantity import format_count, format_metric, is_finite
 from rowwise.report.charts import Chart, ChartLevel, ChartLine, ChartMark, draw_chart
@@ -83,8 +83,8 @@ def _draw_figure(run: RecordedRun, task: str, name: str) -> Html:
     )
     ends = [_draw_last_value(line) for line in lines if line.name == "valid"]
     ends += [span("vermillion end", f"test {format_metric(m.point[1])}") for m in marks]
-    beside = span("hint", metric.hint), tag("span", {"class": "ends"}, *ends)
-    return figure(metric.title, join([draw_chart(chart), _note_undrawn(readings_by_split)]), *beside)
+    remarks = span("hint", metric.hint), tag("span", {"class": "ends"}, *ends)
+    return figure(metric.title, join([draw_chart(chart), _note_undrawn(readings_by_split)]), *remarks)
 
 
 def _make_line(split: str, readings: tuple[Reading, ...]) -> ChartLine:

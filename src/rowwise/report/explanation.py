@@ -1,4 +1,4 @@
-"""The section of what a model has learned from, of `rowwise explain`."""
+"""The section of `rowwise explain`: importance and drift of features, effects of ids, calibration."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,71 +22,73 @@ NOTE = (
 
 def draw_explanation(run: RecordedRun) -> Html:
     """The section; empty before `rowwise explain`."""
-    found = run.explanation
-    if found is None or not found.importance:
+    explained = run.explanation
+    if explained is None or not explained.importance:
         return Html("")
-    said = (
-        f"By {format_count(found.rows)} rows, where the log loss of {found.task} is {format_metric(found.loss)}, and "
-        f"by {format_count(found.train_rows)} rows of the training."
+    task, loss = explained.task, format_metric(explained.loss)
+    summary = (
+        f"By {format_count(explained.rows)} rows, where the log loss of {task} is {loss}, and "
+        f"by {format_count(explained.train_rows)} rows of the training."
     )
     parts = [
-        lead(said),
+        lead(summary),
         legend(("blue", "importance"), ("sky", "one deviation to either side")),
-        _draw_importance(found.importance, {one.feature: one for one in found.drift}),
+        _draw_importance(explained.importance, {drift.feature: drift for drift in explained.drift}),
     ]
-    if found.dependence:
-        charts = (_draw_dependence(one, found.task) for one in found.dependence)
+    if explained.dependence:
+        charts = (_draw_dependence(dependence, task) for dependence in explained.dependence)
         parts += [tag("h3", None, text("Mean probability by the value of a number")), div("charts", *charts)]
-    if found.ids:
-        parts += [tag("h3", None, text("Strongest ids")), _draw_ids(found.ids, found.names)]
-    if found.calibration:
-        parts += [tag("h3", None, text("Farthest from calibrated")), _draw_slices(found)]
+    if explained.ids:
+        parts += [tag("h3", None, text("Strongest ids")), _draw_ids(explained.ids, explained.names)]
+    if explained.calibration:
+        parts += [tag("h3", None, text("Farthest from calibrated")), _draw_slices(explained)]
     return section("explanation", "What the model has learned from", *parts, note(NOTE))
 
 
-def _draw_importance(found: Sequence[Importance], drift: Mapping[str, Drift]) -> Html:
-    most = max(one.loss + one.spread for one in found)
+def _draw_importance(features: Sequence[Importance], drifts: Mapping[str, Drift]) -> Html:
+    longest = max(feature.loss + feature.spread for feature in features)
     rows = []
-    for one in found[:MAX_FEATURES]:
-        moved = drift.get(one.feature)
-        label = f"{one.feature}: {format_metric(one.loss)}"
-        bar = draw_strip("importance", label, ((one.loss - one.spread, "blue"), (2 * one.spread, "sky")), most)
-        values = [f"{one.loss:+.4f}", f"{one.spread:.4f}"]
-        values += [f"{moved.index:.3f}", f"{moved.chance:.3f}"] if moved else []
-        rows.append(row(one.feature, "", tag("td", {"class": "bars"}, bar), *cells(*values)))
-    left = len(found) - MAX_FEATURES
-    more = note(f"And {left} more features.") if left > 0 else Html("")
+    for feature in features[:MAX_FEATURES]:
+        name, loss, spread, drift = feature.feature, feature.loss, feature.spread, drifts.get(feature.feature)
+        label = f"{name}: {format_metric(loss)}"
+        bar = draw_strip("importance", label, ((loss - spread, "blue"), (2 * spread, "sky")), longest)
+        values = [f"{loss:+.4f}", f"{spread:.4f}"]
+        values += [f"{drift.index:.3f}", f"{drift.chance:.3f}"] if drift else []
+        rows.append(row(name, "", tag("td", {"class": "bars"}, bar), *cells(*values)))
+    omitted = len(features) - MAX_FEATURES
+    more = note(f"And {omitted} more features.") if omitted > 0 else Html("")
     headers = ("Feature", "", "Log loss without it", "Deviation", "Drift", "By chance")
     return div("slice", data_table(headers, rows, "slices"), more)
 
 
-def _draw_dependence(found: Dependence, task: str) -> Html:
-    points = list(zip(found.values, found.probability, strict=True))
+def _draw_dependence(dependence: Dependence, task: str) -> Html:
+    points = list(zip(dependence.values, dependence.probability, strict=True))
     line = ChartLine(name=task, points=points, colour="blue", dots=True)
-    chart = Chart(key="dependence", label=found.feature, lines=(line,), x_title=found.feature)
-    return tag("figure", None, tag("figcaption", None, text(found.feature)), draw_chart(chart))
+    chart = Chart(key="dependence", label=dependence.feature, lines=(line,), x_title=dependence.feature)
+    return tag("figure", None, tag("figcaption", None, text(dependence.feature)), draw_chart(chart))
 
 
-def _draw_ids(found: Sequence[IdEffect], names: Mapping[str, Mapping[str, str]]) -> Html:
-    ranked = sorted(found, key=lambda one: one.error - abs(one.logit))[:MAX_IDS]
-    most = max(abs(one.logit) for one in ranked)
+def _draw_ids(effects: Sequence[IdEffect], names: Mapping[str, Mapping[str, str]]) -> Html:
+    ranked = sorted(effects, key=lambda effect: effect.error - abs(effect.logit))[:MAX_IDS]
+    limit = max(abs(effect.logit) for effect in ranked)
     rows = []
-    for one in ranked:
-        name = names.get(one.feature, {}).get(str(one.id), str(one.id))
-        bar = draw_deviation_bar("id-effect", f"{one.feature} {name}: {one.logit:+.3f}", one.logit, most)
-        values = f"{one.logit:+.3f} \u00b1 {one.error:.3f}", format_count(one.rows)
-        rows.append(row(name, one.feature, tag("td", {"class": "bars"}, bar), *cells(*values)))
+    for effect in ranked:
+        feature, logit, id_ = effect.feature, effect.logit, str(effect.id)
+        name = names.get(feature, {}).get(id_, id_)
+        bar = draw_deviation_bar("id-effect", f"{feature} {name}: {logit:+.3f}", logit, limit)
+        values = f"{logit:+.3f} \u00b1 {effect.error:.3f}", format_count(effect.rows)
+        rows.append(row(name, feature, tag("td", {"class": "bars"}, bar), *cells(*values)))
     return div("slice", data_table(("Id", "", "Logit", "Rows"), rows, "slices"))
 
 
-def _draw_slices(found: ModelExplanation) -> Html:
-    shown = found.calibration[:MAX_SLICES]
-    most = max(max(abs(one.deviations) for one in shown), 1.0)
+def _draw_slices(explained: ModelExplanation) -> Html:
+    slices = explained.calibration[:MAX_SLICES]
+    limit = max(max(abs(part.deviations) for part in slices), 1.0)
     rows = []
-    for one in shown:
-        name = found.names.get(one.feature, {}).get(one.value, one.value)
-        bar = draw_deviation_bar("calibration", f"{one.feature} {name}", one.deviations, most)
-        rates = format_percent(one.predicted), format_percent(one.observed)
-        values = (*rates, f"{one.deviations:+.1f}", format_count(one.rows))
-        rows.append(row(name, one.feature, tag("td", {"class": "bars"}, bar), *cells(*values)))
+    for part in slices:
+        name = explained.names.get(part.feature, {}).get(part.value, part.value)
+        bar = draw_deviation_bar("calibration", f"{part.feature} {name}", part.deviations, limit)
+        rates = format_percent(part.predicted), format_percent(part.observed)
+        values = (*rates, f"{part.deviations:+.1f}", format_count(part.rows))
+        rows.append(row(name, part.feature, tag("td", {"class": "bars"}, bar), *cells(*values)))
     return div("slice", data_table(("Value", "", "Predicted", "Observed", "Deviations", "Rows"), rows, "slices"))

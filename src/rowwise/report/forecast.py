@@ -47,7 +47,7 @@ class StageSeconds:
     measured_W: tuple[float, ...]
 
     @property
-    def most(self) -> float:
+    def max_s(self) -> float:
         return max((*self.predicted_W, *self.measured_W))
 
 
@@ -60,7 +60,7 @@ def draw_forecast(run: RecordedRun) -> Html:
     stages = [stage for name in names if (stage := _compare_stage(name, lines)) is not None]
     if not stages:
         return section("forecast", TITLE, note(_explain_missing(run)))
-    colours = legend(*((colour, name) for name, colour in COLOURS.items()), look="legend cubes")
+    colours = legend(*((colour, name) for name, colour in COLOURS.items()), style="legend cubes")
     charts = div("charts", *(_draw_figure(stage) for stage in stages))
     wait_note = WAIT_NOTE if len(stages[0].measured_W) > 1 else ""
     explanation = note(f"{_describe_forecast(run)} {_describe_measurement(len(lines))} {wait_note}".strip())
@@ -70,7 +70,7 @@ def draw_forecast(run: RecordedRun) -> Html:
 def _select_last_plan(lines: Sequence[StageLine]) -> list[dict[int, dict[str, StageLine]]]:
     """Lines by rank and phase since the run last changed its plan or ranks, without the first line.
 
-    A run may be resumed with another plan, which shows in other predictions.
+    A run may be resumed with another plan; a change of the predictions reveals it.
     """
     by_step: dict[float, dict[int, dict[str, StageLine]]] = {}
     for line in lines:
@@ -85,7 +85,7 @@ def _select_last_plan(lines: Sequence[StageLine]) -> list[dict[int, dict[str, St
 
 
 def _is_complete(line: Mapping[int, Mapping[str, StageLine]]) -> bool:
-    """Whether a line has all ranks and phases: a run may be killed while it writes one."""
+    """Whether a line has all ranks and phases: a run may be killed in the middle of a line."""
     phases = {phase for stage in STAGES.values() for phase in stage} - LATER
     return all(rank in line and phases <= line[rank].keys() for rank in range(len(line)))
 
@@ -97,7 +97,7 @@ def _predictions(line: Mapping[int, Mapping[str, StageLine]]) -> list[str]:
 
 
 def _compare_stage(name: str, lines: Sequence[Mapping[int, Mapping[str, StageLine]]]) -> StageSeconds | None:
-    """Seconds of a stage; None without a forecast, or without any measured time."""
+    """Seconds of a stage, or None without forecast or measured time."""
     phases, ranks = STAGES[name], range(len(lines[-1]))
     predicted = [lines[-1][rank][phases[-1]].predicted_s for rank in ranks]
     if not all(is_finite(value) and value >= 0 for value in predicted):
@@ -106,13 +106,13 @@ def _compare_stage(name: str, lines: Sequence[Mapping[int, Mapping[str, StageLin
         statistics.median(sum(line[rank][p].measured_s for p in phases if p in line[rank]) for line in lines)
         for rank in ranks
     ]
-    if not any(measured):  # one rank sends nothing
+    if not any(measured):  # such as exchanges of a single rank
         return None
     return StageSeconds(name=name, predicted_W=tuple(predicted), measured_W=tuple(measured))
 
 
 def _explain_missing(run: RecordedRun) -> str:
-    """Why there is nothing to compare, and what to do."""
+    """The reason for a missing comparison, and its remedy."""
     forecast, batch = run.forecast, _global_batch(run)
     if forecast is None:
         return f"The run has no forecast: {HARDWARE_HINT}. It is of use where tables are spread over processes."
@@ -146,9 +146,9 @@ def _describe_measurement(lines: int) -> str:
 
 def _draw_table(stages: Sequence[StageSeconds]) -> Html:
     rows = {stage.name: (max(stage.predicted_W), max(stage.measured_W)) for stage in stages}
-    whole = max(map(max, rows.values()))
+    max_s = max(map(max, rows.values()))
     body = [
-        _draw_row(stage.name, DESCRIPTIONS[stage.name], rows[stage.name], whole, _busiest_ranks(stage))
+        _draw_row(stage.name, DESCRIPTIONS[stage.name], rows[stage.name], max_s, _busiest_ranks(stage))
         for stage in stages
     ]
     if len(stages) > 1:
@@ -165,12 +165,13 @@ def _busiest_ranks(stage: StageSeconds) -> tuple[str, str]:
     return f"rank {predicted}", f"rank {measured}"
 
 
-def _draw_row(name: str, description: str, pair: SecondsPair, whole: float, ranks: tuple[str, str]) -> Html:
+def _draw_row(name: str, description: str, pair: SecondsPair, max_s: float, ranks: tuple[str, str]) -> Html:
+    """The row of a stage; without bars if `max_s`, the seconds of a full bar, is 0."""
     cells: list[Html] = []
     for (kind, colour), seconds, rank in zip(COLOURS.items(), pair, ranks, strict=True):
-        said = format_duration(seconds)
-        bar = draw_amount(f"stage-{kind}", f"{name}, {kind}: {said}", ((seconds, colour),), whole, said)
-        cells.append(named_cell(kind.capitalize(), bar if whole else text(said), rank))
+        duration = format_duration(seconds)
+        bar = draw_amount(f"stage-{kind}", f"{name}, {kind}: {duration}", ((seconds, colour),), max_s, duration)
+        cells.append(named_cell(kind.capitalize(), bar if max_s else text(duration), rank))
     ratio = f"{pair[1] / pair[0]:.2f}\u00d7" if pair[0] > 0 else DASH
     return row(name, description, *cells, named_cell(HEADERS[-1], text(ratio)))
 
@@ -179,6 +180,6 @@ def _draw_figure(stage: StageSeconds) -> Html:
     predicted, measured = (format_duration(max(values)) for values in (stage.predicted_W, stage.measured_W))
     ends = span("ends", f"predicted {predicted}, measured {measured}")
     name, seconds = stage.name.capitalize(), (stage.predicted_W, stage.measured_W)
-    series = {kind: (of_kind, COLOURS[kind]) for kind, of_kind in zip(COLOURS, seconds, strict=True)}
-    bars = draw_rank_bars(f"stage-{stage.name}", f"{name} by rank, predicted and measured", series, stage.most)
-    return figure(name, bars, span("hint", "a step"), ends)
+    series = {kind: (seconds_W, COLOURS[kind]) for kind, seconds_W in zip(COLOURS, seconds, strict=True)}
+    bars = draw_rank_bars(f"stage-{stage.name}", f"{name} by rank, predicted and measured", series, stage.max_s)
+    return figure(name, bars, span("hint", "per step"), ends)

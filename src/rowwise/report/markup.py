@@ -38,12 +38,12 @@ def coordinate(value: float) -> str:
     return "0" if short == "-0" else short
 
 
-def div(look: str, *children: Html) -> Html:
-    return tag("div", {"class": look}, *children)
+def div(style: str, *children: Html) -> Html:
+    return tag("div", {"class": style}, *children)
 
 
-def span(look: str, words: str) -> Html:
-    return tag("span", {"class": look}, text(words))
+def span(style: str, words: str) -> Html:
+    return tag("span", {"class": style}, text(words))
 
 
 def lead(words: str) -> Html:
@@ -56,7 +56,7 @@ def note(words: str) -> Html:
 
 
 def header(title: str, number: str, when: str) -> Html:
-    """The top of a page, with what it is of, and how that was made."""
+    """The top of a page: title, name of its subject, and source."""
     return tag(
         "header", None, tag("h1", None, text(title), span("number", number)), tag("p", {"class": "when"}, text(when))
     )
@@ -66,26 +66,26 @@ def section(key: str, title: str, *children: Html) -> Html:
     return tag("section", {"id": key}, tag("h2", None, text(title)), *children)
 
 
-def figure(title: str, chart: Html, *beside: Html) -> Html:
-    """A chart under its title and what stands beside the title."""
-    caption = tag("figcaption", None, tag("b", None, text(title)), *beside)
+def figure(title: str, chart: Html, *remarks: Html) -> Html:
+    """A chart below its title, with remarks beside the title."""
+    caption = tag("figcaption", None, tag("b", None, text(title)), *remarks)
     return tag("figure", {"class": "chart"}, caption, chart)
 
 
-def data_table(headers: Iterable[str], rows: Iterable[Html], look: str = "") -> Html:
+def data_table(headers: Iterable[str], rows: Iterable[Html], style: str = "") -> Html:
     """A table that scrolls sideways on narrow screens."""
     head = tag("thead", None, tag("tr", None, *(tag("th", None, text(header)) for header in headers)))
-    return div("wide", tag("table", {"class": look} if look else None, head, tag("tbody", None, *rows)))
+    return div("wide", tag("table", {"class": style} if style else None, head, tag("tbody", None, *rows)))
 
 
 def row(name: str, remark: str, *cells: Html) -> Html:
-    """A line of a table that begins with its name, and in small letters a remark on it."""
+    """A row of a table that begins with its name and a remark in small letters."""
     small = [tag("small", None, text(remark))] if remark else []
     return tag("tr", None, tag("th", {"scope": "row"}, text(name), *small), *cells)
 
 
 def cells(*words: str) -> tuple[Html, ...]:
-    return tuple(tag("td", None, text(one)) for one in words)
+    return tuple(tag("td", None, text(cell)) for cell in words)
 
 
 def named_cell(header: str, content: Html, remark: str = "") -> Html:
@@ -98,14 +98,14 @@ def text_table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> Html:
 
 
 def tiles(facts: Iterable[tuple[str, str, str]]) -> Html:
-    """A line of tiles, each with a name, a value and a remark."""
+    """A line of tiles, from facts (name, value, remark)."""
     return div("tiles", *(div("tile", span("name", n), span("value", v), span("beside", r)) for n, v, r in facts))
 
 
-def legend(*entries: tuple[str, str], look: str = "legend") -> Html:
-    """A line of colours, each with its name."""
-    return div(look, *(legend_entry(colour, name) for colour, name in entries))
+def legend(*entries: tuple[str, str], style: str = "legend") -> Html:
+    """A line of entries (colour, name)."""
+    return div(style, *(legend_entry(colour, name) for colour, name in entries))
 
 
-def legend_entry(colour: str, name: str, *beside: Html) -> Html:
-    return tag("span", {"class": "entry"}, span(f"swatch {colour}", ""), text(name), *beside)
+def legend_entry(colour: str, name: str, *remarks: Html) -> Html:
+    return tag("span", {"class": "entry"}, span(f"swatch {colour}", ""), text(name), *remarks)

@@ -1,6 +1,6 @@
-"""Facts of metrics by name: title, which direction is better, and the value without a model.
+"""Facts of metrics by name: title, better direction, and baseline level.
 
-An unknown metric has its own name as title and is never marked as better or worse.
+The title of an unknown metric is its name; its values are never marked as better or worse.
 """
 
 import re
@@ -14,7 +14,7 @@ class Metric:
 
     title: str
     better: Literal["lower", "higher", "one", "unknown"] = "unknown"
-    level: float | None = None  # a horizontal line on charts
+    level: float | None = None  # baseline, drawn as a horizontal line
     level_name: str = ""
     meaning: str = ""
 
@@ -81,7 +81,7 @@ def find_metric(name: str) -> Metric:
 
 
 def metric_position(name: str) -> int:
-    """The sort key of a metric: the main ones first, the base rate last."""
+    """The sort key of a metric: main metrics first, the base rate last."""
     if name in FIRST_METRICS:
         return FIRST_METRICS.index(name)
     return len(FIRST_METRICS) + (name == "base_rate")

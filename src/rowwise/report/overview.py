@@ -7,7 +7,7 @@ from rowwise.report.markup import Html, div, join, span, tag, text, tiles
 from rowwise.report.metric import find_metric, metric_position
 from rowwise.report.read import Curve, RecordedRun
 
-STATUS = {  # words, and CSS class
+STATUS = {  # text and CSS class
     "finished": ("finished", "good"),
     "stopped": ("stopped early", "fair"),
     "failed": ("failed", "bad"),
@@ -19,7 +19,7 @@ MAX_TILES = 6
 def draw_header(run: RecordedRun) -> Html:
     status, style = describe_status(run)
     when = run.changed.strftime("%Y-%m-%d %H:%M UTC")
-    message = "No result yet: the run is still going, or it was killed."
+    message = "No result yet: the run continues, or it was killed."
     if run.result is not None:
         message = run.result.message or ""
     recipe, _, number = run.name.rpartition(" / ")
@@ -30,7 +30,7 @@ def draw_header(run: RecordedRun) -> Html:
 
 
 def describe_status(run: RecordedRun) -> tuple[str, str]:
-    """The end of the run in words, and its CSS class."""
+    """The status of the run as text, and its CSS class."""
     if run.result is None:
         return "running or killed", "fair"
     return STATUS.get(run.result.status, (run.result.status, "fair"))
@@ -86,22 +86,22 @@ def _draw_task_tiles(run: RecordedRun, task: str) -> Html:
 
 
 def _compare_value(run: RecordedRun, task: str, name: str, value: float) -> str:
-    """A value to compare with: the best possible one, that of trees, seeds, the recipe or others; else a hint."""
+    """A reference for a value: its ceiling, the result of trees or of several seeds, or the recipe's; else a hint."""
     ceiling = best_possible(run, task, name)
     if is_finite(ceiling) and ceiling is not None:
         gap = abs(ceiling - value)
         return f"ceiling {format_metric(ceiling)}, gap {format_metric(gap)}"
     trees = run.baseline.test.get(name) if run.baseline is not None and run.baseline.task == task else None
     seeds = run.ensemble.test.get(task, {}).get(name) if run.ensemble is not None else None
-    beside = [f"LightGBM {format_metric(trees)}"] if trees is not None else []
+    references = [f"LightGBM {format_metric(trees)}"] if trees is not None else []
     if run.ensemble is not None and seeds is not None:
-        beside.append(f"mean of {run.ensemble.runs} runs {format_metric(seeds)}")
-    if beside:
-        return ", ".join(beside)
-    for what in ("expected", "published"):
-        number = (getattr(run.result, what, None) or {}).get(name)
+        references.append(f"mean of {run.ensemble.runs} runs {format_metric(seeds)}")
+    if references:
+        return ", ".join(references)
+    for source in ("expected", "published"):
+        number = (getattr(run.result, source, None) or {}).get(name)
         if number is not None:
-            return f"{what} {format_metric(number)}"
+            return f"{source} {format_metric(number)}"
     return find_metric(name).hint
 
 
@@ -118,7 +118,7 @@ def _list_run_facts(run: RecordedRun) -> list[tuple[str, str, str]]:
     ]
     staleness = run.settings.get("train.staleness", "0")
     if staleness != "0":
-        facts.append(("Staleness", staleness, "lookups miss the row updates of as many steps"))
+        facts.append(("Staleness", staleness, "newest steps whose row updates lookups may miss"))
     if best:
         value = f"{best.split} {find_metric(best.metric).title} {format_metric(best.value)}"
         facts.append(("Best", f"step {format_count(best.step)}", f"{value}, {best.task}"))
@@ -126,7 +126,7 @@ def _list_run_facts(run: RecordedRun) -> list[tuple[str, str, str]]:
 
 
 def run_totals(run: RecordedRun) -> tuple[float | None, float | None, float | None, float | None, float | None]:
-    """Samples/s, seconds, peak bytes, samples and steps of the result; what it lacks is taken from steps.csv."""
+    """Samples/s, seconds, peak bytes, samples and steps of the result; missing values are taken from steps.csv."""
     columns = run.steps
     samples, seconds = _last_finite(columns.get("samples", ())), _last_finite(columns.get("time_s", ()))
     memory = [value for value in columns.get("memory_bytes", ()) if is_finite(value)]

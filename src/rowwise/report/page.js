@@ -1,6 +1,6 @@
 "use strict";
-// Values at the pointer. A line's places are read back from its path by the scales that its chart carries, so nothing
-// is stored twice; they are good to four digits. Without this script the page lacks only that.
+// Shows the values under the pointer. A line's points are read back from its path by the scales of its chart, so values
+// are not stored twice; they have four digits. Without this script the page lacks nothing else.
 (() => {
   const charts = [...document.querySelectorAll("svg[data-kind]")].map(read);
 
@@ -20,7 +20,7 @@
     return { svg, x: scale("x"), y: scale("y"), stack, series, unit, title, outside };
   }
 
-  function people(value, unit) {
+  function format(value, unit) {
     if (unit === "%") return value.toFixed(1) + "\u202f%";
     const size = Math.abs(value);
     if (size < 10000 && unit !== "B") {
@@ -32,26 +32,26 @@
 
   const nearest = (points, at) => points.reduce((a, b) => (Math.abs(b[0] - at) < Math.abs(a[0] - at) ? b : a));
 
-  // What went out of the chart is drawn at its edge.
+  // Values outside of the y range are drawn at its edge.
   function atEdge(chart, y) {
     if (y <= chart.y.end && chart.outside.includes("\u2191")) return "\u2265 ";
     return y >= chart.y.begin && chart.outside.includes("\u2193") ? "\u2264 " : "";
   }
 
   function values(chart, at) {
-    const found = chart.series.map((one) => ({ ...one, point: nearest(one.points, at) }));
-    return found.map((one, k) => {
-      const below = chart.stack && k + 1 < found.length ? found[k + 1].point[1] : chart.y.begin;
-      const edge = atEdge(chart, one.point[1]);
-      const value = chart.y.value(chart.stack ? one.point[1] - below + chart.y.begin : one.point[1]);
-      return { ...one, words: (chart.stack ? "" : edge) + people(value, chart.unit) };
+    const readings = chart.series.map((line) => ({ ...line, point: nearest(line.points, at) }));
+    return readings.map((reading, k) => {
+      const [, y] = reading.point;
+      const below = chart.stack && k + 1 < readings.length ? readings[k + 1].point[1] : chart.y.begin;
+      const value = chart.y.value(chart.stack ? y - below + chart.y.begin : y);
+      return { ...reading, text: (chart.stack ? "" : atEdge(chart, y)) + format(value, chart.unit) };
     });
   }
 
   function draw(parent, name, attributes) {
-    const made = parent.appendChild(document.createElementNS(parent.namespaceURI, name));
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    return made;
+    const element = parent.appendChild(document.createElementNS(parent.namespaceURI, name));
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    return element;
   }
 
   function cross(chart, at) {
@@ -60,7 +60,7 @@
     draw(chart.over, "line", { class: "cross", x1: at, x2: at, y1: chart.y.begin, y2: chart.y.end });
   }
 
-  function tip(chart, x, found) {
+  function tip(chart, x, readings) {
     const box = document.createElement("div");
     box.className = "tip";
     const line = (colour, name, value) => {
@@ -69,16 +69,16 @@
       row.append(name);
       row.appendChild(document.createElement("b")).textContent = value;
     };
-    line("", chart.title, people(chart.x.value(x), ""));
-    for (const one of found) line(one.colour, one.name, one.words);
+    line("", chart.title, format(chart.x.value(x), ""));
+    for (const reading of readings) line(reading.colour, reading.name, reading.text);
     const figure = chart.svg.parentNode;
     figure.appendChild(box);
     const frame = chart.svg.getBoundingClientRect();
-    const place = frame.left - figure.getBoundingClientRect().left;
+    const offset = frame.left - figure.getBoundingClientRect().left;
     const width = frame.width;
     const left = (x / chart.svg.viewBox.baseVal.width) * width;
     const wanted = left < width / 2 ? left + 16 : left - box.offsetWidth - 16;
-    box.style.left = Math.max(2, Math.min(wanted, width - box.offsetWidth)) + place + "px";
+    box.style.left = Math.max(2, Math.min(wanted, width - box.offsetWidth)) + offset + "px";
     box.style.top = figure.querySelector("figcaption").offsetHeight + 16 + "px";
     chart.tip = box;
   }
@@ -97,16 +97,16 @@
     if (at < chart.x.begin - 8 || at > chart.x.end + 8 || !chart.series.length) return;
     const longest = chart.series.reduce((a, b) => (b.points.length > a.points.length ? b : a));
     const x = nearest(longest.points, at)[0];
-    // The same moment in all charts over the same axis.
-    for (const other of charts) {
-      const place = other.x.begin + ((chart.x.value(x) - other.x.low) / (other.x.high - other.x.low)) * (other.x.end - other.x.begin);
-      if (other.title === chart.title && place >= other.x.begin - 1 && place <= other.x.end + 1) cross(other, place);
+    // A cross at the same x in all charts with the same axis.
+    for (const peer of charts) {
+      const peerX = peer.x.begin + ((chart.x.value(x) - peer.x.low) / (peer.x.high - peer.x.low)) * (peer.x.end - peer.x.begin);
+      if (peer.title === chart.title && peerX >= peer.x.begin - 1 && peerX <= peer.x.end + 1) cross(peer, peerX);
     }
-    const found = values(chart, x);
+    const readings = values(chart, x);
     if (!chart.stack) {
-      for (const one of found) draw(chart.over, "circle", { class: "here " + one.colour, cx: one.point[0], cy: one.point[1], r: 3.5 });
+      for (const { colour, point } of readings) draw(chart.over, "circle", { class: "here " + colour, cx: point[0], cy: point[1], r: 3.5 });
     }
-    tip(chart, x, found);
+    tip(chart, x, readings);
   }
 
   for (const chart of charts) {

@@ -1,4 +1,4 @@
-"""The HTML page around sections, and the report of a run. Style and script are inlined, so a page is a single file."""
+"""The frame of all HTML pages, and the report of a run. Style and script are inlined, so a page is a single file."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def draw_report(run: RecordedRun) -> str:
 
 
 def draw_page(title: str, *parts: Html, script: bool = True) -> str:
-    """A complete HTML page; the script shows values at the pointer."""
+    """A complete HTML page; its script shows the values under the pointer."""
     viewport = {"name": "viewport", "content": "width=device-width, initial-scale=1"}
     colours = {"name": "color-scheme", "content": "light dark"}
     metadata = [tag("meta", attributes) for attributes in ({"charset": "utf-8"}, viewport, colours)]

@@ -1,4 +1,4 @@
-"""The section that shows a plan: time and memory of each rank, and the place of each table with the reason."""
+"""The section on a plan: time and memory of each rank, and the placement of each table with the reason."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -62,7 +62,7 @@ def describe_plan(facts: ExplainedPlan) -> str:
 
 
 def draw_summary(facts: ExplainedPlan) -> Html:
-    """Tiles with the plan's main numbers."""
+    """Tiles with step time, its parts, lower bound and memory of the plan."""
     step = facts.step
     bound, gap = step.bound_s, step.gap
     halves = ""
@@ -83,7 +83,7 @@ def draw_summary(facts: ExplainedPlan) -> Html:
 
 
 def memory_use(facts: ExplainedPlan, rank: RankPlacement, tier: int = 0) -> float:
-    """The used share of a rank's memory in a tier."""
+    """The used share of a rank's memory in a tier; 0 if the limit is unknown."""
     limit = facts.limits_bytes[tier] if tier < len(facts.limits_bytes) else 0.0
     return rank.memory_bytes[tier] / limit if limit and tier < len(rank.memory_bytes) else 0.0
 
@@ -101,23 +101,23 @@ def draw_placement(content: bytes) -> Html:
 
 def draw_ranks(facts: ExplainedPlan) -> Html:
     """Charts of time and memory by rank."""
-    most = max(max(rank.operators_s, rank.links_s) for rank in facts.ranks)
+    max_s = max(max(rank.operators_s, rank.links_s) for rank in facts.ranks)
     charts = [
-        _draw_figure("Operators", "plan-operators", [r.operators_s for r in facts.ranks], most, "blue"),
-        _draw_figure("Links", "plan-links", [r.links_s for r in facts.ranks], most, "orange"),
+        _draw_figure("Operators", "plan-operators", [r.operators_s for r in facts.ranks], max_s, "blue"),
+        _draw_figure("Links", "plan-links", [r.links_s for r in facts.ranks], max_s, "orange"),
     ]
     heats = [_draw_heat_strip(facts, tier) for tier, limit in enumerate(facts.limits_bytes) if limit]
-    return join([div("charts", *charts), *heats, _draw_rank_table(facts, most)])
+    return join([div("charts", *charts), *heats, _draw_rank_table(facts, max_s)])
 
 
-def _draw_figure(name: str, key: str, seconds: Sequence[float], most: float, colour: str) -> Html:
+def _draw_figure(name: str, key: str, seconds: Sequence[float], max_s: float, colour: str) -> Html:
     ends = f"at most {format_duration(max(seconds))}, mean {format_duration(fmean(seconds))}"
-    bars = draw_rank_bars(key, f"{name} by rank", {"": (seconds, colour)}, most, mean=True)
+    bars = draw_rank_bars(key, f"{name} by rank", {"": (seconds, colour)}, max_s, mean=True)
     return figure(name, bars, span("ends", ends))
 
 
 def _draw_heat_strip(facts: ExplainedPlan, tier: int) -> Html:
-    """A cell for each rank, coloured by its used share of memory."""
+    """A heat map of memory: a cell per rank, coloured by the used share."""
     name, limit = TIERS[tier], facts.limits_bytes[tier]
     use_W = [memory_use(facts, rank, tier) for rank in facts.ranks]
     width = STRIP_WIDTH / len(use_W)
@@ -129,63 +129,63 @@ def _draw_heat_strip(facts: ExplainedPlan, tier: int) -> Html:
         cell = tag("rect", {"class": "bar green", "fill-opacity": f"{opacity:.3f}"} | position)
         cells.append(tag("g", None, tag("title", None, text(title)), cell))
     strip = draw_strip_picture(
-        f"plan-{name}", f"{name} memory by rank", *cells, size=f"{STRIP_WIDTH} {STRIP_HEIGHT}", look="heat"
+        f"plan-{name}", f"{name} memory by rank", *cells, size=f"{STRIP_WIDTH} {STRIP_HEIGHT}", style="heat"
     )
-    ends = f"of {format_size(limit)} a rank: {format_percent(min(use_W))} to {format_percent(max(use_W))}"
+    ends = f"of {format_size(limit)} per rank: {format_percent(min(use_W))} to {format_percent(max(use_W))}"
     caption = tag("figcaption", None, tag("b", None, text(f"{name.capitalize()} memory")), span("ends", ends))
     foot = div("heat-ends", span("", f"rank {facts.ranks[0].rank}"), span("", f"rank {facts.ranks[-1].rank}"))
     return tag("figure", {"class": "chart heats"}, caption, strip, foot)
 
 
-def _draw_rank_table(facts: ExplainedPlan, most: float) -> Html:
+def _draw_rank_table(facts: ExplainedPlan, max_s: float) -> Html:
     tiers = [tier for tier, limit in enumerate(facts.limits_bytes) if limit]
     names = ["Rank", "Operators", "Links", *(f"{TIERS[t].capitalize()} memory" for t in tiers), "Pieces"]
     shown, omitted = list(facts.ranks), Html("")
     if len(shown) > MANY_RANKS:
         by_load = sorted(shown, key=lambda r: (-r.operators_s - r.links_s, r.rank))
         shown = [*by_load[:BUSIEST_RANKS], by_load[len(by_load) // 2], *by_load[-IDLEST_RANKS:]]
-        most_and_least = f"the busiest {BUSIEST_RANKS}, the one in the middle, and the least busy {IDLEST_RANKS}"
-        omitted = note(f"Of {len(by_load):,} ranks: {most_and_least}.")
-    rows = [_draw_rank_row(facts, rank, most, names) for rank in shown]
+        selection = f"the busiest {BUSIEST_RANKS}, the median rank, and the least busy {IDLEST_RANKS}"
+        omitted = note(f"Of {len(by_load):,} ranks: {selection}.")
+    rows = [_draw_rank_row(facts, rank, max_s, names) for rank in shown]
     return join([data_table(names, rows, "cards"), omitted])
 
 
-def _draw_rank_row(facts: ExplainedPlan, rank: RankPlacement, most: float, names: Sequence[str]) -> Html:
+def _draw_rank_row(facts: ExplainedPlan, rank: RankPlacement, max_s: float, names: Sequence[str]) -> Html:
     cells: list[Html] = []
     for name, value, colour in (("Operators", rank.operators_s, "blue"), ("Links", rank.links_s, "orange")):
-        said = format_duration(value)
-        bar = draw_amount(f"rank-{name.lower()}", f"rank {rank.rank}: {said}", ((value, colour),), most, said)
+        duration = format_duration(value)
+        bar = draw_amount(f"rank-{name.lower()}", f"rank {rank.rank}: {duration}", ((value, colour),), max_s, duration)
         cells.append(named_cell(name, bar))
     for tier, limit in enumerate(facts.limits_bytes):
         if limit:
             use = memory_use(facts, rank, tier)
-            said = format_percent(use)
-            bar = draw_amount("rank-memory", f"rank {rank.rank}: {said}", ((use, "green"),), 1.0, said)
+            percent = format_percent(use)
+            bar = draw_amount("rank-memory", f"rank {rank.rank}: {percent}", ((use, "green"),), 1.0, percent)
             cells.append(named_cell(f"{TIERS[tier].capitalize()} memory", bar))
     return row(str(rank.rank), "", *cells, named_cell(names[-1], text(f"{rank.pieces:,}")))
 
 
 def draw_tables(facts: ExplainedPlan, count: int = PAGE_TABLES) -> Html:
-    """A table of tables: place and reason."""
-    shown, left = facts.tables[:count], facts.tables[count:]
+    """The placement and reason of each table, as a grid."""
+    shown, hidden = facts.tables[:count], facts.tables[count:]
     if not shown:
         return note("There are no tables.")
-    most = max(table.operators_s + table.links_s for table in shown)
-    grid = data_table(HEADERS, [_draw_table_row(table, most) for table in shown], "cards placed")
-    size = format_size(sum(table.bytes for table in left))
+    max_s = max(table.operators_s + table.links_s for table in shown)
+    grid = data_table(HEADERS, [_draw_table_row(table, max_s) for table in shown], "cards placed")
+    size = format_size(sum(table.bytes for table in hidden))
     omitted = (
-        note(f"The busiest {count} are shown; {len(left):,} more take {size} and less time.") if left else Html("")
+        note(f"The busiest {count} are shown; {len(hidden):,} more take {size} and less time.") if hidden else Html("")
     )
     return join([legend(("blue", "operators"), ("orange", "links")), grid, omitted, note(NOTE)])
 
 
-def _draw_table_row(table: TablePlacement, most: float) -> Html:
-    seconds = table.operators_s + table.links_s
-    said, parts = format_duration(seconds), ((table.operators_s, "blue"), (table.links_s, "orange"))
+def _draw_table_row(table: TablePlacement, max_s: float) -> Html:
+    duration = format_duration(table.operators_s + table.links_s)
+    parts = (table.operators_s, "blue"), (table.links_s, "orange")
     contents = (
         (text(format_size(table.bytes)), f"{format_count(table.rows)} \u00d7 {format_count(table.dim)}"),
         (text(format_count(table.ids)), ""),
-        (draw_amount("placed-time", f"{table.name}: {said}", parts, most, said), ""),
+        (draw_amount("placed-time", f"{table.name}: {duration}", parts, max_s, duration), ""),
         (text(format_percent(table.share) if table.share else DASH), ""),
         (text(table.layout), f"rank{'s' * (len(table.ranks) > 1)} {format_ranks(table.ranks)}"),
         (text(table.reason), f"next: {table.next}" if table.next else ""),

@@ -30,18 +30,18 @@ def label_ticks(values: Sequence[float], unit: str = "") -> Ticks:
 
 
 def left_edge(y_ticks: Ticks) -> float:
-    """Where the labels of the y axis end."""
+    """The x coordinate of the y axis, right of its labels."""
     return 10 + LETTER_WIDTH * max(4, *(len(label) for _, label in y_ticks))
 
 
 def frame(x_range: tuple[float, float], y_range: tuple[float, float], left: float) -> tuple[Scale, Scale]:
-    """The scales of a chart that begins at `left`."""
+    """The scales of a chart whose y axis is at `left`."""
     x = Scale(low=x_range[0], high=x_range[1], begin=left, end=WIDTH - RIGHT)
     return x, Scale(low=y_range[0], high=y_range[1], begin=HEIGHT - BOTTOM, end=TOP)
 
 
 def make_plot(x_range: tuple[float, float], y_range: tuple[float, float], x_title: str, unit: str) -> Plot:
-    """Scales for these ranges; the vertical one is extended to whole ticks."""
+    """Scales for these ranges; the y range is extended to whole ticks."""
     y_ticks = label_ticks(ticks(*y_range), unit)
     x_low, x_high = widen_range(*x_range)
     x, y = frame((x_low, x_high), (y_ticks[0][0], y_ticks[-1][0]), left_edge(y_ticks))
@@ -51,16 +51,16 @@ def make_plot(x_range: tuple[float, float], y_range: tuple[float, float], x_titl
 def make_rank_plot(ranks: int, max_ms: float) -> Plot:
     """Scales for a bar of milliseconds at each rank, with ticks at whole ranks."""
     area = make_plot((-0.5, ranks - 0.5), (0.0, max_ms), "rank", "ms")
-    whole = tuple(t for t in ticks(0, max(ranks - 1, 1), RANK_TICKS) if t == int(t) and t < ranks)
-    return replace(area, x_ticks=label_ticks(whole))
+    rank_ticks = tuple(t for t in ticks(0, max(ranks - 1, 1), RANK_TICKS) if t == int(t) and t < ranks)
+    return replace(area, x_ticks=label_ticks(rank_ticks))
 
 
-def draw_line(look: str, x: tuple[float, float], y: tuple[float, float]) -> Html:
-    return tag("line", {"class": look, "x1": x[0], "x2": x[1], "y1": y[0], "y2": y[1]})
+def draw_line(style: str, x: tuple[float, float], y: tuple[float, float]) -> Html:
+    return tag("line", {"class": style, "x1": x[0], "x2": x[1], "y1": y[0], "y2": y[1]})
 
 
-def draw_label(x: float, y: float, words: str, anchor: str = "start", look: str = "") -> Html:
-    attributes = {"class": look} if look else {}
+def draw_label(x: float, y: float, words: str, anchor: str = "start", style: str = "") -> Html:
+    attributes = {"class": style} if style else {}
     return tag("text", attributes | {"x": x, "y": y, "text-anchor": anchor}, text(words))
 
 
@@ -78,13 +78,13 @@ def draw_axes(area: Plot, y_title: str = "") -> Html:
     parts.append(draw_line("axis", across, (bottom, bottom)))
     parts.append(draw_label(across[1], HEIGHT - 5, area.x_title, "end", "title"))
     if y_title:
-        parts.append(draw_label(across[0] + 6, TOP + 6, y_title, look="title"))
+        parts.append(draw_label(across[0] + 6, TOP + 6, y_title, style="title"))
     return join(parts)
 
 
 def draw_picture(
     key: str, label: str, *children: Html, size: tuple[float, float] = (WIDTH, HEIGHT), data: Attributes | None = None
 ) -> Html:
-    """An `svg` element; with `data`, the script shows its values at the pointer."""
+    """An `svg` element; with `data`, the script shows its values under the pointer."""
     attributes = {"role": "img", "aria-label": label, "data-chart": key, **(data or {})}
     return tag("svg", attributes | {"viewBox": f"0 0 {size[0]:.0f} {size[1]:.0f}"}, *children)

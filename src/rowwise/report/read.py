@@ -25,7 +25,7 @@ from rowwise.report.csvfile import CsvRow, CsvTable, read_bytes, read_csv
 
 RECIPE = "recipe.yaml"
 FILES = (RECIPE, "env.json", "metrics.csv", "steps.csv", "tables.csv", "slices.csv", "warnings.txt", "result.json")
-OPTIONAL = {  # CSV files that a run may lack, with the columns that they need
+OPTIONAL = {  # CSV files that a run may lack, with their required columns
     "slices": ("feature", "value", "task"),
     "reliability": ("task", "predicted", "observed"),
     "stages": ("step", "rank", "phase", "measured_s"),
@@ -34,8 +34,8 @@ OPTIONAL = {  # CSV files that a run may lack, with the columns that they need
 }
 PLAN = "plan-explained.json"
 UNSET = ("", "null")
-LONGEST_s = 1e7  # of a recorded interval
-DEEPEST = 20  # nesting levels of a recipe that are flattened
+MAX_TIME_s = 1e7  # of a recorded interval
+MAX_DEPTH = 20  # nesting levels of a recipe that are flattened
 Numbers = dict[str, float | None]
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -51,7 +51,7 @@ class RecordedBest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of result.json. Unknown keys are ignored, as a later version may write more."""
+    """The content of result.json. Unknown keys are ignored: later versions may write more."""
 
     status: str
     message: str | None = None
@@ -135,19 +135,19 @@ class RecordedRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLine:
-    """One line of stages.csv: seconds of a phase of a step on a rank."""
+    """A line of stages.csv: mean seconds of a phase per step, on one rank."""
 
     step: float
     rank: int
     phase: str
     measured_s: float  # of the main thread
-    busy_s: float  # in which the phase's resource worked; NaN: not measured, as in runs of earlier versions
-    predicted_s: float  # NaN: not predicted
+    busy_s: float  # of the phase's resource; NaN if not measured, as in runs of earlier versions
+    predicted_s: float  # NaN without a forecast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLine:
-    """One line of caches.csv: what the caches of a table on disk did since the line before."""
+    """A line of caches.csv: counts of a cached table since the line before."""
 
     step: float
     table: str
@@ -159,7 +159,7 @@ class CacheLine:
 
 
 class RecordedForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """The used part of the forecast in plan.json."""
+    """The forecast in plan.json, as far as reports need it."""
 
     model: str = ""
     batch: float = 0.0
@@ -191,7 +191,7 @@ class RecordedNodes(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     count: int
     mean: float
-    counts: tuple[int, ...]  # nodes of degree 0, of 1 and 2, of 3 to 6, and so on
+    counts: tuple[int, ...]  # number of nodes of degree 0, 1 to 2, 3 to 6, and so on
 
 
 class RecordedGraph(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,7 +203,7 @@ class RecordedGraph(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedPictureSize(msgspec.Struct, frozen=True, kw_only=True):
-    """What copies of a size cost."""
+    """The cost of pictures at one size."""
 
     size: int
     bytes: float
@@ -212,9 +212,9 @@ class RecordedPictureSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedPictureChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scale model chose for the items of a run; bytes and products of a picture on average."""
+    """The sizes that a scale model chose for the items of a run; mean bytes and products of a picture."""
 
-    shares: tuple[float, ...]  # of pictures, by size
+    shares: tuple[float, ...]  # of pictures by size
     bytes: float
     products: int
 
@@ -254,8 +254,8 @@ class RecordedRun:
     warnings: tuple[str, ...]
     result: RecordedResult | None
     baseline: RecordedBaseline | None  # boosted trees on the same rows
-    ensemble: RecordedEnsemble | None  # this run and those of other seeds
-    explanation: ModelExplanation | None  # what the model has learned from
+    ensemble: RecordedEnsemble | None  # of this run and runs with other seeds
+    explanation: ModelExplanation | None  # importance and drift of features
     towers: RecordedTowers | None  # a graph, or pictures of items
     plan: bytes  # explanation of the plan as JSON; empty without one
     changed: datetime
@@ -330,7 +330,7 @@ def _find_last_change(folder: Path) -> datetime:
 
 def _parse_settings(recipe: str) -> tuple[dict[str, str], str | None]:
     try:
-        # Scalars stay text, so that recipes are compared as written. Runs of older versions left out what is null.
+        # Scalars stay text, so that recipes are compared as written. Runs of older versions omitted null values.
         return {key: value for key, value in flatten(load_yaml(recipe)).items() if value not in UNSET}, None
     except yaml.YAMLError as error:
         return {}, f"{RECIPE} is not YAML and is shown as text: {str(error).splitlines()[0]}"
@@ -373,10 +373,10 @@ def _read_warnings(path: Path) -> tuple[str, ...]:
 
 
 def flatten(value: Any, key: str = "", depth: int = 0) -> dict[str, str]:
-    """Nested maps and lists by dotted key; list items with a name use it as their key."""
-    if depth < DEEPEST and isinstance(value, Mapping) and value:
+    """Nested maps and lists as text by dotted key; the key of a list item is its name, if any, else its index."""
+    if depth < MAX_DEPTH and isinstance(value, Mapping) and value:
         parts = [(str(name), inner) for name, inner in value.items()]
-    elif depth < DEEPEST and isinstance(value, list) and any(isinstance(v, (Mapping, list)) for v in value):
+    elif depth < MAX_DEPTH and isinstance(value, list) and any(isinstance(v, (Mapping, list)) for v in value):
         parts = [(_name_item(inner, k), inner) for k, inner in enumerate(value)]
     else:
         if value is None and not key:
@@ -394,7 +394,7 @@ def _name_item(item: Any, k: int) -> str:
 
 
 def _format_value(value: Any, depth: int) -> str:
-    if depth >= DEEPEST:
+    if depth >= MAX_DEPTH:
         return "..."
     if isinstance(value, list):
         return ", ".join(str(v) for v in value)
@@ -428,11 +428,11 @@ def _parse_stage(row: CsvRow) -> StageLine | None:
 
 
 def _parse_interval(row: CsvRow) -> ScheduledStage | None:
-    """The interval, or None without usable times; clocks of ranks begin with a step, so they may be below 0."""
+    """The interval, or None without usable times; times count from a step's begin, so they may be negative."""
     step, rank, begin_s, end_s = (row.number(name) for name in ("step", "rank", "begin_s", "end_s"))
-    whole = 0 <= step <= MAX_STEPS and 0 <= rank < MAX_RANKS
+    in_range = 0 <= step <= MAX_STEPS and 0 <= rank < MAX_RANKS
     resource = row.text("resource")
-    if not whole or not (-LONGEST_s < begin_s <= end_s < LONGEST_s) or resource not in RESOURCES:
+    if not in_range or not (-MAX_TIME_s < begin_s <= end_s < MAX_TIME_s) or resource not in RESOURCES:
         return None
     return ScheduledStage(row.text("stage"), resource, int(rank), int(step), begin_s, end_s)
 

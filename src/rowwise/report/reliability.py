@@ -6,17 +6,17 @@ from rowwise.report.markup import Html, div, figure, note, section, span
 from rowwise.report.read import RecordedRates, RecordedRun
 
 NOTE = (
-    "Test rows in ten groups by their predicted probability, with the lowest on the left. On the grey line the rate of "
-    "positives is what the model predicts. Points above it: the model predicts too little there; below it: too much."
+    "Test rows in ten groups by their predicted probability, with the lowest on the left. On the grey line predicted "
+    "and observed rates are equal. Above it the model predicts too low a rate; below it, too high a rate."
 )
 
 
 def draw_reliability(run: RecordedRun) -> Html:
     """The section; empty for a run without a test."""
     by_task: dict[str, list[RecordedRates]] = {}
-    for one in run.rates:
-        if is_finite(one.predicted) and is_finite(one.observed):
-            by_task.setdefault(one.task, []).append(one)
+    for group in run.rates:
+        if is_finite(group.predicted) and is_finite(group.observed):
+            by_task.setdefault(group.task, []).append(group)
     if not by_task:
         return Html("")
     figures = [_draw_figure(task, groups) for task, groups in by_task.items()]
@@ -24,15 +24,15 @@ def draw_reliability(run: RecordedRun) -> Html:
 
 
 def _draw_figure(task: str, groups: list[RecordedRates]) -> Html:
-    points = sorted((100 * one.predicted, 100 * one.observed) for one in groups)
+    points = sorted((100 * group.predicted, 100 * group.observed) for group in groups)
     low, high = (pick(x for point in points for x in point) for pick in (min, max))
     lines = [
         ChartLine(name="as predicted", points=[(low, low), (high, high)], colour="grey", thin=True),
         ChartLine(name=task, points=points, colour="blue", dots=True),
     ]
-    count = sum(one.count for one in groups if is_finite(one.count))
-    farthest = max(groups, key=lambda one: abs(one.predicted - one.observed))
-    said = f"{format_percent(farthest.predicted)} predicted, {format_percent(farthest.observed)} observed"
-    chart = Chart(key="reliability", label=f"{task}: {said}", lines=lines, x_title="% predicted", from_zero=True)
-    hint = span("hint", f"% observed, of {format_count(count)} rows"), span("ends", f"farthest: {said}")
-    return figure(task, draw_chart(chart), *hint)
+    count = sum(group.count for group in groups if is_finite(group.count))
+    worst = max(groups, key=lambda group: abs(group.predicted - group.observed))
+    summary = f"{format_percent(worst.predicted)} predicted, {format_percent(worst.observed)} observed"
+    chart = Chart(key="reliability", label=f"{task}: {summary}", lines=lines, x_title="% predicted", from_zero=True)
+    remarks = span("hint", f"% observed, of {format_count(count)} rows"), span("ends", f"largest difference: {summary}")
+    return figure(task, draw_chart(chart), *remarks)

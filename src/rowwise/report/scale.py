@@ -1,6 +1,6 @@
 """Ticks, linear scales, and thinning of long series that keeps extremes.
 
-Ticks are whole multiples of 1, 2 or 5 times a power of ten, so they print exactly.
+Ticks are integer multiples of 1, 2 or 5 times a power of ten, so they print exactly.
 """
 
 import itertools
@@ -29,7 +29,7 @@ class Scale:
 
 
 def positive(value: float) -> float:
-    """The value; 0 in place of one that is below 0 or no number."""
+    """The value; 0 if it is negative or not finite."""
     return value if is_finite(value) and value > 0 else 0.0
 
 
@@ -43,11 +43,11 @@ def widen_range(low: float, high: float) -> tuple[float, float]:
     return low - 0.05 * size, high + 0.05 * size
 
 
-def ticks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
-    """Evenly spaced round numbers that cover low..high."""
+def ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
+    """Evenly spaced round numbers that cover low..high, in about `count` steps."""
     low, high = widen_range(low, high)
-    mantissa, exponent = _choose_step((high - low) / most)
-    # Whole multiples of the step, by integers: 0.1 * 3 would print as 0.30000000000000004.
+    mantissa, exponent = _choose_step((high - low) / count)
+    # Integer multiples of the step, by integer arithmetic: 0.1 * 3 would print as 0.30000000000000004.
     step = mantissa * 10.0**exponent
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     up, down = 10 ** max(exponent, 0), 10 ** max(-exponent, 0)
@@ -63,10 +63,10 @@ def _choose_step(least: float) -> tuple[int, int]:
     return 1, exponent + 1
 
 
-def ticks_inside(low: float, high: float, most: int = 7) -> tuple[float, ...]:
-    """The ticks inside the range."""
+def ticks_inside(low: float, high: float, count: int = 7) -> tuple[float, ...]:
+    """The ticks of `ticks` that are inside the range."""
     slack = 1e-9 * (high - low)
-    return tuple(t for t in ticks(low, high, most) if low - slack <= t <= high + slack)
+    return tuple(t for t in ticks(low, high, count) if low - slack <= t <= high + slack)
 
 
 def tick_labels(values: Sequence[float], unit: str = "") -> tuple[str, ...]:
@@ -81,12 +81,12 @@ def tick_labels(values: Sequence[float], unit: str = "") -> tuple[str, ...]:
     return tuple(f"{v / scale:,.{decimals}f}{ending}" if v or unit == "%" else "0" for v in values)
 
 
-def thin_points(points: Sequence[Point], most: int = 480) -> tuple[Point, ...]:
-    """At most `most` points: the ends, and each bin's lowest and highest. A bin of NaNs stays a gap."""
-    if len(points) <= most:
+def thin_points(points: Sequence[Point], limit: int = 480) -> tuple[Point, ...]:
+    """At most `limit` points: the ends, and each bin's lowest and highest. A bin of NaNs stays a gap."""
+    if len(points) <= limit:
         return tuple(points)
     thinned = [points[0]]
-    bins = (most - 2) // 2
+    bins = (limit - 2) // 2
     middle = len(points) - 2
     for k in range(bins):
         part = points[1 + middle * k // bins : 1 + middle * (k + 1) // bins]
@@ -99,9 +99,9 @@ def thin_points(points: Sequence[Point], most: int = 480) -> tuple[Point, ...]:
     return (*thinned, points[-1])
 
 
-def bin_means(points: Sequence[Point], most: int = 120) -> tuple[Point, ...]:
-    """The mean of each of at most `most` bins, at its middle; a bin of NaNs stays a gap."""
-    bins = min(most, max(1, len(points) // 4))
+def bin_means(points: Sequence[Point], limit: int = 120) -> tuple[Point, ...]:
+    """The means of up to `limit` bins, at their mean x; a bin of NaNs stays a gap."""
+    bins = min(limit, max(1, len(points) // 4))
     means = []
     for k in range(bins):
         part = points[len(points) * k // bins : len(points) * (k + 1) // bins]

@@ -21,7 +21,7 @@ def draw_environment(run: RecordedRun) -> Html:
 
 
 def _format_value(key: str, value: str) -> str:
-    """The saved text; numbers of bytes with a unit."""
+    """The recorded text; byte counts get a unit."""
     return format_size(float(value)) if key.endswith("bytes") and parse_whole(value) is not None else value
 
 

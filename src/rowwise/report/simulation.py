@@ -6,45 +6,44 @@ from rowwise.report.markup import Html, header, note, section, text_table, tiles
 from rowwise.report.page import draw_page
 
 
-def draw_simulation(found: Simulation | Sweep) -> str:
-    """The page of `rowwise simulate`."""
-    if isinstance(found, Simulation):
-        return _draw_page(found, _draw_step(found))
-    first = found.fastest or found.rows[0].simulation
-    return _draw_page(first, section("sweep", "Combinations", _draw_rows(found)), _draw_step(first))
+def draw_simulation(outcome: Simulation | Sweep) -> str:
+    """The page of `rowwise simulate`; of a sweep, with the step of its fastest combination."""
+    if isinstance(outcome, Simulation):
+        return _draw_page(outcome, _draw_step(outcome))
+    shown = outcome.fastest or outcome.rows[0].simulation
+    return _draw_page(shown, section("sweep", "Combinations", _draw_rows(outcome)), _draw_step(shown))
 
 
-def _draw_page(found: Simulation, *parts: Html) -> str:
-    machine = f"{found.hosts:,} x {found.devices} {found.machine}, {found.batch:,} samples a step"
-    return draw_page(
-        "Simulation", header("Simulation", found.model, machine), *parts, *map(note, found.notes), script=False
-    )
+def _draw_page(simulation: Simulation, *parts: Html) -> str:
+    machine = f"{simulation.hosts:,} x {simulation.devices} {simulation.machine}, {simulation.batch:,} samples a step"
+    head, notes = header("Simulation", simulation.model, machine), map(note, simulation.notes)
+    return draw_page("Simulation", head, *parts, *notes, script=False)
 
 
-def _draw_step(found: Simulation) -> Html:
-    """The step, its resources, its stages, its memory and what would help."""
+def _draw_step(simulation: Simulation) -> Html:
+    """The step: its resources, stages and memory, and the gain of faster resources."""
     memory = [
         (m.tier, format_bytes(m.tables_bytes), format_bytes(m.dense_bytes), format_bytes(m.limit_bytes))
-        for m in found.memory
+        for m in simulation.memory
     ]
-    memory_table = text_table(("Tier", "Tables", "Dense layers", "There is"), memory)
-    if found.step_s is None:
-        lacks = note(f"It does not fit: a rank lacks {format_bytes(found.lacking_bytes)}.")
+    memory_table = text_table(("Tier", "Tables", "Dense layers", "Available"), memory)
+    if simulation.step_s is None:
+        lacks = note(f"It does not fit: a rank lacks {format_bytes(simulation.lacking_bytes)}.")
         return section("step", "The step", lacks, memory_table)
     facts = (
-        ("step", format_duration(found.step_s), ""),
-        ("samples/s", format_count(found.samples_s), ""),
-        ("dense layers", found.dense, ""),
-        ("wire", found.wire, ""),
+        ("step", format_duration(simulation.step_s), ""),
+        ("samples/s", format_count(simulation.samples_s), ""),
+        ("dense layers", simulation.dense, ""),
+        ("wire", simulation.wire, ""),
     )
-    uses = [(u.resource, format_duration(u.busy_s), format_duration(u.exposed_s)) for u in found.uses]
-    helped = [(h.what, format_duration(h.step_s), format_percent(h.saved)) for h in found.help]
-    stages = [(s.stage, s.resource, format_duration(s.seconds)) for s in found.stages if s.seconds]
+    uses = [(u.resource, format_duration(u.busy_s), format_duration(u.exposed_s)) for u in simulation.uses]
+    helped = [(h.what, format_duration(h.step_s), format_percent(h.saved)) for h in simulation.help]
+    stages = [(s.stage, s.resource, format_duration(s.seconds)) for s in simulation.stages if s.seconds]
     return section(
         "step",
         "The step",
         tiles(facts),
-        note(found.limits),
+        note(simulation.limits),
         text_table(("Resource", "Busy", "Exposed"), uses),
         text_table(("Twice as fast, or without", "A step", "Less"), helped),
         memory_table,

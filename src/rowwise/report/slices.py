@@ -28,45 +28,45 @@ def draw_slices(run: RecordedRun) -> Html:
         if group.split == split:
             groups.setdefault((group.task, group.feature), []).append(group)
     distances = [abs(s.ne - 1) for group in groups.values() for s in group if is_finite(s.ne)]
-    most = min(max([*distances, MIN_DISTANCE]), MAX_DISTANCE)
+    limit = min(max([*distances, MIN_DISTANCE]), MAX_DISTANCE)
     shown = list(groups.items())[:MAX_FEATURES]
     several = len({task for task, _ in groups}) > 1
     rendered = (
-        _draw_table(f"{feature}, {task}" if several else feature, group, most) for (task, feature), group in shown
+        _draw_table(f"{feature}, {task}" if several else feature, group, limit) for (task, feature), group in shown
     )
     omitted = len(groups) - len(shown)
     more = note(f"And {omitted} more features.") if omitted else Html("")
-    said = lead(f"How good the model is on the {split or 'unnamed'} rows that have one value of a column.")
-    return section("slices", "Slices", said, div("charts", *rendered), more, note(NOTE + _note_bin_error(run.slices)))
+    intro = lead(f"Quality of the model on the {split or 'unnamed'} rows with one value of a column.")
+    return section("slices", "Slices", intro, div("charts", *rendered), more, note(NOTE + _note_bin_error(run.slices)))
 
 
-def _note_bin_error(found: Sequence[RecordedSlice]) -> str:
+def _note_bin_error(slices: Sequence[RecordedSlice]) -> str:
     """A note of the error bound of binned AUCs."""
-    bounds = [s.auc_bound for s in found if is_finite(s.auc_bound) and s.auc_bound > 0]
+    bounds = [s.auc_bound for s in slices if is_finite(s.auc_bound) and s.auc_bound > 0]
     return f" AUC is approximate here, with an error of at most {max(bounds):.1g}." if bounds else ""
 
 
-def _choose_split(found: Sequence[RecordedSlice]) -> str:
-    """The test split, else valid, else the first one."""
-    splits = dict.fromkeys(s.split for s in found)
+def _choose_split(slices: Sequence[RecordedSlice]) -> str:
+    """The test split, else valid, else the first split."""
+    splits = dict.fromkeys(s.split for s in slices)
     return next((split for split in ("test", "valid") if split in splits), next(iter(splits)))
 
 
-def _draw_table(title: str, found: Sequence[RecordedSlice], most: float) -> Html:
-    named = sorted((s for s in found if s.value != "other"), key=lambda s: -s.count if is_finite(s.count) else 0.0)
-    rest = [s for s in found if s.value == "other"]
+def _draw_table(title: str, slices: Sequence[RecordedSlice], limit: float) -> Html:
+    named = sorted((s for s in slices if s.value != "other"), key=lambda s: -s.count if is_finite(s.count) else 0.0)
+    rest = [s for s in slices if s.value == "other"]
     shown = [*named[: MAX_VALUES - len(rest)], *rest]
-    whole = sum(s.count for s in found if is_finite(s.count))
-    left = len(found) - len(shown)
-    more = note(f"And {left} more values.") if left else Html("")
-    grid = data_table(HEADERS, [_draw_row(s, whole, most) for s in shown], "slices")
+    total = sum(s.count for s in slices if is_finite(s.count))
+    omitted = len(slices) - len(shown)
+    more = note(f"And {omitted} more values.") if omitted else Html("")
+    grid = data_table(HEADERS, [_draw_row(s, total, limit) for s in shown], "slices")
     return div("slice", tag("h3", None, text(title)), grid, more)
 
 
-def _draw_row(s: RecordedSlice, whole: float, most: float) -> Html:
+def _draw_row(s: RecordedSlice, total: float, limit: float) -> Html:
     ne = format_metric(s.ne)
-    bar = draw_deviation_bar("slice-ne", f"{s.feature} {s.value}: NE {ne}", s.ne - 1, most)
-    part = format_percent(s.count / whole) if whole and is_finite(s.count) else ""
+    bar = draw_deviation_bar("slice-ne", f"{s.feature} {s.value}: NE {ne}", s.ne - 1, limit)
+    part = format_percent(s.count / total) if total and is_finite(s.count) else ""
     return tag(
         "tr",
         None,

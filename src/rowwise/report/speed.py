@@ -8,7 +8,7 @@ from rowwise.report.markup import Html, div, figure, legend_entry, note, section
 from rowwise.report.read import RecordedRun
 from rowwise.report.scale import positive
 
-PHASES = {  # in their order in a step; a run may have others
+PHASES = {  # in the order of a step; runs of other versions may have others
     "data_s": ("waiting for data", "orange"),
     "route_s": ("sending ids to their tables", "black"),
     "prefetch_s": ("reading table rows from the disk", "orange"),
@@ -25,7 +25,7 @@ PHASES = {  # in their order in a step; a run may have others
 }
 NOT_PHASES = frozenset({"time_s", "samples_s", "disk_wait_s", "disk_busy_s"})
 BINS = 160
-MIN_SHARE = 0.0005  # of the time: what takes less is not listed
+MIN_SHARE = 0.0005  # of the total time, for a phase to be listed
 
 
 def draw_speed(run: RecordedRun) -> Html:
@@ -42,7 +42,7 @@ def draw_speed(run: RecordedRun) -> Html:
             "gradient_norm",
             "gradient_norm",
             "Gradient norm",
-            "size of the change of the layers; jumps mean that training is unstable",
+            "norm of the dense gradients; jumps mean that training is unstable",
         ),
         _draw_over_samples(run, "rate", "rate", "Learning rate of the dense layers", ""),
     ]
@@ -87,9 +87,9 @@ def _draw_totals(run: RecordedRun, names: list[str]) -> Html:
 def _draw_breakdown(run: RecordedRun, names: list[str]) -> Html:
     xs, shares = _bin_phases(run, names)
     bands = [ChartBand(name=phase_style(names, n)[0], shares=shares[n], colour=phase_style(names, n)[1]) for n in names]
-    label = "Parts of the time of a step over samples"
+    label = "Shares of the time of a step over samples"
     chart = draw_stack("steps", label, xs, bands if xs else ())
-    return figure("Time of a step", chart, span("hint", "parts of the whole"))
+    return figure("Time of a step", chart, span("hint", "shares by phase"))
 
 
 def _bin_phases(run: RecordedRun, names: list[str]) -> tuple[list[float], dict[str, list[float]]]:
@@ -137,4 +137,4 @@ def _summarise(column: str, known: list[float]) -> str:
         case "gradient_norm":
             return f"median {quantity.format_metric(median)}"
         case other:
-            raise AssertionError(f"column {other!r} has no words")
+            raise AssertionError(f"column {other!r} has no summary")

@@ -12,9 +12,9 @@ MAX_TABLES = 40
 HEADERS = ("Table", "Rows", "Stored", "Size", "Traffic a sample", "Different ids", "Top 1 %")
 NOTE = (
     "A table has a row for each id of a column, or for several ids: the vector that the model has learned for it. "
-    "Rows: how many, and how many numbers each has. Size: these numbers (weights), and what the optimizer remembers "
-    "of each row. Traffic: bytes of rows read for a sample. Different ids: of the ids in a batch, how many are "
-    "distinct. Top 1 %: share of the most frequent 1 % of ids in all ids."
+    "Rows: number of rows \u00d7 numbers per row. Size: weights, and the optimizer's state of each row. Traffic: bytes "
+    "of rows read per sample. Different ids: share of distinct ids in the ids of a batch. Top 1 %: share of the most "
+    "frequent 1 % of ids in all ids."
 )
 
 
@@ -23,8 +23,8 @@ def draw_tables(run: RecordedRun) -> Html:
         return section("tables", "Tables", note("tables.csv has no rows, so there is nothing to show."))
     ranked = sorted(run.tables, key=lambda t: (-positive(t.weight_bytes) - positive(t.state_bytes), t.name))
     shown, omitted = ranked[:MAX_TABLES], ranked[MAX_TABLES:]
-    most = (max(map(_total_bytes, shown)), max(positive(t.traffic_bytes) for t in shown))
-    grid = data_table(HEADERS, [_draw_row(table, most) for table in shown], "cards")
+    largest = (max(map(_total_bytes, shown)), max(positive(t.traffic_bytes) for t in shown))
+    grid = data_table(HEADERS, [_draw_row(table, largest) for table in shown], "cards")
     colours = legend(("blue", "weights"), ("orange", "optimizer state"))
     return section("tables", "Tables", _sum_up(run.tables), colours, grid, _note_omitted(omitted), note(NOTE))
 
@@ -44,12 +44,13 @@ def _note_omitted(omitted: Sequence[RecordedTable]) -> Html:
     return note(f"The largest {MAX_TABLES} are shown; {len(omitted)} more take {size}.")
 
 
-def _draw_row(table: RecordedTable, most: tuple[float, float]) -> Html:
+def _draw_row(table: RecordedTable, largest: tuple[float, float]) -> Html:
+    """The row of a table; `largest` are the size and the traffic of full bars."""
     weights, state = positive(table.weight_bytes), positive(table.state_bytes)
     size_label = f"{table.name}: weights {format_size(weights)}, state {format_size(state)}"
     bars = (
-        ("table-size", size_label, ((weights, "blue"), (state, "orange")), most[0], format_size(weights + state)),
-        ("table-traffic", "", ((table.traffic_bytes, "sky"),), most[1], format_size(table.traffic_bytes)),
+        ("table-size", size_label, ((weights, "blue"), (state, "orange")), largest[0], format_size(weights + state)),
+        ("table-traffic", "", ((table.traffic_bytes, "sky"),), largest[1], format_size(table.traffic_bytes)),
         ("table-unique", "", ((table.unique_share, "green"),), 1.0, format_percent(table.unique_share)),
         ("table-top", "", ((table.top_share, "purple"),), 1.0, format_percent(table.top_share)),
     )
@@ -57,8 +58,8 @@ def _draw_row(table: RecordedTable, most: tuple[float, float]) -> Html:
         named_cell("Rows", text(f"{format_count(table.rows)} \u00d7 {format_count(table.dim)}")),
         named_cell("Stored", text(table.row_type), table.optimizer),
     ]
-    for head, (key, label, parts, whole, value) in zip(HEADERS[3:], bars, strict=True):
-        cells.append(named_cell(head, draw_amount(key, label or f"{table.name}: {value}", parts, whole, value)))
+    for head, (key, label, parts, full, value) in zip(HEADERS[3:], bars, strict=True):
+        cells.append(named_cell(head, draw_amount(key, label or f"{table.name}: {value}", parts, full, value)))
     return row(table.name, _list_features(table), *cells)
 
 

@@ -1,8 +1,8 @@
 """The section with ten steps as intervals by rank and resource: as recorded, and as a model schedules the same costs.
 
 The model (`planning/perf/timeline.py`) gets the mean busy seconds of each stage and rank, so the two pictures differ by
-what it does not know: steps that are unlike, and stages that are called at other places. The text tells them apart: it
-has the model's time of a step from the costs of each step as well.
+variation between steps and by stages that run at other places. The text separates the two: it also has the model's step
+time from the costs of each step.
 """
 
 import statistics
@@ -34,13 +34,13 @@ from rowwise.report.read import RecordedRun, StageLine
 from rowwise.report.scale import Scale, tick_labels, ticks_inside
 
 TITLE = "Timeline"
-STEPS, RANKS = 10, 8  # that are drawn
+STEPS, RANKS = 10, 8  # drawn
 DEPTH, MAX_DEPTH = "train.pipeline_depth", 16
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1080.0, 136.0, 10.0, 22.0, 26.0
 LANE, LANE_GAP, RANK_GAP = 15.0, 2.0, 9.0
-EDGE = 3.0  # height of what says that a transfer is not hidden
-NARROWEST = 0.15  # shorter intervals are not drawn
-STYLES = {  # label and colour; of two stages with one colour the second is pale
+EDGE = 3.0  # height of the mark of an exposed transfer
+MIN_WIDTH = 0.15  # of a drawn interval
+STYLES = {  # label and colour; the second stage of a colour is pale
     "data": ("reading a batch", "orange"),
     "route": ("sending ids to their tables", "black"),
     "prefetch": ("reading table rows from the disk", "orange pale"),
@@ -56,32 +56,32 @@ STYLES = {  # label and colour; of two stages with one colour the second is pale
 }
 HEADERS = ("Stage", "Busy", "Exposed", "Exposed of busy")
 INTRO = (
-    "What the machine did in ten steps of the training: for those who want a step to take less time. It says nothing "
-    "of how good the model is."
+    "The work of the machine in ten steps of the training, to find out why a step takes its time. It is unrelated to "
+    "the quality of the model."
 )
 NOTE = (
     "A row of bars is a part of the machine, of one process (rank): its main thread, its network link, its disk, or "
-    "the thread that reads batches. Blank is idle. A bar of the link lasts until the last process has sent. Work that"
-    " is done ahead belongs to the step that it is for, which the pointer shows with its times. Simulated: the same "
-    "stages with their mean times, in the order of the program; what differs is what steps do not have in common. A "
-    "dark edge below a link: data travel while the main thread computes nothing."
+    "the thread that reads batches. Blank is idle. A bar of the link lasts until the last process has sent. Prefetched "
+    "work belongs to the step that needs it; the pointer shows step and times. Simulated: the same stages with their "
+    "mean times, in the order of the program; differences are variation between steps. A dark edge below a link: data "
+    "travel while the main thread computes nothing."
 )
 TABLE_NOTE = (
-    "Busy: how long a stage keeps its part of the machine at work, in a step. Exposed: how long the main thread "
-    "spends on the stage, or waits for it; the rest is hidden behind other work. Medians over the run, of the process"
-    " where they are largest."
+    "Busy: time per step in which a stage occupies its part of the machine. Exposed: time that the main thread spends "
+    "on the stage, or waits for it; the rest is hidden behind other work. Medians over the run, of the process with "
+    "the largest median."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """Intervals that are drawn, in seconds since the first of them."""
+    """The drawn intervals, in seconds since the first begins."""
 
     title: str
     key: str
     stages: Sequence[ScheduledStage]
     step_s: float
-    unlike_s: float  # a step if each takes what it has taken
+    varied_s: float  # a step, scheduled from the costs of each step instead of their means
 
 
 class _Lane(NamedTuple):
@@ -90,7 +90,7 @@ class _Lane(NamedTuple):
 
 
 def draw_timeline(run: RecordedRun) -> Html:
-    """The section; empty for a run that recorded neither intervals nor busy seconds."""
+    """The section; empty for a run without recorded intervals and busy seconds."""
     table = _draw_stages(run.stages)
     if not run.timeline and not table:
         return Html("")
@@ -111,19 +111,19 @@ def draw_timeline(run: RecordedRun) -> Html:
         )
         for picture in pictures
     ]
-    top = join([note(INTRO), _sum_up(run, pictures), _say_hidden(pictures[0])])
-    return section("timeline", TITLE, top, legend(*entries, look="legend cubes"), cut, *figures, note(NOTE), table)
+    top = join([note(INTRO), _sum_up(run, pictures), _describe_overlap(pictures[0])])
+    return section("timeline", TITLE, top, legend(*entries, style="legend cubes"), cut, *figures, note(NOTE), table)
 
 
-def _say_hidden(picture: _Picture) -> Html:
-    """How much of each kind of transfers is beside computation; empty for one rank, which has none."""
+def _describe_overlap(picture: _Picture) -> Html:
+    """The hidden share of each kind of transfer; empty for a single rank, which has no transfers."""
     steps = len({stage.step for stage in picture.stages}) * len({stage.rank for stage in picture.stages})
     parts = [
-        f"{what} {format_percent(hidden_s / busy_s)} of {format_duration(busy_s / steps)} a step"
-        for what, busy_s, hidden_s in find_overlaps(picture.stages)
+        f"{kind} {format_percent(hidden_s / busy_s)} of {format_duration(busy_s / steps)} a step"
+        for kind, busy_s, hidden_s in find_overlaps(picture.stages)
     ]
-    said = f"Hidden behind computation, as measured, with waits for other ranks: {', '.join(parts)}."
-    return note(said) if parts else Html("")
+    summary = f"Hidden behind computation, as measured, with waits for other ranks: {', '.join(parts)}."
+    return note(summary) if parts else Html("")
 
 
 def _pipeline_depth(run: RecordedRun) -> int:
@@ -132,7 +132,7 @@ def _pipeline_depth(run: RecordedRun) -> int:
 
 
 def _make_pictures(run: RecordedRun) -> list[_Picture]:
-    """The recorded steps and the model's; none without complete steps of ranks 0, 1, 2, ..."""
+    """Pictures of the recorded and the simulated steps; none without complete steps of ranks 0, 1, 2, ..."""
     from rowwise.planning.perf.timeline import WARM_UP, schedule, step_seconds  # here, as numpy takes a while to import
 
     steps = sorted(complete_steps(run.timeline))[-STEPS:]
@@ -141,7 +141,7 @@ def _make_pictures(run: RecordedRun) -> list[_Picture]:
     costs = recorded_costs(recorded) if ranks == set(range(len(ranks))) else None
     if costs is None:
         return []
-    stages, unlike = training_stages(costs, _pipeline_depth(run)), costs_by_step(recorded)
+    stages, step_costs = training_stages(costs, _pipeline_depth(run)), costs_by_step(recorded)
     scheduled = schedule(stages, WARM_UP + STEPS)
     later = steps[0] - WARM_UP
     model = [
@@ -150,15 +150,15 @@ def _make_pictures(run: RecordedRun) -> list[_Picture]:
         if stage.step < WARM_UP + len(steps)
     ]
     measured_s, model_s = step_seconds(recorded), step_seconds(scheduled, WARM_UP)
-    unlike_s = step_seconds(schedule(stages, 3 * len(unlike), unlike), len(unlike))
+    varied_s = step_seconds(schedule(stages, 3 * len(step_costs), step_costs), len(step_costs))
     return [
         _Picture("Measured", "timeline-measured", _select_drawn(run.timeline, steps), measured_s, measured_s),
-        _Picture("Simulated", "timeline-model", _select_drawn(model, steps), model_s, unlike_s),
+        _Picture("Simulated", "timeline-model", _select_drawn(model, steps), model_s, varied_s),
     ]
 
 
 def _select_drawn(stages: Sequence[ScheduledStage], steps: Sequence[int]) -> list[ScheduledStage]:
-    """The working intervals for these steps, of the ranks that are drawn, from the end of the step before them on."""
+    """The busy intervals of these steps on the drawn ranks, in seconds since the end of the step before."""
     ends = [stage.end_s for stage in stages if stage.name == "update" and stage.step < steps[0]]
     origin_s = max(ends, default=0.0)
     return [
@@ -176,12 +176,12 @@ def _select_drawn(stages: Sequence[ScheduledStage], steps: Sequence[int]) -> lis
 
 
 def _sum_up(run: RecordedRun, pictures: Sequence[_Picture]) -> Html:
-    measured_s, model_s, unlike_s = pictures[0].step_s, pictures[1].step_s, pictures[1].unlike_s
+    measured_s, model_s, varied_s = pictures[0].step_s, pictures[1].step_s, pictures[1].varied_s
     depth = _pipeline_depth(run)
-    flight = f"with {depth} step{'s' * (depth > 1)} under way at once"
-    if not (is_finite(measured_s) and min(model_s, unlike_s) > 0):
-        return note(f"One recorded step has no time from step to step; {flight}.")
-    ratios = [f"{format_duration(own_s)} ({measured_s / own_s:.2f}\u00d7)" for own_s in (model_s, unlike_s)]
+    flight = f"with {depth} step{'s' * (depth > 1)} in flight"
+    if not (is_finite(measured_s) and min(model_s, varied_s) > 0):
+        return note(f"A single recorded step has no time from step to step; {flight}.")
+    ratios = [f"{format_duration(s)} ({measured_s / s:.2f}\u00d7)" for s in (model_s, varied_s)]
     model = f"simulated {ratios[0]} from mean times, {ratios[1]} from the times of each step"
     return tag("p", {"class": "lead"}, text(f"{format_duration(measured_s)} a step {flight}; {model}."))
 
@@ -199,7 +199,7 @@ def _draw_picture(picture: _Picture, span_s: float) -> Html:
 
 
 def _place_lanes(stages: Iterable[ScheduledStage]) -> dict[_Lane, float]:
-    """The top of each lane, for the resources that have worked."""
+    """The top of each lane, of the resources with work."""
     used = {_Lane(stage.rank, stage.resource) for stage in stages}
     tops: dict[_Lane, float] = {}
     top, rank = TOP - RANK_GAP, -1
@@ -215,23 +215,23 @@ def _draw_time_axis(x: Scale, bottom: float) -> Html:
     values = ticks_inside(x.low, x.high)
     parts: list[Html] = []
     for value, label in zip(values, tick_labels(values), strict=True):
-        at = x.at(value)
-        parts.append(draw_line("tick", (at, at), (bottom, bottom + 4)))
-        parts.append(draw_label(at, bottom + 17, label, "middle"))
+        tick_x = x.at(value)
+        parts.append(draw_line("tick", (tick_x, tick_x), (bottom, bottom + 4)))
+        parts.append(draw_label(tick_x, bottom + 17, label, "middle"))
     return join([*parts, draw_label(LEFT - 8, bottom + 17, "ms", "end", "title")])
 
 
 def _draw_step_ends(stages: Iterable[ScheduledStage], x: Scale, bottom: float) -> Html:
-    """A line where the last rank has ended its update, with the step's number before it."""
+    """A line at the end of each step on the slowest rank, with the number of the step."""
     ends: dict[int, float] = {}
     for stage in stages:
         if stage.name == "update" and stage.resource == "processor":
             ends[stage.step] = max(stage.end_s, ends.get(stage.step, 0.0))
     parts: list[Html] = []
     for step, end_s in sorted(ends.items()):
-        at = x.at(end_s * 1000)
-        parts.append(draw_line("level", (at, at), (TOP - 6, bottom)))
-        parts.append(draw_label(at - 3, TOP - 9, f"{step}", "end"))
+        end_x = x.at(end_s * 1000)
+        parts.append(draw_line("level", (end_x, end_x), (TOP - 6, bottom)))
+        parts.append(draw_label(end_x - 3, TOP - 9, f"{step}", "end"))
     return join([draw_label(LEFT - 8, TOP - 9, "end of step", "end", "title"), *parts])
 
 
@@ -243,21 +243,21 @@ def _draw_lane(lane: _Lane, top: float) -> Html:
 
 def _draw_interval(stage: ScheduledStage, x: Scale, top: float) -> Html:
     left, right = x.at(stage.begin_s * 1000), x.at(stage.end_s * 1000)
-    if right - left < NARROWEST:
+    if right - left < MIN_WIDTH:
         return Html("")
     times = f"from {stage.begin_s * 1000:.3f} ms, {(stage.end_s - stage.begin_s) * 1000:.3f} ms"
     title = tag("title", None, text(f"{stage.name} of step {stage.step}: {times}"))
-    place = {"x": left, "y": top, "width": right - left, "height": LANE}
-    return tag("g", None, title, tag("rect", {"class": f"bar {STYLES[stage.name][1]}"} | place))
+    position = {"x": left, "y": top, "width": right - left, "height": LANE}
+    return tag("g", None, title, tag("rect", {"class": f"bar {STYLES[stage.name][1]}"} | position))
 
 
 def _draw_exposed(stages: Sequence[ScheduledStage], lane: _Lane, x: Scale, top: float) -> Html:
     edges: list[Html] = []
     for begin_s, end_s in exposed_intervals(stages, lane.rank):
         left, right = x.at(begin_s * 1000), x.at(end_s * 1000)
-        if right - left >= NARROWEST:
-            place = {"x": left, "y": top + LANE - EDGE, "width": right - left, "height": EDGE}
-            edges.append(tag("rect", {"class": "edge"} | place))
+        if right - left >= MIN_WIDTH:
+            position = {"x": left, "y": top + LANE - EDGE, "width": right - left, "height": EDGE}
+            edges.append(tag("rect", {"class": "edge"} | position))
     return join(edges)
 
 
@@ -265,15 +265,15 @@ def _draw_exposed(stages: Sequence[ScheduledStage], lane: _Lane, x: Scale, top: 
 
 
 def _draw_stages(lines: Sequence[StageLine]) -> Html:
-    """Busy and exposed seconds by stage; empty for runs of versions that did not measure them."""
+    """Busy and exposed seconds by stage; empty for runs of earlier versions without busy seconds."""
     by_phase: dict[str, dict[int, list[StageLine]]] = {}
     for line in lines:
         if is_finite(line.busy_s) and line.busy_s >= 0:
             by_phase.setdefault(line.phase, {}).setdefault(line.rank, []).append(line)
     rows: list[Html] = []
     for phase, by_rank in by_phase.items():
-        busy_s = max(statistics.median(line.busy_s for line in of_rank) for of_rank in by_rank.values())
-        exposed_s = max(statistics.median(line.measured_s for line in of_rank) for of_rank in by_rank.values())
+        busy_s = max(statistics.median(line.busy_s for line in rank_lines) for rank_lines in by_rank.values())
+        exposed_s = max(statistics.median(line.measured_s for line in rank_lines) for rank_lines in by_rank.values())
         if busy_s or exposed_s:
             rows.append(_draw_row(phase, busy_s, exposed_s))
     if not rows:

@@ -1,4 +1,4 @@
-"""The section on a graph of users and items, or on pictures of items: what they are, and what they cost."""
+"""The section on a graph of users and items, or on pictures of items: their sizes and costs."""
 
 from rowwise.base.quantity import format_bytes, format_count, format_percent
 from rowwise.report.markup import Html, note, section, text_table, tiles
@@ -21,7 +21,7 @@ def _draw_graph(graph: RecordedGraph) -> Html:
         facts.append(("edges in evaluation", format_count(graph.sampled), f"of {format_count(2 * graph.edges)}"))
     longest = max(len(side.counts) for side in graph.nodes)
     lines = [
-        (_range_of(k), *(format_count(side.counts[k]) if k < len(side.counts) else "" for side in graph.nodes))
+        (_degree_range(k), *(format_count(side.counts[k]) if k < len(side.counts) else "" for side in graph.nodes))
         for k in range(longest)
     ]
     return section(
@@ -33,17 +33,17 @@ def _draw_graph(graph: RecordedGraph) -> Html:
     )
 
 
-def _range_of(place: int) -> str:
-    """The degrees that are counted at a place: 0, 1 and 2, 3 to 6, and so on."""
-    first, last = 2**place - 1, 2 ** (place + 1) - 2
+def _degree_range(index: int) -> str:
+    """The degrees of an element of `counts`: 0, 1 to 2, 3 to 6, and so on."""
+    first, last = 2**index - 1, 2 ** (index + 1) - 2
     return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 
 def _draw_pictures(pictures: RecordedPictures) -> Html:
     chosen, largest = pictures.chosen, pictures.sizes[-1]
     lines = [
-        (f"{one.size} x {one.size}", format_bytes(one.bytes), format_percent(one.share), format_count(one.products))
-        for one in pictures.sizes
+        (f"{p.size} x {p.size}", format_bytes(p.bytes), format_percent(p.share), format_count(p.products))
+        for p in pictures.sizes
     ]
     titles: tuple[str, ...] = ("Size", "Bytes of a picture", "Of the file", "Multiplications")
     facts: list[tuple[str, str, str]] = []
@@ -51,12 +51,12 @@ def _draw_pictures(pictures: RecordedPictures) -> Html:
     if chosen is not None:
         titles = (*titles, "Chosen for")
         lines = [(*line, format_percent(share)) for line, share in zip(lines, chosen.shares, strict=True)]
-        of_bytes, of_products = chosen.bytes / largest.bytes, chosen.products / largest.products
+        bytes_share, products_share = chosen.bytes / largest.bytes, chosen.products / largest.products
         facts = [
-            ("bytes of a picture", format_bytes(chosen.bytes), f"{of_bytes:.0%} of those of the largest size"),
-            ("multiplications", format_count(chosen.products), f"{of_products:.0%}, with those of the scale model"),
+            ("bytes of a picture", format_bytes(chosen.bytes), f"{bytes_share:.0%} of the largest size"),
+            ("multiplications", format_count(chosen.products), f"{products_share:.0%}, scale model included"),
         ]
-        rule = "that which the scale model chooses"
+        rule = "the size that the scale model chooses"
     return section(
         "pictures",
         "Pictures of the items",

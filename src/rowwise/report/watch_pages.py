@@ -1,4 +1,4 @@
-"""What `rowwise watch --port` answers: metrics for Prometheus, a page of all runs, and the report of each."""
+"""The pages of `rowwise watch --port`: metrics for Prometheus, all runs, and the report of each run."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,25 +22,25 @@ SHOWN = ("loss", "ne", "auc", "recall@10")
 STATES = ("training", "finished", "stopped", "failed", "killed", "unknown")
 
 
-def cells_of(one: RunStatus) -> tuple[str, ...]:
-    """A run as cells below COLUMNS."""
+def cells_of(run: RunStatus) -> tuple[str, ...]:
+    """The cells of a run, in the order of `COLUMNS`."""
     return (
-        one.run,
-        one.state,
-        f"{one.step:,}",
-        "" if one.samples_s is None else f"{one.samples_s:,.0f}",
-        _scores(one, "train"),
-        _scores(one, "valid"),
-        "" if one.data_share is None else f"{one.data_share:.0%}",
-        "" if one.memory_bytes is None else format_bytes(one.memory_bytes),
-        "" if one.age_s is None else f"{format_duration(one.age_s)} ago",
+        run.run,
+        run.state,
+        f"{run.step:,}",
+        "" if run.samples_s is None else f"{run.samples_s:,.0f}",
+        _scores(run, "train"),
+        _scores(run, "valid"),
+        "" if run.data_share is None else f"{run.data_share:.0%}",
+        "" if run.memory_bytes is None else format_bytes(run.memory_bytes),
+        "" if run.age_s is None else f"{format_duration(run.age_s)} ago",
     )
 
 
-def _scores(one: RunStatus, split: str) -> str:
+def _scores(run: RunStatus, split: str) -> str:
     parts = [
-        f"{task} {name} {value:.4f}" if len(one.metrics[split]) > 1 else f"{name} {value:.4f}"
-        for task, values in one.metrics.get(split, {}).items()
+        f"{task} {name} {value:.4f}" if len(run.metrics[split]) > 1 else f"{name} {value:.4f}"
+        for task, values in run.metrics.get(split, {}).items()
         for name in SHOWN
         if (value := values.get(name)) is not None
     ]
@@ -55,34 +55,34 @@ def families_of(runs: Sequence[RunStatus]) -> Iterator["Metric"]:
         name: str, help_: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float | None]]
     ) -> Metric:
         kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-        made = kind(name, help_, labels=["run", *labels])
+        metric = kind(name, help_, labels=["run", *labels])
         for value_labels, value in values:
             if value is not None:
-                made.add_metric(list(value_labels), value)
-        return made
+                metric.add_metric(list(value_labels), value)
+        return metric
 
-    def of_each(name: str, help_: str, value: Callable[[RunStatus], float | None]) -> Metric:
-        return family(name, help_, (), (((one.run,), value(one)) for one in runs))
+    def per_run(name: str, help_: str, value: Callable[[RunStatus], float | None]) -> Metric:
+        return family(name, help_, (), (((run.run,), value(run)) for run in runs))
 
-    yield of_each("rowwise_train_step", "Steps of the run", lambda one: one.step)
-    yield of_each("rowwise_train_samples_total", "Samples that the run has trained on", lambda one: one.samples)
-    yield of_each("rowwise_train_samples_per_second", "Since the line before", lambda one: one.samples_s)
-    yield of_each("rowwise_train_line_age_seconds", "Since the newest line was written", lambda one: one.age_s)
-    yield of_each("rowwise_train_memory_bytes", "Resident memory, the most of any rank", lambda one: one.memory_bytes)
-    yield of_each("rowwise_train_disk_bytes", "Files of tables on disk, of all ranks", lambda one: one.disk_bytes)
-    yield of_each("rowwise_train_workers", "Processes that prepare batches", lambda one: one.workers)
-    yield of_each("rowwise_train_worker_restarts_total", "Workers that were started again", lambda one: one.restarts)
-    yield of_each("rowwise_train_warnings", "Lines of warnings.txt", lambda one: len(one.warnings))
-    states = (((one.run, state), float(one.state == state)) for one in runs for state in STATES)
-    yield family("rowwise_train_state", "1 for the state that the run is in", ("state",), states)
-    seconds = (((one.run, phase), s) for one in runs for phase, s in one.seconds.items())
+    yield per_run("rowwise_train_step", "Steps of the run", lambda run: run.step)
+    yield per_run("rowwise_train_samples_total", "Samples that the run has trained on", lambda run: run.samples)
+    yield per_run("rowwise_train_samples_per_second", "Since the line before", lambda run: run.samples_s)
+    yield per_run("rowwise_train_line_age_seconds", "Since the newest line was written", lambda run: run.age_s)
+    yield per_run("rowwise_train_memory_bytes", "Resident memory, maximum over ranks", lambda run: run.memory_bytes)
+    yield per_run("rowwise_train_disk_bytes", "Files of tables on disk, of all ranks", lambda run: run.disk_bytes)
+    yield per_run("rowwise_train_workers", "Processes that prepare batches", lambda run: run.workers)
+    yield per_run("rowwise_train_worker_restarts_total", "Workers that were started again", lambda run: run.restarts)
+    yield per_run("rowwise_train_warnings", "Lines of warnings.txt", lambda run: len(run.warnings))
+    states = (((run.run, state), float(run.state == state)) for run in runs for state in STATES)
+    yield family("rowwise_train_state", "1 for the state of the run, else 0", ("state",), states)
+    seconds = (((run.run, phase), s) for run in runs for phase, s in run.seconds.items())
     yield family("rowwise_train_phase_seconds", "Of rank 0 since the line before", ("phase",), seconds)
-    hits = (((one.run, table), share) for one in runs for table, share in one.hit_rates.items())
+    hits = (((run.run, table), share) for run in runs for table, share in run.hit_rates.items())
     yield family("rowwise_train_cache_hit_share", "Ids that met their row in memory", ("table",), hits)
     metrics = (
-        ((one.run, split, task, name), value)
-        for one in runs
-        for split, tasks in one.metrics.items()
+        ((run.run, split, task, name), value)
+        for run in runs
+        for split, tasks in run.metrics.items()
         for task, values in tasks.items()
         for name, value in values.items()
     )
@@ -92,19 +92,19 @@ def families_of(runs: Sequence[RunStatus]) -> Iterator["Metric"]:
 def draw_runs(runs: Sequence[RunStatus], reports: bool) -> str:
     """The page of all runs."""
 
-    def row(one: RunStatus) -> Html:
-        name, *others = cells_of(one)
+    def row(status: RunStatus) -> Html:
+        name, *cells = cells_of(status)
         link = tag("a", {"href": f"report/{quote(name)}"}, text(name)) if reports else text(name)
-        why = [tag("p", {"class": "note"}, text(line)) for line in (one.message, *one.warnings[-1:]) if line]
-        return tag("tr", None, tag("td", None, link, *why), *(tag("td", None, text(cell)) for cell in others))
+        notes = [tag("p", {"class": "note"}, text(line)) for line in (status.message, *status.warnings[-1:]) if line]
+        return tag("tr", None, tag("td", None, link, *notes), *(tag("td", None, text(cell)) for cell in cells))
 
     head = tag("tr", None, *(tag("th", None, text(name)) for name in COLUMNS))
     refresh = tag("meta", {"http-equiv": "refresh", "content": str(REFRESH_s)})
     return draw_page("Runs", refresh, tag("h1", None, text("Runs")), tag("table", None, head, *map(row, runs)))
 
 
-def make_pages(find: Callable[[], dict[str, Folder]], look: Callable[[], Sequence[RunStatus]]) -> "Starlette":
-    """The application: /, /metrics and /report/RUN. It reads, and nothing else."""
+def make_pages(find: Callable[[], dict[str, Folder]], read: Callable[[], Sequence[RunStatus]]) -> "Starlette":
+    """The read-only application with /, /metrics and /report/RUN. `find`: folders of runs by name."""
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
     from starlette.applications import Starlette
     from starlette.requests import Request
@@ -112,10 +112,10 @@ def make_pages(find: Callable[[], dict[str, Folder]], look: Callable[[], Sequenc
     from starlette.routing import Route
 
     class StatusCollector:
-        """Collects at each scrape."""
+        """Reads the runs at each scrape."""
 
         def collect(self) -> Iterator["Metric"]:
-            return families_of(look())
+            return families_of(read())
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StatusCollector())
@@ -124,12 +124,12 @@ def make_pages(find: Callable[[], dict[str, Folder]], look: Callable[[], Sequenc
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     def runs(_request: Request) -> Response:
-        return HTMLResponse(draw_runs(look(), all(isinstance(place, Path) for place in find().values())))
+        return HTMLResponse(draw_runs(read(), all(isinstance(folder, Path) for folder in find().values())))
 
     def report(request: Request) -> Response:
-        place = find().get(request.path_params["run"])
-        if not isinstance(place, Path):
+        folder = find().get(request.path_params["run"])
+        if not isinstance(folder, Path):
             return PlainTextResponse("no such run on this machine: expected a run of the page /", 404)
-        return HTMLResponse(draw_report(read_run(place)))
+        return HTMLResponse(draw_report(read_run(folder)))
 
     return Starlette(routes=[Route("/", runs), Route("/metrics", metrics), Route("/report/{run:path}", report)])

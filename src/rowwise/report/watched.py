@@ -1,6 +1,6 @@
-"""Reads how far runs are from the last lines of their files, in a folder or in an object store (`save.mirror`).
+"""Reads the progress of runs from the last lines of their files, in a folder or in an object store (`save.mirror`).
 
-Only ends of files are read, so a look costs the same after a day as after a minute.
+Only ends of files are read, so the cost does not grow with the length of a run.
 """
 
 import fcntl
@@ -20,22 +20,22 @@ from rowwise.report.read import RECIPE, RecordedResult
 
 TAIL_bytes = {"metrics.csv": 1 << 20}  # evaluations may be long ago
 SHORT_bytes = 1 << 16  # of other files
-HEAD_bytes = 1 << 12
-OUTSIDE = ("samples_s", "disk_wait_s", "disk_busy_s", "time_s")  # columns of steps.csv that end so, and are no phases
+HEAD_bytes = 1 << 12  # for the header
+NOT_PHASES = ("samples_s", "disk_wait_s", "disk_busy_s", "time_s")  # columns of steps.csv that end with _s
 State = Literal["training", "finished", "stopped", "failed", "killed", "unknown"]
 Line = Mapping[str, str]
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a run is."""
+    """State, progress and newest numbers of a run."""
 
     run: str
-    state: State  # unknown: a mirror, or the file system, does not say whether its process lives
+    state: State  # unknown if a mirror, or the file system, does not tell whether the process lives
     step: int = 0
     samples: int = 0
-    samples_s: float | None = None  # as of the newest line, like all that follows
-    age_s: float | None = None  # of the newest line; None before the first one
-    memory_bytes: int | None = None  # the most of any rank
+    samples_s: float | None = None  # as of the newest line, like all fields below
+    age_s: float | None = None  # of the newest line; None before the first line
+    memory_bytes: int | None = None  # maximum over ranks
     disk_bytes: int | None = None  # of tables on disk
     seconds: dict[str, float] = {}  # of rank 0 since the line before, by phase
     metrics: dict[str, dict[str, dict[str, float | None]]] = {}  # by split, task and metric
@@ -43,7 +43,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     workers: int | None = None
     restarts: int | None = None  # of workers
     warnings: tuple[str, ...] = ()
-    message: str | None = None  # of a run that has failed
+    message: str | None = None  # of a failed run
 
     @property
     def is_over(self) -> bool:
@@ -52,49 +52,49 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def data_share(self) -> float | None:
         """The share of time spent waiting for rows."""
-        whole = sum(self.seconds.values())
-        return self.seconds.get("data", 0.0) / whole if whole else None
+        total_s = sum(self.seconds.values())
+        return self.seconds.get("data", 0.0) / total_s if total_s else None
 
 
-class _SeenFile(NamedTuple):
-    """A file as it was seen; times are of this process's monotonic clock."""
+class _ObservedFile(NamedTuple):
+    """The observed version of a file; times are of this process's monotonic clock."""
 
-    found: StoredObject
-    before_s: float  # the last look at its former state
-    since_s: float  # the first look at this one
-    looked_s: float  # the newest look
+    version: StoredObject
+    before_s: float  # the last observation of its former version
+    since_s: float  # the first observation of this version
+    newest_s: float  # the newest observation
 
 
 @final
 class LineAges:
-    """Ages of the newest lines by one host's clock, where the clocks that date files may be hours apart.
+    """Ages of the newest lines by this host's clock: file times may come from clocks that are hours off.
 
-    A line is no older than the last look that did not see it, and no younger than the first one that did.
+    A line is no older than the last observation without it, and no younger than the first observation with it.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, _SeenFile] = {}
+        self._files: dict[str, _ObservedFile] = {}
 
-    def age_s(self, run: str, found: StoredObject) -> float:
-        now_s, former = monotonic(), self._seen.get(run)
+    def age_s(self, run: str, version: StoredObject) -> float:
+        now_s, former = monotonic(), self._files.get(run)
         if former is None:
-            seen = _SeenFile(found, -math.inf, now_s, now_s)
-        elif former.found != found:
-            seen = _SeenFile(found, former.looked_s, now_s, now_s)
+            file = _ObservedFile(version, -math.inf, now_s, now_s)
+        elif former.version != version:
+            file = _ObservedFile(version, former.newest_s, now_s, now_s)
         else:
-            seen = former._replace(looked_s=now_s)
-        self._seen[run] = seen
-        return min(max(time() - found.modified_s, now_s - seen.since_s), now_s - seen.before_s)
+            file = former._replace(newest_s=now_s)
+        self._files[run] = file
+        return min(max(time() - version.modified_s, now_s - file.since_s), now_s - file.before_s)
 
 
 def find_runs(place: Folder) -> dict[str, Folder]:
-    """The run at a place, or the runs below it, by what tells them apart."""
+    """The run at a place, or the runs below it, by their shortest distinct name."""
     if isinstance(place, Path):
         if not place.is_dir():
             raise DataError(f"{place}: no such folder", "a run, or a folder of runs such as runs")
         place = place.resolve()
-        found = {path.parent for depth in ("", "*/", "*/*/") for path in place.glob(f"{depth}{RECIPE}")}
-        heads = sorted(str(path.relative_to(place)) for path in found)
+        folders = {path.parent for depth in ("", "*/", "*/*/") for path in place.glob(f"{depth}{RECIPE}")}
+        heads = sorted(str(path.relative_to(place)) for path in folders)
     else:
         names = place.relative_names()
         heads = sorted(
@@ -103,17 +103,17 @@ def find_runs(place: Folder) -> dict[str, Folder]:
     if heads[:1] == ["."]:
         return {escape_newlines(f"{place.parent.name}/{place.name}" if place.parent.name else place.name): place}
     if not heads:
-        raise DataError(f"{place} has no run", "the folder of a run, or of several, such as runs")
-    return {escape_newlines(head): place / head for head in heads}  # names of strangers, which any bytes may be
+        raise DataError(f"{place} has no run", "the folder of a run, or of several runs, such as runs")
+    return {escape_newlines(head): place / head for head in heads}  # names may have any bytes
 
 
 def read_status(name: str, place: Folder, ages: LineAges | None = None) -> RunStatus:
-    """How far the run at a place is; what cannot be read is left out. `ages`: of former looks."""
-    steps, metrics, caches = (list(_last_lines(place, one)) for one in ("steps.csv", "metrics.csv", "caches.csv"))
+    """The status of the run at a place; unreadable files are left out. `ages`: observations of earlier calls."""
+    steps, metrics, caches = (list(_last_lines(place, file)) for file in ("steps.csv", "metrics.csv", "caches.csv"))
     result = _result_of(place)
     newest: Line = steps[-1] if steps else {}
     seconds = {column[:-2]: _number(text) for column, text in newest.items() if column.endswith("_s")}
-    seconds = {phase: s for phase, s in seconds.items() if s is not None and f"{phase}_s" not in OUTSIDE}
+    seconds = {phase: s for phase, s in seconds.items() if s is not None and f"{phase}_s" not in NOT_PHASES}
     state, written = _state_of(place, result), _stat_lines(place)
     return RunStatus(
         run=name,
@@ -136,7 +136,7 @@ def read_status(name: str, place: Folder, ages: LineAges | None = None) -> RunSt
 
 def _state_of(place: Folder, result: RecordedResult | None) -> State:
     ended: State = "unknown" if result is None else next(
-        (one for one in ("finished", "stopped", "failed") if one == result.status), "unknown"
+        (state for state in ("finished", "stopped", "failed") if state == result.status), "unknown"
     )  # fmt: skip
     if not isinstance(place, Path):
         return ended
@@ -147,7 +147,7 @@ def _state_of(place: Folder, result: RecordedResult | None) -> State:
 
 
 def _is_held(run: Path) -> bool | None:
-    """Whether a process holds the run; None where the file system does not say."""
+    """Whether a process holds the lock of the run; None if the file system has no locks."""
     try:
         with open_regular(run / ".lock", links=False) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -168,20 +168,20 @@ def _result_of(place: Folder) -> RecordedResult | None:
 
 
 def _warnings_of(place: Folder) -> tuple[str, ...]:
-    """The newest warnings of a run: the end of a file that may be long."""
+    """The newest warnings of a run, from the end of its file."""
     try:
         size_bytes = size_of_file(place, "warnings.txt")
         begin = max(0, size_bytes - SHORT_bytes)
         lines = read_range(place, "warnings.txt", begin, size_bytes).decode(errors="replace").splitlines()
     except (RowwiseError, OSError):
         return ()
-    return tuple(lines[1:] if begin else lines)  # without a line whose begin was cut
+    return tuple(lines[1:] if begin else lines)  # the first line may be partial
 
 
 def _stat_lines(place: Folder) -> StoredObject | None:
-    there = as_storage(place)
+    stored = as_storage(place)
     try:
-        return there.storage.stat(there.inside("steps.csv"))
+        return stored.storage.stat(stored.inside("steps.csv"))
     except (RowwiseError, OSError):
         return None
 
@@ -196,19 +196,19 @@ def _last_lines(place: Folder, name: str) -> Iterator[Line]:
     except (RowwiseError, OSError):
         return
     columns = head.partition(b"\n")[0].decode(errors="replace").rstrip("\r").split(",")
-    lines = tail.split(b"\n")[1:-1]  # without the header or a line whose begin was cut, and one whose end was
+    lines = tail.split(b"\n")[1:-1]  # without the header or a partial first line, and without a partial last line
     for line in lines:
-        cells = line.decode(errors="replace").rstrip("\r").split(",")  # names with commas are in no line that is read
+        cells = line.decode(errors="replace").rstrip("\r").split(",")  # lines with quoted commas are skipped below
         if len(cells) == len(columns):
             yield dict(zip(columns, cells, strict=True))
 
 
 def _by_split(lines: list[Line]) -> dict[str, dict[str, dict[str, float | None]]]:
-    found: dict[str, dict[str, dict[str, float | None]]] = {}
+    splits: dict[str, dict[str, dict[str, float | None]]] = {}
     for line in lines:
-        task = found.setdefault(line.get("split", ""), {}).setdefault(line.get("task", ""), {})
+        task = splits.setdefault(line.get("split", ""), {}).setdefault(line.get("task", ""), {})
         task[line.get("metric", "")] = _number(line.get("value"))
-    return found
+    return splits
 
 
 def _hit_rates(lines: list[Line]) -> dict[str, float]:
