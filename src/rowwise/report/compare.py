@@ -182,9 +182,9 @@ def _draw_row(
     costs = [cost(v) if v is not None and is_finite(v) else None for v in values]
     known = [c for c in costs if c is not None]
     # No value is best if all are equal.
-    least = min(known) if len(set(known)) > 1 else None
+    lowest = min(known) if len(set(known)) > 1 else None
     cells = (
-        tag("td", {"class": "best"} if c is not None and c == least else None, text(format_value(v)))
+        tag("td", {"class": "best"} if c is not None and c == lowest else None, text(format_value(v)))
         for v, c in zip(values, costs, strict=True)
     )
     return tag("tr", None, tag("th", {"scope": "row"}, text(title)), *cells)

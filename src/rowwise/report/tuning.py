@@ -71,10 +71,10 @@ def _draw_progress(study: StudyOutcome) -> Html:
 def _draw_importance(study: StudyOutcome) -> Html:
     if not study.importance:
         return Html("")
-    most = max(study.importance.values())
+    largest = max(study.importance.values())
     rows = []
     for key, value in sorted(study.importance.items(), key=lambda item: -item[1]):
-        bar = draw_strip("setting-importance", f"{key}: {value:.3f}", ((value, "blue"),), most)
+        bar = draw_strip("setting-importance", f"{key}: {value:.3f}", ((value, "blue"),), largest)
         rows.append(row(key, "", tag("td", {"class": "bars"}, bar), *cells(f"{value:.3f}")))
     return section("importance", "Importance of settings", data_table(("Setting", "", "Share"), rows, "slices"))
 

@@ -10,21 +10,20 @@ sending vectors (`exchange`), and in the backward sending their gradients back (
 count that time (`Comm.waited`), and it is charged to `wait` instead of the phase around it. Transports between hosts
 cannot tell waiting from sending, and it stays part of that phase.
 
-[Note: Busy and exposed] The main thread's seconds in a phase are the exposed ones. The resource that does the work may
-be busy for longer, while the main thread computes: the link from the call of a collective until its data have arrived
+[Note: Busy and exposed] Exposed seconds of a phase are those of the main thread. The resource that does the work may be
+busy for longer, while the main thread computes: the link from the call of a collective until its data have arrived
 ([Note: Transfers] in `parallel/comm/interface.py`), the disk while reads are in flight, the reader while it makes a
-batch. Intervals of one phase that overlap count once. A transfer belongs to the phase and the step in which its
-collective was called, a read to the latest step for which rows were read ahead. For phases of the main thread busy and
-exposed seconds are the same. The disk counts how long a lookup waits for its rows; that is charged to `prefetch`
-instead of `lookup`.
+batch. Overlapping intervals of a phase count once. A transfer belongs to the phase and the step in which its collective
+was called, a read to the latest step for which rows were prefetched. For phases of the main thread busy and exposed
+seconds are equal. The wait of a lookup for rows on disk is charged to `prefetch` instead of `lookup`.
 
 In the timeline the main thread is in `wait` while it waits for the data of a transfer, for other ranks or for the disk.
-The waits of a lookup are drawn as one, at its begin.
+The waits of a lookup are drawn as a single interval, at its begin.
 
 While a torch profiler records, each phase is a `record_function` of its name.
 
-Known limits: on a GPU, kernels that were only queued are charged to the phase that first synchronises. A collective of
-another thread, as of a checkpoint in the background, belongs to the phase of the main thread.
+Known limits: on a GPU, queued kernels are charged to the phase that first synchronises. A collective of another thread,
+such as a background checkpoint, belongs to the phase of the main thread.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -247,6 +246,7 @@ class Breakdown:
             waits.append((end_s - wait_s, end_s))
         if disk_s:
             waits.append((begin_s, begin_s + disk_s))
+        # Waits split the time since the last charge: phase, wait, phase, ..., phase until now.
         for from_s, until_s in sorted(waits):
             from_s, until_s = max(from_s, begin_s), min(until_s, now)
             if from_s < until_s:

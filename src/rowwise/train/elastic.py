@@ -34,8 +34,8 @@ class ElasticGradients:
         if virtual_shards % world:
             divisors = ", ".join(str(w) for w in range(1, virtual_shards + 1) if virtual_shards % w == 0)
             raise SpecError(f"{virtual_shards} virtual shards on {world} ranks", f"a world size of {divisors}")
-        self._comm, self._parameters, self._each = comm, tuple(parameters), virtual_shards // world
-        self._first = comm.rank * self._each
+        self._comm, self._parameters, self._per_rank = comm, tuple(parameters), virtual_shards // world
+        self._first = comm.rank * self._per_rank
         self.discard()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -52,7 +52,7 @@ class ElasticGradients:
     @torch.no_grad()
     def finish(self) -> None:
         """Replace the gradients by their sums over all virtual shards."""
-        assert self._done == self._each
+        assert self._done == self._per_rank
         if not self._parameters:
             return
         present = reduce_present(self._comm, self._present)
@@ -71,7 +71,7 @@ class ElasticGradients:
         comm, world, size = self._comm, len(self._comm.ranks), sums_MN.shape[1]
         bounds = [size * w // world for w in range(world + 1)]
         shares_W = [bounds[w + 1] - bounds[w] for w in range(world)]
-        nodes_W = [nodes_of(w * self._each, (w + 1) * self._each) for w in range(world)]
+        nodes_W = [nodes_of(w * self._per_rank, (w + 1) * self._per_rank) for w in range(world)]
         # Each rank adds one share of the numbers: it receives that share of every node, in the order of ranks.
         packed = torch.cat([part_MN.reshape(-1) for part_MN in sums_MN.split(shares_W, 1)])
         local = shares_W[comm.rank]

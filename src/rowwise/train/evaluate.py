@@ -105,7 +105,7 @@ class ClickEvaluator:
         slicing: Slicing | None = None,
         comm: Comm | None = None,
         *,
-        name_ids: NameIds = lambda shown: {feature: {i: str(i) for i in ids} for feature, ids in shown.items()},
+        name_ids: NameIds = lambda chosen: {feature: {i: str(i) for i in ids} for feature, ids in chosen.items()},
     ) -> None:
         self._comm, self._name_ids = comm or solo(), name_ids
         self._loss = training.objective
@@ -139,17 +139,17 @@ class ClickEvaluator:
         """The most common ids of the first batch, of all ranks; the same in every evaluation, as rows are in order."""
         slices: dict[str, Slices] = {}
         for feature in self._slicing.features:
-            known = torch.empty(0, dtype=torch.int64)
+            ids_N = torch.empty(0, dtype=torch.int64)
             with steps.deferring_errors():  # this rank must still take part in the gather below
                 ids_B = ids_or_none(batch, feature)
-                known = ids_B[ids_B != NONE]
+                ids_N = ids_B[ids_B != NONE]
             if len(self._comm.ranks) > 1:
-                known = torch.cat(all_gather_uneven(self._comm, known.cpu(), "slices"))
-            slices[feature] = Slices(most_common(known, self._slicing.ids), len(self._tasks))
-        shown = {feature: parts.ids for feature, parts in slices.items()}
-        if self._comm.rank == 0 and shown != {feature: sorted(names) for feature, names in self._names.items()}:
+                ids_N = torch.cat(all_gather_uneven(self._comm, ids_N.cpu(), "slices"))
+            slices[feature] = Slices(most_common(ids_N, self._slicing.ids), len(self._tasks))
+        chosen = {feature: parts.ids for feature, parts in slices.items()}
+        if self._comm.rank == 0 and chosen != {feature: sorted(names) for feature, names in self._names.items()}:
             with steps.deferring_errors():
-                self._names = self._name_ids(shown)
+                self._names = self._name_ids(chosen)
         return slices
 
     def _gather_scores(self, local: "_CountedSamples") -> Scores:
@@ -173,7 +173,7 @@ class ClickEvaluator:
 
 @dataclass(frozen=True, slots=True)
 class _CountedSamples:
-    """Metrics of the samples that one pass has scored."""
+    """Metrics and slices of the samples of one pass."""
 
     metrics: LabelMetrics
     slices: dict[str, Slices]

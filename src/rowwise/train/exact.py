@@ -1,7 +1,7 @@
 """Sums of floats with the same bits in any order and over any number of ranks (fixed-point accumulation).
 
 Each number is split into three parts: multiples of 2^-12, 2^-44 and 2^-76. Parts add exactly, for up to two million
-numbers; then `carry` moves what is 2^32 or more to the next larger part, so that equal sums have equal parts. Known
+numbers; then `carry` moves multiples of 2^32 to the next larger part, so that equal sums have equal parts. Known
 limits: bits below 2^-76 are dropped, and sums above 2^41 depend on the order.
 """
 
@@ -44,9 +44,9 @@ def to_float64(parts: Tensor) -> Tensor:
 
 
 class RunSums:
-    """Sums [3, S, K] of all batches, and those of each of the newest `window` batches.
+    """Sums [3, S, K] of all batches together, and of each of the newest `window` batches.
 
-    Windows of several ranks merge batch by batch, newest with newest: those belong to the same step.
+    Windows of several ranks merge batch by batch, newest with newest, as these belong to the same step.
     """
 
     __slots__ = ("_newest", "all_3SK")

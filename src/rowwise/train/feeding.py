@@ -9,7 +9,7 @@ from rowwise.ingest.service.client import ServiceHealth
 from rowwise.tables.spec import Value
 from rowwise.train.run_folder import Cell
 
-AskHealth = Callable[[], ServiceHealth | None]  # returns None without workers: the trainer prepares its batches
+ReadHealth = Callable[[], ServiceHealth | None]  # returns None without workers: the trainer prepares its batches
 
 
 class DataWait(Value, frozen=True):

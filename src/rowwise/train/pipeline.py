@@ -1,4 +1,4 @@
-"""`Pipeline`: the steps of an epoch, the next of them prepared while one runs.
+"""`Pipeline`: runs the steps of an epoch, and prepares the next steps while a step runs.
 
     stage       of step i + 1, depth 2                   resource
     read        before step i                            reader thread
@@ -16,11 +16,11 @@ looked up and sent ahead as well, one more step is in flight, and lookups miss s
 All ranks prepare at the same places of a step ([Note: Overlap]), so they call collectives in one order.
 
 [Note: Overlap] `run_step` calls `overlap` before its forward, after it, and before its update. The first call begins
-to prepare a further step, the others continue with what the last one has begun: by then that has travelled beside the
-vectors or gradients which the step itself had to wait for.
+to prepare a further step; the others advance its collectives, whose data meanwhile travelled beside the vectors or
+gradients that the step itself had to wait for.
 
-Errors of a step that is prepared ahead are raised by that step, after the steps before it. Not prepared ahead: ids of
-managed tables, as their rows depend on the steps before; and the first steps of an epoch.
+Errors of a prepared step are raised when that step runs, after all earlier steps. Not prepared ahead: ids of managed
+tables, as their rows depend on earlier steps; and the first steps of an epoch.
 """
 
 from collections import deque

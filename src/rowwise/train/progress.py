@@ -1,4 +1,4 @@
-"""The progress of a run: numbers in the manifest of a checkpoint, and what is due according to them."""
+"""The progress of a run: numbers in a checkpoint's manifest that decide when to evaluate, save and end."""
 
 from rowwise.ingest.batcher import Position
 from rowwise.tables.spec import Value

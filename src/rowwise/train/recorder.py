@@ -92,10 +92,10 @@ class Recorder:
     """Counts every step and writes a line every `log.every` steps; without a folder it only counts.
 
     Args:
-        context: its tables are those of tables.csv.
+        context: the context of the steps; tables.csv lists its tables.
         tasks: names of the labels.
         log: how often to write.
-        folder: the run's folder, on rank 0 only.
+        folder: the run's folder on rank 0; other ranks write nothing.
         stages: seconds by phase.
     """
 

@@ -11,7 +11,7 @@ from typing import final
 from rowwise.parallel.plan import Forecast
 from rowwise.tables.spec import Value
 from rowwise.train.breakdown import PHASES, Breakdown, PhaseSeconds
-from rowwise.train.feeding import AskHealth, DataWait, no_service, worker_cells
+from rowwise.train.feeding import DataWait, ReadHealth, no_service, worker_cells
 from rowwise.train.progress import Progress
 from rowwise.train.run_folder import Cell
 from rowwise.train.settings import Training
@@ -39,7 +39,7 @@ class Stages:
     """
 
     def __init__(
-        self, clock: Breakdown, forecast: Forecast | None, training: Training, health: AskHealth = no_service
+        self, clock: Breakdown, forecast: Forecast | None, training: Training, health: ReadHealth = no_service
     ) -> None:
         self.clock, self._health = clock, health
         self._begin, self._samples, self._step = clock.phase_seconds(), 0, 0

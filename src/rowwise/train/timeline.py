@@ -74,6 +74,7 @@ class Timeline:
 
     def _without_pauses(self, interval: tuple[str, str, float, float]) -> tuple[str, str, float, float]:
         resource, stage, *times = interval
+        # A time is moved back by all pauses before it, and by the part of a pause that it is in.
         begin_s, end_s = (
             time_s - sum(min(time_s, until_s) - from_s for from_s, until_s in self._pauses if from_s < time_s)
             for time_s in times

@@ -185,8 +185,8 @@ class _Mlflow:
 
         try:
             self._client = self._make()
-            known = _saved_ids(self._folder).get("mlflow")
-            self._resumed, self._run = known is not None, known or self._create()
+            saved_id = _saved_ids(self._folder).get("mlflow")
+            self._resumed, self._run = saved_id is not None, saved_id or self._create()
             self._client.update_run(self._run, status="RUNNING")
         except (MlflowException, OSError) as error:
             raise SpecError(
@@ -240,12 +240,12 @@ class _Wandb:
         self._folder, self._project, self._group = folder, log.wandb, log.group
 
     def begin(self) -> None:
-        known = _saved_ids(self._folder).get("wandb")
+        saved_id = _saved_ids(self._folder).get("wandb")
         try:
             self._run: Any = self._wandb.init(
                 project=self._project,
-                id=known,
-                resume="allow" if known else None,
+                id=saved_id,
+                resume="allow" if saved_id else None,
                 name=_run_name(self._folder, self._group),
                 group=self._group,
                 config=_recipe_values(self._folder),

@@ -29,7 +29,7 @@ from rowwise.train.breakdown import PAUSED, Breakdown
 from rowwise.train.diagnose import find_cause
 from rowwise.train.draws import random_state, set_random_state
 from rowwise.train.evaluate import Evaluator, Scores
-from rowwise.train.feeding import AskHealth, DataWait, no_service
+from rowwise.train.feeding import DataWait, ReadHealth, no_service
 from rowwise.train.groups import UpdateGroups, check_and_pin
 from rowwise.train.objective import InBatch, Objective, TwoCopies
 from rowwise.train.pipeline import Pipeline
@@ -61,7 +61,7 @@ class TrainingJob:
     tasks: tuple[str, ...]
     evaluate: Evaluator | None = None
     forecast: Forecast | None = None  # the planner's estimate of the seconds of a step
-    health: AskHealth = no_service
+    health: ReadHealth = no_service
     after_save: Callable[[], None] = do_nothing
     copying: Callable[[], int | None] = do_nothing
 

@@ -36,17 +36,17 @@ class VirtualShards:
 
     def split_batch(self, batches: Sequence[Batch], samples_W: Sequence[int]) -> list[Batch]:
         """This rank's shards of the global batch; raises unless each rank has exactly the samples of its shards."""
-        sizes_V, each = cut(sum(samples_W), self.count), self.count // self.world
-        expected_W = [sum(sizes_V[w * each : (w + 1) * each]) for w in range(self.world)]
+        sizes_V, per_rank = cut(sum(samples_W), self.count), self.count // self.world
+        expected_W = [sum(sizes_V[w * per_rank : (w + 1) * per_rank]) for w in range(self.world)]
         if len(batches) != 1 or list(samples_W) != expected_W:
             got = f"{len(batches)} batches" if len(batches) != 1 else f"{list(samples_W)} samples on {self.world} ranks"
-            even = f"a global batch of a multiple of {self.count * BLOCK} samples is cut evenly"
+            hint = f"a global batch of a multiple of {self.count * BLOCK} samples is cut evenly"
             raise BatchError(
                 f"elastic, {self.count} virtual shards: got {got}",
                 f"one batch per rank, of {expected_W} samples: whole blocks of {BLOCK}",
-                hint=even,
+                hint=hint,
             )
-        return split(batches[0], sizes_V[self.rank * each : (self.rank + 1) * each])
+        return split(batches[0], sizes_V[self.rank * per_rank : (self.rank + 1) * per_rank])
 
     def seeded_draws(self, step: int, index: int) -> AbstractContextManager[None]:
         """Seed torch from seed, step and shard (this rank's `index`-th) for the with block, then restore its state."""
