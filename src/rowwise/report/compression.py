@@ -37,15 +37,15 @@ DEVIATIONS = 2.0  # standard deviations in the noise band, on each side
 MARGIN = 0.04  # share of the axis outside the outermost points
 NOTE = (
     "Each point is the recipe's model, trained on the history with only this table compressed, and measured on later "
-    "rows. NE is the difference to the full model of the same seed; lower is better. Bytes are those of rows, map and "
+    "rows. NE is the difference to the full model of the same seed; lower is better. Bytes include rows, map and "
     "projections; the faint line to the left of a point is the map's part. The grey band is two standard deviations "
-    "of the full model's NE between seeds; points vary less, because models of one seed begin alike. The diamond is "
-    "the choice for the table. Methods scramble ids first, so none benefits from their order."
+    "of the full model's NE between seeds; points vary less, because models of a seed have the same initial weights. "
+    "The diamond is the choice for the table. Methods scramble ids first, so none benefits from their order."
 )
 CHOICE = (
-    "The choice has the least sum of losses within the budget, over measured sizes and sizes between two of one "
-    "method. It uses fewer bytes where more bytes lose more. It assumes that losses of tables add up, which one "
-    "training with all chosen tables checks."
+    "The choice minimises the sum of losses within the budget, over measured sizes and sizes interpolated between two "
+    "of a method. It uses fewer bytes than the budget where more bytes lose more. It assumes that losses of tables "
+    "add up; a training with all chosen tables checks this."
 )
 
 

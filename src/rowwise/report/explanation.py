@@ -10,13 +10,13 @@ from rowwise.report.read import RecordedRun
 
 MAX_FEATURES, MAX_IDS, MAX_SLICES = 40, 40, 20
 NOTE = (
-    "Importance: how much the log loss rises when the values of a column are shuffled among the rows (permutation "
-    "importance); the light end of a bar is one standard deviation over the repeats to either side. Columns that say "
-    "the same share their importance. Drift: how much the values differ between training rows and these rows "
-    "(population stability index), beside what chance alone makes of it; above 0.1 it is usually worth a look. Ids: "
-    "how an id moves the prediction of its rows, as a mean change of the logit beside other ids of its column, with "
-    "its standard error. Calibration: observed less predicted positives, in standard deviations of chance; beyond 3 "
-    "it is hardly chance."
+    "Importance: the rise of the log loss when the values of a column are shuffled among the rows (permutation "
+    "importance); the light end of a bar is one standard deviation over the repeats to either side. Correlated columns "
+    "share their importance. Drift: the difference of values between training rows and these rows (population "
+    "stability index), and its expectation by chance; above 0.1 it usually needs attention. Ids: the effect of an id "
+    "on the prediction of its rows, as mean change of the logit compared with other ids of its column, with its "
+    "standard error. Calibration: observed minus predicted positives, in standard deviations of chance; beyond 3, "
+    "chance is unlikely."
 )
 
 
