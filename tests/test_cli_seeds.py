@@ -70,7 +70,7 @@ def test_seeds_on_several_ranks(tmp_path):
 
 def test_seeds_that_are_refused(refused, tmp_path):
     write_recipe(tmp_path)
-    expected = "--seeds 1: expected 2 to 100, as it is a number of runs"
+    expected = "--seeds 1: expected 2 to 100 runs"
     assert expected in refused("train", "small.yaml", "--seeds", "1")
     assert not (tmp_path / "runs").exists()
 

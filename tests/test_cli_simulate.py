@@ -143,8 +143,8 @@ def test_networks_of_other_hosts_are_refused(refused):
     link, three = PairLink(latency_s=1e-5, rate_Bps=1e9), NetworkHost(name="b", devices=3)
     Path("net.json").write_text(Network(hosts=(NetworkHost(name="a", devices=4), three), link=link).to_json())
     args = (*TABLES, "--network", "net.json", "--topology")
-    assert "net.json: 2 hosts, and the machine has 3" in refused(*args, "3x4xcpu")
-    assert "net.json: host b has 3 devices, and the machine 4" in refused(*args, "2x4xcpu")
+    assert "net.json: 2 hosts, but the machine has 3" in refused(*args, "3x4xcpu")
+    assert "net.json: host b has 3 devices, but the machine 4" in refused(*args, "2x4xcpu")
 
 
 def test_a_run_is_compared_with_its_simulation(command, tmp_path):

@@ -128,8 +128,8 @@ def test_a_recipe_of_ones_own(fitted, tmp_path):
     ("frame", "options", "said"),
     [
         (clicks(), {"label": "bought"}, "bought"),
-        (clicks().slice(0, 0), {"label": "label"}, "frame: it has no rows"),
-        (clicks().rename_columns(["label", "user", "user", "d0", "city"]), {}, "'user' is there 2 times"),
+        (clicks().slice(0, 0), {"label": "label"}, "frame: no rows"),
+        (clicks().rename_columns(["label", "user", "user", "d0", "city"]), {}, "'user' occurs 2 times"),
         (clicks().to_pandas().rename(columns={"item": "user"}), {}, "frame: .*user"),
         (pd.DataFrame({"label": [0, 1], "mixed": ["a", 1]}), {}, "frame: .*mixed"),
         ([1, 2], {}, "frame: got list"),

@@ -110,7 +110,7 @@ def test_without_slurm_a_line_names_the_way_out(tmp_path):
     assert directives(shown.stdout)["chdir"] == str(tmp_path), shown.stderr
     refused = rowwise(tmp_path, "train", "small.yaml", "--on", "nope", environment=nowhere)
     assert (refused.returncode, "--on nope: expected slurm" in refused.stderr) == (2, True), refused.stderr
-    assert "'7' is no job" in rowwise(tmp_path, "stop", "7", environment=nowhere).stderr
+    assert "'7' is not a job" in rowwise(tmp_path, "stop", "7", environment=nowhere).stderr
 
 
 def record(home, cluster, submitted, name="slurm-7"):
@@ -231,8 +231,8 @@ def test_a_program_of_a_scheduler_answers_within_bounds(script, error):
 def test_a_log_is_read_in_pieces(text, tmp_path):
     log = tmp_path / "log"
     log.write_text(text)
-    assert b"".join(read_log(log, 0, to_end=True, most=8)).decode() == text
-    assert text.startswith(b"".join(read_log(log, 0, to_end=False, most=8)).decode())
+    assert b"".join(read_log(log, 0, to_end=True, max_bytes=8)).decode() == text
+    assert text.startswith(b"".join(read_log(log, 0, to_end=False, max_bytes=8)).decode())
     assert list(read_log(tmp_path / "none", 0, to_end=True)) == []
 
 
@@ -310,7 +310,9 @@ def test_a_job_that_is_stopped_saves_and_stays_stopped(cluster, tmp_path):
     named = f"{name}@rowwise"
     assert f"'{name}' is a job of 2 clusters" in rowwise(tmp_path, "stop", name, environment=cluster).stderr
     other = rowwise(tmp_path, "stop", f"{name}@other", environment=cluster).stderr
-    assert other == ("rowwise: it is a job of the cluster other, and this is rowwise: expected a login node of other\n")
+    assert other == (
+        "rowwise: the job runs on cluster other, this is a login node of rowwise: expected a login node of other\n"
+    )
     assert rowwise(tmp_path, "stop", named, environment=cluster).returncode == 0
     followed = rowwise(tmp_path, "ps", named, environment=cluster)
     assert followed.returncode == 2

@@ -95,7 +95,7 @@ def test_a_new_run_on_few_rows_is_compared_unasked(command, tmp_path):
     assert code == 0
     plain, compared = (tmp_path / "runs" / "small" / name for name in "12")
     trees = json.loads((compared / "baseline.json").read_text())["test"]["auc"]
-    assert f"trees   boosted trees reach AUC {trees:.4f} where this model has " in err
+    assert f"trees   boosted trees reach AUC {trees:.4f}, this model " in err
     assert not (plain / "baseline.json").exists()
     assert same(saved(plain), saved(compared))
     results = [json.loads((one / "result.json").read_text()) for one in (plain, compared)]
@@ -122,7 +122,7 @@ def test_trees_are_advised_where_they_win(run, capsys, auc, advised):
     with other_result(made, auc=auc):
         suggest_trees(made.folder.path, make_terminal(stderr=True))
     said = capsys.readouterr().err
-    assert f"where this model has {auc:.4f}" in said
+    assert f"this model {auc:.4f}" in said
     assert (f"(rowwise baseline {made.folder.path})" in said) == advised
 
 

@@ -88,7 +88,7 @@ def test_the_command_prints_it(planted, command):
     code, out, err = command("explain", str(run), "--rows", "600", "--repeats", "2")
     assert (code, err) == (0, "")
     assert "log loss without it" in out
-    assert f"600 rows, 2 repeats; all of it is in {run}/report.html" in out
+    assert f"600 rows, 2 repeats; all results are in {run}/report.html" in out
 
 
 def test_the_command_prints_json_and_the_same_for_the_same_run(planted, command):

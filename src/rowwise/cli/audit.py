@@ -1,4 +1,4 @@
-"""`rowwise audit`: computes recorded answers again."""
+"""`rowwise audit`: recomputes recorded answers."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def audit(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of versions that was served.")],
-    records: Annotated[Path, typer.Argument(help="The folder of rowwise serve --record.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the served versions.")],
+    records: Annotated[Path, typer.Argument(help="Folder of rowwise serve --record.")],
     html: HtmlFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compute the recorded answers of a server again, and compare them bit by bit.
+    """Recompute the recorded answers of a server, and compare them bit for bit.
 
-    The exit code is not 0 if one differs. Columns are named whose nulls, means or lengths of lists are not those of
-    training: requests make them otherwise. Opening versions runs the transforms and models in them.
+    Exits with a code other than 0 if an answer differs. Reports training-serving skew: columns whose share of nulls,
+    mean or list lengths differ from training. Opening versions runs the transforms and models in them.
 
     Example: rowwise audit served/ records/
 
@@ -33,39 +33,43 @@ def audit(
     from rowwise.recipes.audit import audit as compute_again
     from rowwise.recipes.audit import skew_of
 
-    found = []
-    for one in compute_again(folder, records):
-        found.append(one)
+    files = []
+    for audited in compute_again(folder, records):
+        files.append(audited)
         if not as_json:
-            print_line(f"{one.file.name}: version {one.version}, {one.rows} rows, {one.wrong} differ")
-    rows, wrong, skew = sum(one.rows for one in found), sum(one.wrong for one in found), skew_of(found)
-    listed = [{"file": str(o.file), "version": o.version, "rows": o.rows, "wrong": o.wrong} for o in found]
+            print_line(f"{audited.file.name}: version {audited.version}, {audited.rows} rows, {audited.wrong} differ")
+    rows, wrong, skew = sum(file.rows for file in files), sum(file.wrong for file in files), skew_of(files)
+    listed = [{"file": str(o.file), "version": o.version, "rows": o.rows, "wrong": o.wrong} for o in files]
     columns = {
-        one.column: {"trained": one.trained._asdict(), "recorded": one.recorded._asdict(), "differs": one.is_large}
-        for one in skew
+        column.column: {
+            "trained": column.trained._asdict(),
+            "recorded": column.recorded._asdict(),
+            "differs": column.is_large,
+        }
+        for column in skew
     }
     result = {"rows": rows, "wrong": wrong, "files": listed, "columns": columns}
     if html is not None:
         from rowwise.report.audited import draw_audit
 
-        write_atomically(html, draw_audit(found, skew))
+        write_atomically(html, draw_audit(files, skew))
     if as_json:
         print_json(result)
     else:
         print_line(f"{rows} recorded rows, {wrong} differ")
-        for one in skew:
-            if one.is_large:
-                print_line(f"column {one.column!r} is not as in training: {_describe(one)}")
+        for column in skew:
+            if column.is_large:
+                print_line(f"column {column.column!r} is not as in training: {_describe(column)}")
     if wrong:
-        worst = next(one for one in found if one.wrong)
+        worst = next(file for file in files if file.wrong)
         raise DataError(f"{worst.file}: version {worst.version}, {worst.first}")
 
 
 def _describe(skew: "ColumnSkew") -> str:
-    """What requests have, and training had."""
+    """Statistics of the column in requests, against those in training."""
     before, now = skew.trained, skew.recorded
     parts = [f"null in {now.null_share:.1%} of rows, not {before.null_share:.1%}"]
-    for name, mine, theirs in (("mean", now.mean, before.mean), ("length", now.mean_length, before.mean_length)):
-        if mine is not None and theirs is not None:
-            parts.append(f"{name} {mine:.4g}, not {theirs:.4g}")
+    for name, current, trained in (("mean", now.mean, before.mean), ("length", now.mean_length, before.mean_length)):
+        if current is not None and trained is not None:
+            parts.append(f"{name} {current:.4g}, not {trained:.4g}")
     return "; ".join(parts)

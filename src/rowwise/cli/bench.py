@@ -24,16 +24,16 @@ import rowwise
 from rowwise.base.errors import RowwiseError
 
 SIGNAL_BASE = 128  # shells report 128 + signal for a command that a signal ended
-LAST_LINES = 30  # printed of a benchmark that failed
-CACHE = "cache"  # the benchmark that is built in
+LAST_LINES = 30  # of output printed for a failed benchmark
+CACHE = "cache"  # the built-in benchmark
 COLLECTIONS = frozenset({"towers"})  # benchmarks that run others, which --all runs anyway
-LIMIT_s = 3 * 3600.0  # of each benchmark with --all
+LIMIT_s = 3 * 3600.0  # timeout of each benchmark with --all
 
 
 def bench(  # noqa: PLR0913 - one for each option
-    name: Annotated[str | None, typer.Argument(help="The benchmark to run; without one, all are listed.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Benchmark to run (default: list all).")] = None,
     extra: Annotated[
-        list[str] | None, typer.Argument(help="Arguments that the benchmark gets; put -- before its options.")
+        list[str] | None, typer.Argument(help="Arguments of the benchmark; put -- before its options.")
     ] = None,
     *,
     quick: Annotated[bool, typer.Option("--quick", help="Run a smaller version, mostly in under a minute.")] = False,
@@ -51,15 +51,15 @@ def bench(  # noqa: PLR0913 - one for each option
         ),
     ] = None,
     rows_cached: Annotated[
-        str | None, typer.Option(metavar="N,...", help="cache: rows that it holds, or shares of the rows as 1%,16%.")
+        str | None, typer.Option(metavar="N,...", help="cache: capacities in rows, or in shares of all rows as 1%,16%.")
     ] = None,
     policy: Annotated[str | None, typer.Option(help="cache: lru or lfu (default: both).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="cache: print one JSON object instead of text.")] = False,
 ) -> None:
     """Run one benchmark or all of them, or list them. Needs a checkout of the sources.
 
-    The benchmark cache needs none: it runs caches of rows over a trace of accesses, and prints their hit rates beside
-    those that plans predict and beside the optimum.
+    The benchmark cache needs none: it replays a trace of accesses through row caches, and prints their hit rates beside
+    the predictions of plans and the optimum.
 
     Example: rowwise bench --list
 
@@ -137,7 +137,7 @@ def run_all(scripts: dict[str, Path], options: list[str]) -> int:
 
 
 def _run_with_limit(command: list[str], output: IO[bytes]) -> int | None:
-    """The exit code, or None after LIMIT_s, which kills the process group."""
+    """The exit code, or None after a timeout of LIMIT_s, which kills the process group."""
     with subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True) as process:
         try:
             return process.wait(LIMIT_s)

@@ -1,7 +1,7 @@
 """`rowwise bench cache`: hit rates of the row cache on a trace of accesses, by capacity and policy.
 
-Beside them are the closed form that plans use, one large set, and Belady's optimum, which no cache beats. The closed
-form knows how often each row is accessed, but not when: rows that first come late, or change, hit less than it says.
+Compared with the closed form of the planner, with one fully associative set, and with Belady's optimum, which no cache
+beats. The closed form assumes stationary accesses: rows that appear late, or drift, hit less than it predicts.
 """
 
 import math
@@ -20,17 +20,17 @@ from rowwise.tables.store.simulate import CacheKind, SimulatedCounts, Trace, sim
 ZIPF = "zipf:"
 LAW = re.compile(r"zipf:([0-9]+\.?[0-9]*):([0-9]{1,10})(?::([0-9]{1,10}))?")
 MAX_A = 20
-ACCESSES_A_ROW, MAX_ACCESSES = 10, 10_000_000  # of a drawn trace
+ACCESSES_PER_ROW, MAX_ACCESSES = 10, 10_000_000  # of a Zipf trace
 MAX_ROWS = 1 << 28
 CAPACITIES = "1%,4%,16%,50%"
 KINDS: dict[CacheKind, str] = {"full_lru": "one set, LRU", "belady": "optimum"}
 
 
 class CacheResult(Value, frozen=True):
-    """A kind of cache on the trace."""
+    """Counts of one kind and capacity of cache on the trace."""
 
     rows_cached: int
-    kind: str  # policy of 32-way sets, full_lru or belady
+    kind: str  # policy of a 32-way cache, full_lru or belady
     hit_rate: float
     predicted: float | None  # by the closed form; None for caches without one
     hits: int
@@ -43,7 +43,7 @@ class CacheBenchmark(Value, frozen=True):
 
     trace: str
     accesses: int
-    rows: int  # of the table: of a file, its distinct ids
+    rows: int  # rows of the table; for a file, its distinct ids
     skipped: int
     results: tuple[CacheResult, ...]
 
@@ -52,17 +52,17 @@ def bench_cache(trace: str, rows_cached: str | None, policy: str | None, *, as_j
     if policy is not None and policy not in POLICIES:
         raise SpecError(f"--policy {policy!r}", " or ".join(POLICIES))
     rows_N = read_trace(trace)
-    found = Trace.of(rows_N, skip=len(rows_N) // 2)
-    table_rows = int(trace.split(":")[2]) if trace.startswith(ZIPF) else len(found.ids_R)
+    replay = Trace.of(rows_N, skip=len(rows_N) // 2)
+    table_rows = int(trace.split(":")[2]) if trace.startswith(ZIPF) else len(replay.ids_R)
     capacities = [_parse_capacity(text, table_rows) for text in (rows_cached or CAPACITIES).split(",")]
-    policies = POLICIES if policy is None else tuple(one for one in POLICIES if one == policy)
-    cells = cells_of_counts(np.bincount(found.number_N))
+    policies = POLICIES if policy is None else tuple(name for name in POLICIES if name == policy)
+    cells = cells_of_counts(np.bincount(replay.number_N))
     results = tuple(
-        _result(simulate(found, slots, kind), slots, kind, cells)
+        _result(simulate(replay, slots, kind), slots, kind, cells)
         for slots in sorted(set(capacities))
         for kind in (*policies, *KINDS)
     )
-    benchmark = CacheBenchmark(trace=trace, accesses=len(rows_N), rows=table_rows, skipped=found.skip, results=results)
+    benchmark = CacheBenchmark(trace=trace, accesses=len(rows_N), rows=table_rows, skipped=replay.skip, results=results)
     if as_json:
         print_json(benchmark)
     else:
@@ -117,20 +117,20 @@ def _read_parquet(path: str, column: str) -> np.ndarray:
 
 
 def _draw_zipf(text: str) -> Ints:
-    """Rows drawn in proportion to rank ** -POWER, as zipf:POWER:ROWS or zipf:POWER:ROWS:ACCESSES says."""
+    """Rows drawn in proportion to rank ** -POWER, from zipf:POWER:ROWS or zipf:POWER:ROWS:ACCESSES."""
     match = LAW.fullmatch(text)
     a, rows = (float(match[1]), int(match[2])) if match else (0.0, 0)
-    accesses = int(match[3]) if match and match[3] else min(ACCESSES_A_ROW * rows, MAX_ACCESSES)
+    accesses = int(match[3]) if match and match[3] else min(ACCESSES_PER_ROW * rows, MAX_ACCESSES)
     if not (a <= MAX_A and 1 <= rows <= MAX_ROWS and 2 <= accesses <= 100 * MAX_ACCESSES):
         raise SpecError(f"--trace {text}", "zipf:POWER:ROWS or zipf:POWER:ROWS:ACCESSES, such as zipf:1.05:100000")
     share = np.arange(1, rows + 1.0) ** -a
-    draw = np.random.default_rng(0)
-    places = np.searchsorted(np.cumsum(share / share.sum()), draw.random(accesses))
-    return draw.permutation(rows)[places.clip(max=rows - 1)]
+    generator = np.random.default_rng(0)
+    ranks = np.searchsorted(np.cumsum(share / share.sum()), generator.random(accesses))
+    return generator.permutation(rows)[ranks.clip(max=rows - 1)]
 
 
 def _parse_capacity(text: str, rows: int) -> int:
-    """Rows from a number, or from a percentage of the table's rows; whole sets of them."""
+    """Capacity from a number of rows or a percentage of the table, rounded to whole sets."""
     number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
         value = float(number) * (rows / 100 if percent else 1)
@@ -143,14 +143,14 @@ def _parse_capacity(text: str, rows: int) -> int:
 
 def _show(benchmark: CacheBenchmark, policies: tuple[Policy, ...]) -> None:
     console = make_terminal()
-    counted = benchmark.accesses - benchmark.skipped
-    size = f"{benchmark.accesses:,} accesses to {benchmark.rows:,} rows; the last {counted:,} are counted"
+    measured = benchmark.accesses - benchmark.skipped
+    size = f"{benchmark.accesses:,} accesses to {benchmark.rows:,} rows; the last {measured:,} are counted"
     say(console, f"{benchmark.trace}: {size}")
     grid = Grid(box=None, pad_edge=False)
     heads = [
         "rows cached",
         "share",
-        *(head for one in policies for head in (one.upper(), "closed form")),
+        *(head for policy in policies for head in (policy.upper(), "closed form")),
         *KINDS.values(),
     ]
     for head in heads:

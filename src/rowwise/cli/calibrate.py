@@ -1,6 +1,6 @@
 """`rowwise calibrate`: measure this machine's kernels and links, and write the profile that `rowwise plan` reads.
 
-Arguments are checked before torch is loaded. Measurements are kept: the same command continues after it was stopped.
+Arguments are checked before torch is loaded. Measurements are saved: the same command resumes them.
 """
 
 import os
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from rowwise.planning.calibrate.folder import MeasurementFolder, MeasurementSpec
 
 DEVICES, TRANSPORTS = ("cpu", "cuda"), ("shared", "gloo")
-DEFAULT_RANKS = 2  # links need two; fewer on one core
+DEFAULT_RANKS = 2  # links need two; 1 on one core
 MAX_MINUTES = 1e5
-DISK_s = 4.0  # of measuring the disk
-TABLE_FRACTION = 0.8  # of all memory, which the profile leaves to tables
+DISK_s = 4.0  # duration of the disk measurement
+TABLE_FRACTION = 0.8  # share of memory that the profile gives to tables
 ReportProgress = Callable[[str, float], None]
 
 
@@ -41,7 +41,7 @@ def calibrate(  # noqa: PLR0913 - one for each option
     ctx: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder for the measurements and the profile.")] = Path("calibration"),
     minutes: Annotated[
-        float, typer.Option(metavar="N", help="Minutes to measure in total; a later call with more minutes continues.")
+        float, typer.Option(metavar="N", help="Total time budget in minutes; a later call with more minutes continues.")
     ] = 10.0,
     nproc: Annotated[
         int | None,
@@ -52,30 +52,30 @@ def calibrate(  # noqa: PLR0913 - one for each option
     threads: Annotated[
         int | None,
         typer.Option(
-            min=1, max=MAX_THREADS, metavar="N", help="Threads of each rank (default: 1; with one rank, all cores)."
+            min=1, max=MAX_THREADS, metavar="N", help="Threads per rank (default: 1; with one rank, all cores)."
         ),
     ] = None,
     tables: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Measure tables like those in FILE, as for rowwise plan.")
     ] = None,
     dim: Dim = None,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed for the random sets of tables.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the random sets of tables.")] = 0,
     device: Annotated[str, typer.Option(help="Device to measure: cpu or cuda.")] = "cpu",
     transport: Annotated[
-        str | None, typer.Option(help="How ranks exchange tensors: shared (memory) or gloo (default: shared).")
+        str | None, typer.Option(help="Transport between ranks: shared (memory) or gloo (default: shared).")
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the machine in the profile (default: its hostname).")
     ] = None,
     save: Annotated[
-        str | None, typer.Option(metavar="URL", help="Write the profile here, too: a URL or path that ends in .json.")
+        str | None, typer.Option(metavar="URL", help="Also write the profile to a URL or path that ends in .json.")
     ] = None,
 ) -> None:
     """Measure lookups, updates and exchanges on this machine, and fit a profile that predicts their cost.
 
     Measures random sets of tables for some minutes, then fits. Writes the profile FOLDER/machine.json, which rowwise
-    plan and rowwise train --hardware read. Before it begins, it prints how long all will take. The same command
-    continues after it was stopped or killed.
+    plan and rowwise train --hardware read. Prints an estimate of the total time first. The same command resumes after
+    a stop or a kill.
 
     Example: rowwise calibrate --minutes 10 --tables tables.csv
 
@@ -91,7 +91,7 @@ def calibrate(  # noqa: PLR0913 - one for each option
     if environment.torchrun is not None:
         raise SpecError("rowwise calibrate starts its own ranks", hint="run it without torchrun")
     if save is not None:
-        check_place(save)
+        check_target(save)
     spec = _make_spec(nproc, threads, device, transport, seed)
     if tables is not None:
         spec = _add_tables(spec, tables, dim)
@@ -119,9 +119,9 @@ def _make_spec(
     from rowwise.planning.calibrate.folder import MeasurementSpec, limits_of_machine
 
     transport_name = TRANSPORTS[0] if transport is None else transport
-    for option, got, known in (("device", device, DEVICES), ("transport", transport_name, TRANSPORTS)):
-        if got not in known:
-            raise SpecError(f"--{option} {got!r}", " or ".join(known))
+    for option, value, known in (("device", device, DEVICES), ("transport", transport_name, TRANSPORTS)):
+        if value not in known:
+            raise SpecError(f"--{option} {value!r}", " or ".join(known))
     if device == "cuda":
         _check_cuda(nproc)
     cores = len(os.sched_getaffinity(0))
@@ -164,7 +164,7 @@ def _add_tables(spec: "MeasurementSpec", path: Path, dim: int | None) -> "Measur
 
 
 def _measure(spec: "MeasurementSpec", folder: "MeasurementFolder", minutes: float, report: ReportProgress) -> None:
-    """Measure for so many minutes; a rank that fails becomes one line, or the traceback of a bug."""
+    """Measure within a budget of minutes; a failed rank is reported in one line, or a bug by its traceback."""
     from rowwise.parallel.comm.spawn import RanksFailed
     from rowwise.planning.calibrate.measure import measure
 
@@ -178,19 +178,19 @@ def _measure(spec: "MeasurementSpec", folder: "MeasurementFolder", minutes: floa
         raise PeerError(f"{failed.line}; measurements are in {folder.path}: the same command continues") from None
 
 
-def check_place(save: str) -> None:
-    """Raise for a place that cannot be written to now, and not after minutes of measuring."""
+def check_target(save: str) -> None:
+    """Raise for an unusable target of --save before the measurements begin."""
     folder, _, name = save.rpartition("/")
     if not name.endswith(".json") or fault_of_name(name):
         raise SpecError(f"--save {save}", "a URL or path that ends in .json, such as s3://models/machines/a.json")
-    place = as_storage(parse_folder(folder or "."))
-    place.storage.list(f"{place.inside(name)}/")  # one request, which fails where the others will
+    target = as_storage(parse_folder(folder or "."))
+    target.storage.list(f"{target.inside(name)}/")  # one request, to fail early
 
 
 def save_profile(save: str, profile: str) -> None:
     folder, _, name = save.rpartition("/")
-    place, content = as_storage(parse_folder(folder or ".")), profile.encode()
-    place.storage.write(place.inside(name), lambda: [content], len(content))
+    target, content = as_storage(parse_folder(folder or ".")), profile.encode()
+    target.storage.write(target.inside(name), lambda: [content], len(content))
 
 
 def _fit(spec: "MeasurementSpec", folder: "MeasurementFolder", name: str, save: str | None, console: Console) -> None:
@@ -231,7 +231,7 @@ def _fit(spec: "MeasurementSpec", folder: "MeasurementFolder", name: str, save: 
 
 
 def _describe_machine(spec: "MeasurementSpec", name: str, folder: Path, *, thorough: bool) -> "MachineDescription":
-    """What the profile says of the machine; `thorough`: with dense layers, and what wires with fewer bits add."""
+    """Facts of the machine for its profile; `thorough` adds times of dense layers and of compressed wires."""
     import torch
 
     from rowwise.planning.calibrate.coding import measure_coding

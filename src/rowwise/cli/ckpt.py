@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from rowwise.parallel.plan import Plan
     from rowwise.tables.spec import Table
 
-RunOrCheckpoint = Annotated[
-    str, typer.Argument(metavar="RUN|CKPT", help="The folder or URL of a run or of a checkpoint.")
-]
+RunOrCheckpoint = Annotated[str, typer.Argument(metavar="RUN|CKPT", help="Folder or URL of a run or a checkpoint.")]
 CheckpointFolder = Annotated[
-    str, typer.Argument(metavar="CKPT", help="The folder or URL of a checkpoint, or of a run for its last checkpoint.")
+    str, typer.Argument(metavar="CKPT", help="Folder or URL of a checkpoint, or of a run for its last checkpoint.")
 ]
-NewFolder = Annotated[Path, typer.Argument(help="The checkpoint folder to write; must not exist yet.")]
+NewFolder = Annotated[Path, typer.Argument(help="Checkpoint folder to write; must not exist yet.")]
 PlanFile = Annotated[
-    Path | None, typer.Option("--plan", metavar="FILE", help="A sharding plan (JSON, from rowwise plan).")
+    Path | None, typer.Option("--plan", metavar="FILE", help="Sharding plan (JSON, from rowwise plan).")
 ]
-Nproc = Annotated[int | None, typer.Option(min=1, help="Number of ranks, instead of --plan: each holds whole tables.")]
+Nproc = Annotated[int | None, typer.Option(min=1, help="Number of ranks, instead of --plan, with table-wise sharding.")]
 TableTypes = Annotated[
     list[str] | None,
-    typer.Option("--table", metavar="NAME=ROWTYPE", help="Row type of one table, before --row-type; may be repeated."),
+    typer.Option(
+        "--table", metavar="NAME=ROWTYPE", help="Row type of one table, instead of --row-type; may be repeated."
+    ),
 ]
 Tables = Annotated[
     list[str] | None, typer.Option("--table", metavar="NAME", help="Export only this table; may be repeated.")
@@ -71,11 +71,11 @@ def ls(path: RunOrCheckpoint, as_json: AsJson = False) -> None:
 
 
 def verify(path: RunOrCheckpoint, as_json: AsJson = False) -> None:
-    """Read all data of checkpoints, compare it with its checksums, and list every damaged tensor and file.
+    """Verify the checksums of all data of checkpoints, and list every damaged tensor and file.
 
-    Of versions by rowwise export in local folders, all files are compared with their SHA-256 as well.
+    For versions of rowwise export in local folders, the SHA-256 of each file is verified, too.
 
-    Exits with 1 if there is damage, and then names the newest older checkpoint of the run that is intact.
+    Exits with 1 if there is damage, and names the newest intact checkpoint of the run before it.
 
     Example: rowwise ckpt verify runs/dlrm-synthetic/1
 
@@ -83,7 +83,7 @@ def verify(path: RunOrCheckpoint, as_json: AsJson = False) -> None:
     """
     from rowwise.checkpoint.check import verify as read_all
 
-    def more(folder: "Folder") -> "Sequence[DamagedChunk]":
+    def check_version(folder: "Folder") -> "Sequence[DamagedChunk]":
         if not isinstance(folder, Path) or not (folder / "model.json").is_file():
             return ()
         from rowwise.serve.items import damaged_files
@@ -91,7 +91,7 @@ def verify(path: RunOrCheckpoint, as_json: AsJson = False) -> None:
         return damaged_files(folder)
 
     with splits_bar(make_terminal(stderr=True), "reading") as tell:
-        result = read_all(parse_folder(path), tell, more)
+        result = read_all(parse_folder(path), tell, check_version)
     if as_json:
         print_json(result)
     else:
@@ -102,10 +102,10 @@ def verify(path: RunOrCheckpoint, as_json: AsJson = False) -> None:
 
 def diff(
     first: CheckpointFolder,
-    second: Annotated[str, typer.Argument(metavar="CKPT", help="The checkpoint to compare it with.")],
+    second: Annotated[str, typer.Argument(metavar="CKPT", help="Checkpoint to compare with.")],
     as_json: AsJson = False,
 ) -> None:
-    """Compare the tensors of two checkpoints bit for bit, and their state of the run; times are not compared.
+    """Compare the tensors of two checkpoints bit for bit, and their training state; times are ignored.
 
     Exits with 0 if they are equal, else with 1.
 
@@ -129,12 +129,12 @@ def copy(
     ckpt: CheckpointFolder,
     into: Annotated[
         str,
-        typer.Argument(metavar="FOLDER|URL", help="Where to put it: a folder, or a URL such as s3://bucket/runs/1."),
+        typer.Argument(metavar="FOLDER|URL", help="Target: a folder, or a URL such as s3://bucket/runs/1."),
     ],
 ) -> None:
-    """Copy a checkpoint into a folder or an object store, under its own name, and verify every byte on the way.
+    """Copy a checkpoint into a folder or an object store, under its own name, and verify every byte.
 
-    A copy that was interrupted is never taken for a checkpoint; the same command continues it. URLs begin with s3://,
+    An interrupted copy is not a valid checkpoint; the same command resumes it. URLs begin with s3://,
     gs:// or az://; credentials come from the environment, as the tutorial on object stores shows.
 
     Example: rowwise ckpt copy runs/dlrm-synthetic/1 s3://models/dlrm
@@ -160,9 +160,9 @@ def reshard(  # noqa: PLR0913 - one for each option
     no_state: Annotated[bool, typer.Option("--no-state", help="Write weights only, without optimizer state.")] = False,
     tables: TableTypes = None,
 ) -> None:
-    """Rewrite a checkpoint as the ranks of another sharding plan would have written it, or with other row types.
+    """Rewrite a checkpoint for another sharding plan, or with other row types.
 
-    Not needed for loading: any checkpoint loads with any plan. Rows whose type is unchanged keep their bits.
+    Loading does not need it: any checkpoint loads with any plan. Rows of an unchanged type stay bitwise equal.
 
     Example: rowwise ckpt reshard runs/dlrm-synthetic/1 eight --nproc 8
 
@@ -197,7 +197,8 @@ def export(  # noqa: PLR0913 - one for each option
     tables: Tables = None,
     state: Annotated[bool, typer.Option("--state", help="Also export optimizer state.")] = False,
     sequence: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="With --torchrec: this table is in an EmbeddingCollection.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="With --torchrec: a table of an EmbeddingCollection; may be repeated."),
     ] = None,
     prefix: Annotated[str, typer.Option(help="With --torchrec: path of the collection in your model.")] = "",
 ) -> None:
@@ -243,13 +244,13 @@ def import_(
             help="Map a source tensor to table:NAME or to a name in the state dict; * matches anything.",
         ),
     ] = None,
-    path: Annotated[str, typer.Option(help="Path in the model of the module with the tables.")] = "embeddings",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be imported; write nothing.")] = False,
+    path: Annotated[str, typer.Option(help="Path of the embedding module in the model.")] = "embeddings",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the matches; write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Convert weights of other programs into a checkpoint for rowwise train --init-from OUT.
+    """Convert weights of other frameworks into a checkpoint for rowwise train --init-from OUT.
 
-    Recognises tables of TorchRec by their names. For other models, map tensors to tables with --map.
+    TorchRec tables are recognised by their names. For other models, map tensors to tables with --map.
 
     Example: rowwise ckpt import torchrec.pt start
 
@@ -278,19 +279,19 @@ def import_(
 def remap(
     ckpt: CheckpointFolder,
     out: NewFolder,
-    table: Annotated[str, typer.Option("--table", metavar="NAME", help="The table to change.")],
+    table: Annotated[str, typer.Option("--table", metavar="NAME", help="Table to change.")],
     file: Annotated[
-        Path, typer.Option("--map", metavar="FILE", help="Its new id map, such as smaller/maps/user.safetensors.")
+        Path, typer.Option("--map", metavar="FILE", help="New id map, such as smaller/maps/user.safetensors.")
     ],
     counts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Counts of ids: probe.safetensors of rowwise compress (default: all equal)."),
+        typer.Option(metavar="FILE", help="Id counts: probe.safetensors of rowwise compress (default: all equal)."),
     ] = None,
 ) -> None:
     """Change the id map of a table: rows and optimizer state are converted, so that training can continue.
 
-    A new row is the mean of the old rows of its ids, weighted by --counts; if that is a single row, it keeps the bits.
-    Rows without ids are 0. The table's weights in a wide (linear) part are converted, too.
+    A new row is the mean of the old rows of its ids, weighted by --counts; a single old row is copied bit for bit.
+    Rows without ids are zero. The table's weights in a wide (linear) part are converted, too.
 
     Example: rowwise ckpt remap runs/mine/1 fresh --table user --map smaller/maps/user.safetensors
 

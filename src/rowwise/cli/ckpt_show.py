@@ -1,4 +1,4 @@
-"""Prints what `rowwise ckpt` found: checkpoints, tensors, damage, differences and imported tensors."""
+"""Prints the results of `rowwise ckpt`: checkpoints, tensors, damage, differences and imported tensors."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rowwise.checkpoint.foreign import ImportMatch
     from rowwise.checkpoint.listing import ListedCheckpoint, ListedTensor
 
-LONGEST = 50  # characters of a printed value
-MAX_VALUES = 12  # printed differences of the state of a run
+MAX_CHARACTERS = 50  # of a printed value
+MAX_VALUES = 12  # printed differences of the training state
 
 
 def show_checkpoints(path: "Folder", checkpoints: "list[ListedCheckpoint]") -> None:
@@ -111,7 +111,7 @@ def _difference_size(difference: "Difference") -> tuple[str, str]:
 
 def _shorten(value: object) -> str:
     text = "" if value is None else str(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}..."
 
 
 def _print(table: Table) -> None:

@@ -1,4 +1,4 @@
-"""Loads recipes, and warns of code that a recipe runs and that did not come with its file, before it runs."""
+"""Loads recipes, and warns of foreign code (not from the folder of the recipe) before it runs."""
 
 import sys
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def load_recipe(name: str, changes: Sequence[str] = (), *, warn: bool = True) -> "Recipe":
-    """Load a recipe by name or path; `warn`: print code from elsewhere that it runs, and keys that changes drop."""
+    """Load a recipe by name or path; `warn`: print the foreign code that it runs, and keys that changes drop."""
     from rowwise.recipes.find import find
     from rowwise.recipes.text import dropped_keys, read
 
@@ -26,7 +26,7 @@ def load_recipe(name: str, changes: Sequence[str] = (), *, warn: bool = True) ->
 
 
 def warn_of_run_code(run: Path, changes: Sequence[str] = ()) -> None:
-    """Print code from elsewhere that the recipe in a run's folder runs."""
+    """Print the foreign code that the recipe in a run folder runs."""
     from rowwise.recipes.text import RECIPE, read
 
     if (run / RECIPE).is_file():

@@ -1,6 +1,6 @@
-"""`rowwise compress`: chooses id maps that fit all tables into a budget of bytes with the least measured loss.
+"""`rowwise compress`: chooses id maps that fit all tables into a byte budget at the smallest measured loss.
 
-Arguments are checked before anything is trained. Trials are kept: the same command continues after it was stopped.
+Arguments are checked before anything is trained. Trials are saved: the same command resumes them.
 """
 
 import difflib
@@ -34,20 +34,20 @@ def compress(  # noqa: PLR0913 - one for each option
     changes: Changes = None,
     ratio: Annotated[
         float | None,
-        typer.Option(metavar="N", help="How many times fewer bytes all tables together take, such as 10."),
+        typer.Option(metavar="N", help="Compression ratio of all tables together, such as 10."),
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Instead of --ratio: bytes of all tables and maps, such as 100MB."),
+        typer.Option(metavar="SIZE", help="Instead of --ratio: byte budget of all tables and maps, such as 100MB."),
     ] = None,
     history: Annotated[
         list[str] | None,
-        typer.Option(metavar="CONDITION", help='Train on rows that match it, such as "week < 40"; may be repeated.'),
+        typer.Option(metavar="CONDITION", help='Train on rows that match, such as "week < 40"; may be repeated.'),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for trials, maps, recipe and report.")] = Path(
         "compression"
     ),
-    explain: Annotated[bool, typer.Option("--explain", help="Print all measurements of each table.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Print all measurements per table.")] = False,
     methods: Annotated[
         str | None,
         typer.Option(metavar="A,B,...", help="Kinds of id maps to try, such as hash,learned (default: all)."),
@@ -56,7 +56,7 @@ def compress(  # noqa: PLR0913 - one for each option
         int | None, typer.Option(min=1, metavar="N", help="Train each trial on at most N rows: faster, less exact.")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(metavar="N", help="End in about N minutes: trials train on as many rows as fit.")
+        float | None, typer.Option(metavar="N", help="Time budget in minutes: trials train on fewer rows to fit.")
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, max=MAX_SEED, help="Seed of trials and maps (default: the recipe's).")
@@ -66,10 +66,10 @@ def compress(  # noqa: PLR0913 - one for each option
 
     Trains the recipe with one table compressed at a time, by several methods and sizes, and measures it on later rows.
     Then divides the budget between tables, and writes the id maps, a recipe that trains with them, and a report. The
-    same command continues after it was stopped or killed.
+    same command resumes after a stop or a kill.
 
-    Before it begins, it measures a few steps and prints how long all will take. With --minutes trials train on fewer
-    rows, and sizes for which there is no time are left out.
+    Measures a few steps first, and prints an estimate of the total time. With --minutes trials train on fewer rows, and
+    sizes beyond the time budget are skipped.
 
     Example: rowwise compress dlrm-synthetic --ratio 10 --explain
 
@@ -161,10 +161,10 @@ def _show(advice: "CompressionAdvice", console: Console, *, explain: bool) -> No
     grid.add_row("all", "", "", f"{ratio:.1f}", format_size(advice.size_bytes), "", f"{advice.ne:+.5f}", style="bold")
     console.print(grid)
     noise = f"NE of the full model {advice.full.ne:.5f}, noise {advice.noise:.5f}; above it"
-    both = (
+    measured = (
         "" if advice.together is None else f", {advice.together.ne:+.5f} measured with all chosen tables in one model"
     )
-    say(console, f"{noise} {advice.ne:+.5f} expected{both}")
+    say(console, f"{noise} {advice.ne:+.5f} expected{measured}")
     say(console, f"measured on {advice.later}")
     for line in advice.warnings:
         say(console, f"warning {line}", "yellow")

@@ -1,6 +1,6 @@
-"""Options that do not go together, and options that need others: of all commands, checked before a command begins.
+"""Conflicts and requirements between the options of all commands, checked before a command runs.
 
-Names are as they are typed, arguments in capitals. What depends on a value of an option is checked by its command.
+Names are as typed, with arguments in capitals. Commands check the values of their options themselves.
 """
 
 from collections.abc import Set as AbstractSet
@@ -10,16 +10,16 @@ from rowwise.base.errors import SpecError
 
 
 class Excludes(NamedTuple):
-    """Each of the options goes with none of the others."""
+    """None of `options` may be combined with any of `others`."""
 
     options: str
     others: str
     hint: str = ""
-    unless: str = ""  # an option with which they do go together
+    unless: str = ""  # an option that lifts the conflict
 
 
 class Needs(NamedTuple):
-    """Each of the options has an effect only with one of the others."""
+    """Each of `options` requires one of `others`."""
 
     options: str
     others: str
@@ -27,11 +27,11 @@ class Needs(NamedTuple):
 
 
 class OneOf(NamedTuple):
-    """Exactly one of the options is given."""
+    """Exactly one of `options` is required."""
 
     options: str
     hint: str = ""
-    unless: str = ""  # an option in place of all of them
+    unless: str = ""  # an option that replaces them all
 
 
 RULES: dict[str, tuple[Excludes | Needs | OneOf, ...]] = {
@@ -47,9 +47,9 @@ RULES: dict[str, tuple[Excludes | Needs | OneOf, ...]] = {
         Needs("--sequence --prefix", "--torchrec"),
         OneOf("--parquet --dcp --torchrec --torch", "each takes a path to write to"),
     ),
-    "ckpt reshard": (OneOf("--plan --nproc", "both say the ranks to write files for"),),
+    "ckpt reshard": (OneOf("--plan --nproc", "both set the number of ranks"),),
     "compress": (
-        Excludes("--minutes", "--rows", "both say how far trials train"),
+        Excludes("--minutes", "--rows", "both limit the training of trials"),
         OneOf("--ratio --budget", "for example --ratio 10 or --budget 100MB"),
     ),
     "data inspect": (Excludes("--recipe", "--json", "--json writes no recipe"),),
@@ -102,19 +102,19 @@ def check_conflicts(command: str, given: AbstractSet[str]) -> None:
     """Raise for the first rule of a command, such as `data inspect`, that the given options break."""
     for rule in RULES.get(command, ()):
         options = rule.options.split()
-        here = [option for option in options if option in given]
+        present = [option for option in options if option in given]
         match rule:
             case Needs(others=others):
-                if here and given.isdisjoint(others.split()):
-                    wanted = " or ".join(others.split())
-                    raise SpecError(f"{here[0]} without {wanted}", f"{wanted}, too", hint=rule.hint)
+                if present and given.isdisjoint(others.split()):
+                    required = " or ".join(others.split())
+                    raise SpecError(f"{present[0]} without {required}", required, hint=rule.hint)
             case _ if rule.unless in given:
                 pass
             case Excludes(others=others):
-                there = [option for option in others.split() if option in given]
-                if here and there:
-                    raise SpecError(f"{here[0]} with {there[0]}", "one of them", hint=rule.hint)
+                conflicting = [option for option in others.split() if option in given]
+                if present and conflicting:
+                    raise SpecError(f"{present[0]} with {conflicting[0]}", "one of them", hint=rule.hint)
             case OneOf():
-                if len(here) != 1:
-                    got = f"none of {', '.join(options)}" if not here else f"{here[0]} with {here[1]}"
-                    raise SpecError(got, "one of them", hint=rule.hint)
+                if len(present) != 1:
+                    problem = f"none of {', '.join(options)}" if not present else f"{present[0]} with {present[1]}"
+                    raise SpecError(problem, "one of them", hint=rule.hint)

@@ -1,6 +1,6 @@
-"""The console output of a run: a summary, a live line (or a line every ten seconds off terminals), and the result.
+"""Console output of a run: a summary, a live line (off terminals, a line every ten seconds), and the result.
 
-All of it goes to standard error, so that `--json` has standard output for itself, and is in the run's folder, too.
+It goes to standard error, as `--json` uses standard output; the run folder has the same facts.
 """
 
 import signal
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LIVE_S, LOG_S = 0.2, 10.0  # seconds between two updates, on a terminal and elsewhere
 LIVE_METRICS = ("ne", "auc", "rmse", "calibration")
-SHOWN_SHARE = 0.01  # of a step: least part that is printed
+SHOWN_SHARE = 0.01  # smallest share of a step that is printed
 HIDDEN_METRICS = ("base_rate", "auc_bound", "count")  # facts of the data, and error bounds
 
 
@@ -80,7 +80,7 @@ class LiveLine:
         return ", ".join([*parts, *cache, wait, f"{memory_bytes() / 1e9:.1f} GB"])
 
     def _share_done(self, shown: "RunDisplay") -> float:
-        """An estimate: each split is taken to have as many rows as the largest so far."""
+        """Estimated progress: assumes that every split has the rows of the largest one so far."""
         position, train, splits = shown.progress.position, shown.settings.train, max(shown.splits, 1)
         in_epoch = (position.split + min(position.row / self._rows_of_split, 1.0)) / splits
         share = (position.epoch + min(in_epoch, 1.0)) / train.epochs
@@ -138,11 +138,11 @@ def show_outlook(outlook: "Outlook", console: Console, where: str) -> None:
     console.print(f"memory  {memory}, {format_bytes(outlook.dense_bytes)} for the dense parameters", markup=False)
     if outlook.ranks > 1:
         hosts = "1 host" if outlook.hosts == 1 else f"{outlook.hosts} hosts"
-        held = (
+        memory_use = (
             f"rank {outlook.fullest} holds the most rows, {format_bytes(outlook.fullest_bytes)}; plan: {outlook.plan}"
         )
         threads = f"{outlook.threads} thread{'s' if outlook.threads > 1 else ''} each"
-        say(console, f"ranks   {outlook.ranks} on {hosts}, {threads}; {held}")
+        say(console, f"ranks   {outlook.ranks} on {hosts}, {threads}; {memory_use}")
     if outlook.wire:
         say(console, f"wire    {outlook.wire}")
     if outlook.disk:
@@ -152,8 +152,10 @@ def show_outlook(outlook: "Outlook", console: Console, where: str) -> None:
     for line in outlook.notes:
         show_warning(console, line)
     if outlook.idle:
-        many = f"a batch of {outlook.batch:,} is too small for {outlook.ranks} ranks, which take blocks of 256 samples"
-        console.print(f"warning {many}: {outlook.idle} of them get no samples", markup=False)
+        problem = (
+            f"a batch of {outlook.batch:,} is too small for {outlook.ranks} ranks, which take blocks of 256 samples"
+        )
+        console.print(f"warning {problem}: {outlook.idle} of them get no samples", markup=False)
 
 
 def show_warning(console: Console, line: str) -> None:
@@ -177,35 +179,35 @@ def show_result(result: "RunResult", console: Console) -> None:
     if result.step:
         say(console, f"step    {_describe_step(result.step)}")
     wait = result.data_wait
-    if is_worth_advice(wait.seconds, wait.of_s) and not result.ceiling:  # synthetic rows take their time to draw
-        said = advice(wait.share, result.workers, f"{result.run}/recipe.yaml")
-        say(console, f"data    {said}")
+    if is_worth_advice(wait.seconds, wait.of_s) and not result.ceiling:  # synthetic rows are slow to draw
+        text = advice(wait.share, result.workers, f"{result.run}/recipe.yaml")
+        say(console, f"data    {text}")
     if result.bad_rows:
         rows = f"{result.bad_rows:,} bad row{'s are' if result.bad_rows != 1 else ' is'} quarantined"
-        why = f", such as {result.bad_reasons[0]}" if result.bad_reasons else ""
-        say(console, f"rows    {rows} in {result.run}/bad_rows{why}", "yellow")
+        reason = f", such as {result.bad_reasons[0]}" if result.bad_reasons else ""
+        say(console, f"rows    {rows} in {result.run}/bad_rows{reason}", "yellow")
     say(console, f"report  {result.run}/report.html")
 
 
 def _describe_step(phases: "Mapping[str, PhaseTime]") -> str:
-    """The phases of a step from one percent on, with the busy time of their resource where the main thread hides it."""
-    whole_s = sum(time.exposed_s for time in phases.values())
+    """Phases of at least one percent of a step, with the busy time of their resource where overlap hides it."""
+    total_s = sum(time.exposed_s for time in phases.values())
     parts: list[str] = []
     for name, time in phases.items():
-        if max(time.exposed_s, time.busy_s) >= SHOWN_SHARE * whole_s:
+        if max(time.exposed_s, time.busy_s) >= SHOWN_SHARE * total_s:
             hidden_s = time.busy_s - time.exposed_s
-            busy = f" (busy {format_duration(time.busy_s)})" if hidden_s >= SHOWN_SHARE * whole_s else ""
+            busy = f" (busy {format_duration(time.busy_s)})" if hidden_s >= SHOWN_SHARE * total_s else ""
             parts.append(f"{name} {format_duration(time.exposed_s)}{busy}")
-    return f"{format_duration(whole_s)}: {', '.join(parts)}"
+    return f"{format_duration(total_s)}: {', '.join(parts)}"
 
 
 def _metrics_table(result: "RunResult") -> Table:
-    """Metrics on the test rows, the best possible ones where known, and those that the shipped recipe reached."""
+    """Metrics on the test rows, the best possible ones if known, and the expected ones of the shipped recipe."""
     names = dict.fromkeys(name for values in result.test.values() for name in values if name not in HIDDEN_METRICS)
     table = make_table(("",), names)
     lines: list[tuple[str, Mapping[str, float | None]]] = []
-    for lead, found in (("test", result.test), ("best possible", result.ceiling)):
-        lines += [(f"{lead} {task}" if len(found) > 1 else lead, values) for task, values in found.items()]
+    for lead, metrics in (("test", result.test), ("best possible", result.ceiling)):
+        lines += [(f"{lead} {task}" if len(metrics) > 1 else lead, values) for task, values in metrics.items()]
     if result.expected:
         lines.append(("expected", result.expected))
     for lead, values in lines:

@@ -1,4 +1,4 @@
-"""`rowwise data convert`: rewrite files as a warehouse, the format that training reads fastest."""
+"""`rowwise data convert`: rewrite files as a warehouse, the fastest format for training."""
 
 import re
 import time
@@ -35,7 +35,7 @@ class Compression(StrEnum):
 def convert(  # noqa: PLR0913 - one for each option
     source: Annotated[str, typer.Argument(metavar="SRC", help="Parquet, CSV or TSV: a file, folder, pattern or URL.")],
     dest: Annotated[
-        str, typer.Argument(metavar="DEST", help="A new folder or URL, or that of an unfinished conversion.")
+        str, typer.Argument(metavar="DEST", help="A new folder or URL, or an unfinished conversion to resume.")
     ],
     columns: Annotated[
         str | None, typer.Option(help="Columns to keep, such as a,b,m.17 (key 17 of map column m) (default: all).")
@@ -54,27 +54,29 @@ def convert(  # noqa: PLR0913 - one for each option
     unpack_to: text_options.UnpackTo = None,
     unpacked_gb: text_options.Unpacked = None,
     partition_by: Annotated[
-        str | None, typer.Option(help="Columns whose values name folders, such as day or day,hour.")
+        str | None, typer.Option(help="Partition columns, one folder per value, such as day or day,hour.")
     ] = None,
     cluster_by: Annotated[
-        str | None, typer.Option(help="Column by which rows are grouped: equal values become neighbours.")
+        str | None, typer.Option(help="Column to cluster rows by: equal values become adjacent.")
     ] = None,
-    sort_by: Annotated[str | None, typer.Option(help="Column to sort rows by within --cluster-by.")] = None,
+    sort_by: Annotated[str | None, typer.Option(help="Column to sort by within clusters.")] = None,
     compression: Annotated[Compression, typer.Option(help="Compression of Parquet pages.")] = Compression.ZSTD,
-    row_group_rows: Annotated[int, typer.Option(metavar="N", help="Largest number of rows in a row group.")] = 65_536,
+    row_group_rows: Annotated[int, typer.Option(metavar="N", help="Maximum number of rows in a row group.")] = 65_536,
     row_group_bytes: Annotated[
         str, typer.Option(metavar="SIZE", help="Approximate size of a row group in memory.")
     ] = "48MiB",
     popularity: Annotated[
         str | None,
-        typer.Option(help="Order columns by a JSON file {column: uses}, or none (default: uses in the last 7 days)."),
+        typer.Option(
+            help="Order columns by a JSON file {column: uses}, or none (default: by uses in the last 7 days)."
+        ),
     ] = None,
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Most memory to use.")] = "2GB",
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory budget.")] = "2GB",
     as_json: AsJson = False,
 ) -> None:
-    """Rewrite files as a warehouse: a Parquet column for each feature, in row groups of the size that training reads.
+    """Rewrite files as a warehouse: one Parquet column per feature, in row groups sized for training.
 
-    The same command continues after it was stopped or killed, with the same result bit for bit.
+    The same command resumes after a stop or a kill, with the same result bit for bit.
 
     Example: rowwise data convert clicks.csv clicks-warehouse
 
@@ -126,7 +128,7 @@ def convert(  # noqa: PLR0913 - one for each option
 
 
 def parse_size(option: str, text: str) -> int:
-    """The number of bytes of a text such as 2GB, 48MiB or 1000."""
+    """Bytes from a text such as 2GB, 48MiB or 1000."""
     match = SIZE.fullmatch(text.strip())
     if match is None:
         raise SpecError(f"{option} {text}", "a size such as 500MB, 2GB or 48MiB")
@@ -137,8 +139,8 @@ def parse_size(option: str, text: str) -> int:
 
 def _check_folders(source: str, dest: str) -> None:
     if "://" in source or "://" in dest:
-        one, other = f"{source.rstrip('/')}/", f"{dest.rstrip('/')}/"
-        if one.startswith(other) or other.startswith(one):
+        source_prefix, dest_prefix = f"{source.rstrip('/')}/", f"{dest.rstrip('/')}/"
+        if source_prefix.startswith(dest_prefix) or dest_prefix.startswith(source_prefix):
             raise SpecError(f"{dest} is inside {source} or contains it", "separate URLs")
         return
     source_folder, dest_folder = Path(source).absolute(), Path(dest).absolute()
@@ -173,7 +175,7 @@ def _read_popularity(file: str | None) -> dict[str, float] | None:
 def _show(summary: "ConversionSummary", dest: str, layout: "WarehouseLayout") -> None:
     console = make_terminal(stderr=True)
     if summary.was_done:
-        say(console, f"{dest} is complete; there was nothing to do")
+        say(console, f"{dest} is already complete")
     folders = f" in {summary.folders} folders" if layout.partition_by else ""
     size = f"{summary.bytes / 1e6:,.1f} MB in {summary.files} files{folders}"
     rows = f"{summary.rows:,} rows of {summary.columns} columns"

@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from rowwise.ingest.reader import Reader
 
 
-MAX_COLUMNS = 200  # that are printed
-LARGE_MEAN = 10  # printed without a fraction
+MAX_COLUMNS = 200  # columns printed
+LARGE_MEAN = 10  # means from here on are printed without a fraction
 
 
 def get(
-    name: Annotated[str, typer.Argument(help="The dataset, one of rowwise data ls.")],
-    to: Annotated[Path, typer.Option(help="Folder of all datasets; each gets a subfolder.")] = Path("data"),
+    name: Annotated[str, typer.Argument(help="Name of a dataset, from rowwise data ls.")],
+    to: Annotated[Path, typer.Option(help="Parent folder of datasets; each has a subfolder.")] = Path("data"),
     source: Annotated[
         Path | None,
-        typer.Option(help="Folder with the files that you downloaded (default: the subfolder of the dataset)."),
+        typer.Option(help="Folder with the downloaded files (default: the subfolder of the dataset)."),
     ] = None,
 ) -> None:
-    """Put a dataset into a folder of its name, ready to train on.
+    """Download or convert a dataset into a folder of its name, ready to train on.
 
-    movielens-100k and complete-journey are fetched. Other datasets have terms to accept, so you download their files,
-    and this converts them; where files are missing, it says what to download and from where.
+    movielens-100k and complete-journey are downloaded. Other datasets have terms to accept: download their files, and
+    the command converts them. If files are missing, it prints what to download and from where.
 
     Example: rowwise data get movielens-100k
 
@@ -43,68 +43,68 @@ def get(
     """
     from rowwise.ingest.datasets.catalog import get as fetch
 
-    with activity_bar(make_terminal(stderr=True), f"getting {name}"):  # nobody knows how long pip and the joins take
+    with activity_bar(make_terminal(stderr=True), f"getting {name}"):  # the time of pip and of the joins is unknown
         folder = fetch(name, to, source)
     print_line(f"{name} is in {folder}; examine it with: rowwise data inspect {folder}")
 
 
 def ls(
-    to: Annotated[Path, typer.Option(help="Folder of all datasets.")] = Path("data"),
+    to: Annotated[Path, typer.Option(help="Parent folder of datasets.")] = Path("data"),
     as_json: AsJson = False,
 ) -> None:
-    """List the datasets: what they are, how they are split, and which of them are in the folder.
+    """List the datasets with their contents and splits, and whether they are in the folder.
 
     Example: rowwise data ls
     """
     from rowwise.ingest.datasets.catalog import catalog
 
-    found = catalog(to)
+    entries = catalog(to)
     if as_json:
-        print_json(found)
+        print_json(entries)
         return
     table = Table(box=None, padding=(0, 1), header_style="bold")
     for title in ("dataset", "here", "rows and label", "split"):
         table.add_column(title, overflow="fold", no_wrap=title == "dataset")
-    for entry in found:
+    for entry in entries:
         table.add_row(entry.name, "yes" if entry.is_here else "", entry.what, entry.split)
     make_terminal().print(table, markup=False)
-    print_line(f"\nto have one in {to}: rowwise data get NAME, which says what to download and under which terms")
+    print_line(f"\nto get one into {to}: rowwise data get NAME, which prints what to download and under which terms")
 
 
 def inspect(  # noqa: PLR0913 - one for each option
-    path: Annotated[str, typer.Argument(help="A Parquet, CSV or TSV file, a folder of them, or a quoted pattern.")],
+    path: Annotated[str, typer.Argument(help="Parquet, CSV or TSV file, a folder of files, or a quoted pattern.")],
     label: Annotated[
         list[str] | None,
         typer.Option(
             metavar="LABEL",
-            help="The column to predict, or a condition such as churn=Yes or 'rating>=4' (default: the column named "
+            help="Column to predict, or a condition such as churn=Yes or 'rating>=4' (default: the column named "
             "label or click); repeatable.",
         ),
     ] = None,
     amount: Annotated[
-        bool, typer.Option("--amount", help="Predict the label as an amount, whatever it looks like.")
+        bool, typer.Option("--amount", help="Predict the label as an amount (regression), whatever its values.")
     ] = False,
     recipe: Annotated[
-        Path | None, typer.Option(help="The recipe to write (default: NAME_OF_PATH.yaml in this folder).")
+        Path | None, typer.Option(help="Recipe to write (default: NAME_OF_PATH.yaml in this folder).")
     ] = None,
-    sparse: Annotated[list[str] | None, typer.Option(metavar="COLUMNS", help="Treat them as ids: a,b,c.")] = None,
-    dense: Annotated[list[str] | None, typer.Option(metavar="COLUMNS", help="Treat them as numbers.")] = None,
-    ignore: Annotated[list[str] | None, typer.Option(metavar="COLUMNS", help="Leave them out.")] = None,
+    sparse: Annotated[list[str] | None, typer.Option(metavar="COLUMNS", help="Columns to treat as ids: a,b,c.")] = None,
+    dense: Annotated[list[str] | None, typer.Option(metavar="COLUMNS", help="Columns to treat as numbers.")] = None,
+    ignore: Annotated[list[str] | None, typer.Option(metavar="COLUMNS", help="Columns to leave out.")] = None,
     time: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The time of each row; the last rows test.")
+        str | None, typer.Option(metavar="COLUMN", help="Timestamp of each row; the last rows are the test rows.")
     ] = None,
-    key: Annotated[str | None, typer.Option(metavar="COLUMN", help="The key of each row.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the key of each row.")] = None,
     group: Annotated[
         str | None,
-        typer.Option(metavar="COLUMN", help="Rows with equal values here, such as a patient's, are not divided."),
+        typer.Option(metavar="COLUMN", help="Column, such as patient, whose rows of equal value stay in one split."),
     ] = None,
     lists: Annotated[
         list[str] | None,
-        typer.Option("--list", metavar="COLUMN=SEP", help="Split its text at SEP into a list; repeatable."),
+        typer.Option("--list", metavar="COLUMN=SEP", help="Split the text of a column at SEP into a list; repeatable."),
     ] = None,
     grow: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Vocabularies of an earlier recipe: their ids keep their rows."),
+        typer.Option(metavar="FOLDER", help="Vocabularies of an earlier recipe; their ids keep their rows."),
     ] = None,
     delimiter: text_options.Delimiter = None,
     decimal: text_options.Decimal = None,
@@ -120,25 +120,25 @@ def inspect(  # noqa: PLR0913 - one for each option
         bool, typer.Option("--json", help="Print one JSON object instead, and write no recipe.")
     ] = False,
 ) -> None:
-    """Show the columns of a dataset and suspicious values in them, and write a first recipe that trains on it.
+    """Show the columns of a dataset and suspicious values in them, and write a first recipe to train on it.
 
-    Reads all rows in bounded memory. More than 65,536 distinct values of a column are estimated, marked with \u00b1.
+    Reads all rows in bounded memory. Distinct counts above 65,536 are estimates, marked with \u00b1.
 
-    Up to 262,144 ids of a column get a row each, by a vocabulary in NAME_OF_RECIPE.ids/; more are hashed. Ids of a
-    single row share row 0 with those that come later.
+    A column of up to 262,144 ids gets a vocabulary in NAME_OF_RECIPE.ids/, with a row for each id; more are hashed. Ids
+    that occur in a single row of the data share row 0 with unseen ids.
 
     Whole numbers may be ids or amounts. The column "because" gives the reason for the choice, with a ? where it is
-    uncertain: choose with --sparse or --dense then.
+    ambiguous: then choose with --sparse or --dense.
 
     Example: rowwise data inspect logs/ --label clicked
 
     Example: rowwise data inspect clicks.parquet --recipe first.yaml --sparse user,place --dense age --ignore row
 
-    Times and numbers in text are read as such, and whole numbers that were stored as floats. "avg. rows" is how many
-    rows a value has: ids come again, amounts need not.
+    Times and numbers in text are parsed, as are whole numbers stored as floats. "avg. rows" is the mean number of rows
+    per distinct value: ids recur, amounts need not.
 
-    A label may be words, numbers or true and false. Of two values the one that means yes is predicted, of a rating
-    whether it is good, of another number its mean; rows without a label are left out.
+    A label may be text, numbers or booleans. Of two values the positive one is predicted, of a rating whether it is
+    good, of other numbers the mean; rows without a label are left out.
 
     Example: rowwise data inspect customers.csv --label churn=Yes
 
@@ -146,13 +146,13 @@ def inspect(  # noqa: PLR0913 - one for each option
 
     Example: rowwise data inspect export.csv.gz --delimiter ";" --decimal , --encoding cp1252 --no-header
 
-    How text files are written is found, said, and written into the recipe; options say it where it is found wrong.
+    The format of text files is detected, printed, and written into the recipe; options override it.
 
-    Lines with ! warn of columns that give the label away, of rows that are alike near in time, and of ids in test rows
-    that no training row has. Where rows near in time are alike, or with --time, the recipe tests on the last rows by
-    time; where rows of a patient or a session are alike, or with --group, none of them is in training and test rows.
+    Lines with ! warn of columns that leak the label, of rows that are similar when near in time, and of ids that only
+    test rows have. If rows near in time are similar, or with --time, the recipe splits by time; if rows of a
+    patient or a session are similar, or with --group, each group is in one split only.
 
-    Ends with 2 where no recipe can be written.
+    Exits with 2 if no recipe can be written.
     """
     from rowwise.ingest.datasets.files import read_settled
     from rowwise.ingest.inspect import find_separators, inspect
@@ -179,20 +179,20 @@ def inspect(  # noqa: PLR0913 - one for each option
     repeated: dict[Role, Sequence[str]] = {"sparse": sparse or (), "dense": dense or (), "unused": ignore or ()}
     split = {role: split_names(names, reader.schema) for role, names in repeated.items()}
     roles = parse_roles({**split, "time": time, "key": key, "group": group})
-    given = _parse_separators(lists or ())
+    separators_given = _parse_separators(lists or ())
     with splits_bar(make_terminal(stderr=True), "reading") as tell:
 
-        def look(reader: "Reader") -> "Inspection":
-            separators = find_separators(reader, split["unused"]) | given
-            return inspect(reader, label, amount=amount, name=path, roles=roles, separators=separators, progress=tell)
+        def examine(reader: "Reader") -> "Inspection":
+            separators = find_separators(reader, split["unused"]) | separators_given
+            return inspect(reader, label, amount=amount, name=path, roles=roles, separators=separators, tell=tell)
 
-        reader, found = read_settled(reader, look)
-    text_options.show_how(reader, make_terminal(stderr=as_json))
+        reader, inspection = read_settled(reader, examine)
+    text_options.show_dialect(reader, make_terminal(stderr=as_json))
     if as_json:
-        print_json(found.card)
+        print_json(inspection.card)
     else:
-        _show(found.card, make_terminal())
-        _write_recipe(found, reader, recipe, grow)
+        _show(inspection.card, make_terminal())
+        _write_recipe(inspection, reader, recipe, grow)
 
 
 def _parse_separators(lists: "Sequence[str]") -> dict[str, str]:
@@ -213,15 +213,15 @@ def _check_recipe_path(recipe: Path) -> None:
         raise SpecError(f"--recipe {recipe}", "a name that ends in .yaml")
 
 
-def _write_recipe(found: "Inspection", reader: "Reader", chosen_path: Path | None, grow: Path | None) -> None:
+def _write_recipe(inspection: "Inspection", reader: "Reader", chosen_path: Path | None, grow: Path | None) -> None:
     from rowwise.ingest.delimited import CsvReader
     from rowwise.recipes.starter import recipe_name, write_starter
 
-    source = found.card.source
+    source = inspection.card.source
     path = chosen_path or Path(f"{recipe_name(source)}.yaml")
     dataset = f"{'csv' if isinstance(reader, CsvReader) else 'parquet'}:{source}"
     try:
-        written = write_starter(found, reader, dataset, path, grow=grow)
+        written = write_starter(inspection, reader, dataset, path, grow=grow)
     except DataError as error:
         raise error if chosen_path is not None else DataError(f"no recipe: {error}") from None
     if written:
@@ -258,11 +258,11 @@ def _show(card: "DatasetCard", console: Console) -> None:
 
 
 def _explain(columns: "Sequence[ColumnCard]", console: Console) -> None:
-    """The signs in the table."""
+    """Print the legend of the marks in the table."""
     if any(column.close for column in columns):
-        console.print("?: the role is uncertain: --dense, --sparse or --ignore COLUMN overrides it", soft_wrap=True)
+        console.print("?: the role is ambiguous: --dense, --sparse or --ignore COLUMN overrides it", soft_wrap=True)
     if any(column.is_ids and not column.listed for column in columns):
-        console.print("hashed: ids that are too many, or too odd, for a list share embeddings", soft_wrap=True)
+        console.print("hashed: ids that are too many, or too odd, for a vocabulary share embeddings", soft_wrap=True)
 
 
 def _column_cells(column: "ColumnCard", card: "DatasetCard") -> tuple[str, ...]:
@@ -285,7 +285,7 @@ def _column_cells(column: "ColumnCard", card: "DatasetCard") -> tuple[str, ...]:
         _format_mean(values / column.distinct) if column.distinct else "",
         extent,
         size,
-        _because(column),
+        _reason(column),
     )
 
 
@@ -297,8 +297,8 @@ def _use_of(column: "ColumnCard", card: "DatasetCard") -> str:
     return role + " and sparse" * column.both + " and dense" * (column.is_number_too and card.rows <= LARGE_ROWS)
 
 
-def _because(column: "ColumnCard") -> str:
-    """Why a column is used so, and how it is read."""
+def _reason(column: "ColumnCard") -> str:
+    """The reason for the role of a column, and how its values are parsed."""
     reasons = [column.why + " ?" * column.close]
     if column.separator:
         reasons.append(f"split at {column.separator}")

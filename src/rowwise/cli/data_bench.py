@@ -1,4 +1,4 @@
-"""`rowwise data bench`: rows per second of one worker, where its time goes, and how many workers a training needs."""
+"""`rowwise data bench`: rows per second of one worker, a profile of its time, and workers needed for training."""
 
 import re
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -24,7 +24,7 @@ BAR_WIDTH = 32
 RECIPE_ENDINGS = (".yaml", ".yml")
 SPEED = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kM]?)")
 SCALES = {"": 1, "k": 1_000, "M": 1_000_000}
-BATCH = 2048  # without a recipe
+BATCH = 2048  # batch size without a recipe
 DIM = 16
 
 
@@ -43,19 +43,17 @@ def bench(
     ] = None,
     samples_s: Annotated[
         str | None,
-        typer.Option(
-            "--samples-s", metavar="N", help="Training speed in samples/s that workers have to reach, such as 300k."
-        ),
+        typer.Option("--samples-s", metavar="N", help="Target training speed in samples/s, such as 300k."),
     ] = None,
     splits: Annotated[
         int, typer.Option(min=1, metavar="N", help="Number of splits to prepare, evenly spaced in the data.")
     ] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how fast one worker prepares rows, where its time goes, and how many workers a training needs.
+    """Measure the preparation rate of one worker, profile its time, and estimate the workers that training needs.
 
-    Does a worker's work in this process several times and prints the fastest, usually within 20 seconds. Without a
-    recipe, it uses the columns that rowwise data inspect suggests.
+    Runs the work of one worker in this process several times and prints the fastest, usually within 20 seconds. Without
+    a recipe, it uses the columns suggested by rowwise data inspect.
 
     Example: rowwise data bench logs/
 
@@ -109,7 +107,7 @@ def _subject_of_files(path: str) -> _BenchSubject:
     card = inspect(reader, splits=1).card
     columns, tables = structs.replace(card, label=card.label or "").suggest(DIM)
     labels = columns.labels if card.label else ()
-    # Later splits may lack values of key and time, and no model needs them.
+    # Models need neither key nor time, and later splits may lack values of them.
     columns = structs.replace(columns, labels=labels, key=None, time=None)
     recipe = Recipe(data=Data(dataset=path), columns=columns, tables=Tables(list=tables))
     recipe = structs.replace(recipe, train=structs.replace(recipe.train, batch=BATCH))
@@ -145,7 +143,7 @@ def _subject_of_recipe(path: str | None, name: str) -> _BenchSubject:
 
 
 def _make_subject(source: str, reader: "Reader", recipe: "Recipe") -> _BenchSubject:
-    """The task that workers would get; checks all names and types."""
+    """The task of a worker; checks all names and types."""
     from rowwise.ingest.batcher import Batcher, Batching
     from rowwise.ingest.bench.verdict import facts_of
     from rowwise.ingest.delimited import CsvReader
@@ -180,7 +178,7 @@ def _show(verdict: "BenchVerdict", console: Console) -> None:
     if measured.bytes_read:
         compression = measured.codec or "not compressed"
         first_mb_s = measured.bytes_read / 1e6 / max(measured.first_read_s, 1e-9)
-        ratio = f"{verdict.over_read:.2f} times what is wanted"
+        ratio = f"{verdict.over_read:.2f} times the needed bytes"
         read = f"{measured.bytes_read / 1e6:,.1f} MB ({compression}), {ratio}; {verdict.read_mb_s:,.0f} MB/s a worker"
         console.print(f"read        {read}; files gave {first_mb_s:,.0f} MB/s at first", markup=False)
     console.print(

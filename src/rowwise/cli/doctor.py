@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 MAX_SECONDS = 1e5
 KiB = 1024
-DISK_s = 4.0  # at most, and half of the time of the self-test
+DISK_s = 4.0  # maximum duration of the disk measurement; at most half of --seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorReport:
-    """The output of `rowwise doctor`; `error` says why there are no native operators, and what to do."""
+    """The output of `rowwise doctor`; `error` is why the native operators are missing, and the fix."""
 
     machine: Environment
     native: NativeLibrary | None
     result: "SelfTestResult | None"
-    disk: "DiskRates"  # of the current folder, where runs and their tables on disk are
+    disk: "DiskRates"  # of the current folder, which has runs and their tables on disk
     error: str
 
     @property
@@ -42,12 +42,14 @@ class DoctorReport:
 def doctor(
     ctx: typer.Context,
     as_json: AsJson = False,
-    seconds: Annotated[float, typer.Option(min=0, max=MAX_SECONDS, help="Seconds that the self-test takes.")] = 10.0,
+    seconds: Annotated[
+        float, typer.Option(min=0, max=MAX_SECONDS, help="Duration of the self-test, in seconds.")
+    ] = 10.0,
 ) -> None:
     """Show versions, processor and memory, test the native kernels against their reference, and measure the disk.
 
-    The disk is that of the current folder, where runs keep tables that do not fit into memory. Exits with 0 only if
-    every check passes. Paste the output into a bug report.
+    The disk is that of the current folder, where runs keep tables that do not fit into memory. Exits with 0 only if all
+    checks pass. Paste the output into a bug report.
 
     Example: rowwise doctor
 
@@ -58,7 +60,7 @@ def doctor(
     with splits_bar(Terminal(quiet=as_json), "self-test") as bar:
         environment = ctx.find_object(CommandEnvironment)
         policy = environment.omp_wait_policy if environment else "not set"
-        report = _self_test(policy, seconds, lambda gone_s: bar(min(gone_s, seconds), seconds))
+        report = _self_test(policy, seconds, lambda elapsed_s: bar(min(elapsed_s, seconds), seconds))
     if as_json:
         print_json({"ok": report.ok, **asdict(report), "disk": report.disk})
     else:
@@ -72,7 +74,7 @@ def _self_test(omp_wait_policy: str, seconds: float, tell: Callable[[float], Non
     machine, disk = Environment.read(omp_wait_policy), measure_disk(Path.cwd(), min(seconds / 2, DISK_s))
     try:
         native = NativeLibrary.read()
-    except (ImportError, OSError) as error:  # NativeError, or a torch that itself does not load
+    except (ImportError, OSError) as error:  # NativeError, or torch itself fails to load
         return DoctorReport(machine=machine, native=None, result=None, disk=disk, error=str(error))
     from rowwise.recipes.drills.selftest import run_selftest
 
@@ -137,7 +139,7 @@ def _show_result(result: "SelfTestResult", console: Console) -> None:
     speed = result.speed
     fraction = speed.lookup_rows_s / speed.gather_limit_rows_s
     console.print(
-        f"\nlookup  {_format_rate(speed.lookup_rows_s)} of 64 floats, {fraction:.0%} of what the memory can deliver"
+        f"\nlookup  {_format_rate(speed.lookup_rows_s)} of 64 floats, {fraction:.0%} of the memory bandwidth limit"
     )
     console.print(f"update  {_format_rate(speed.update_rows_s)} of 64 floats")
     failed = [check for check in result.checks if check.failure]

@@ -27,19 +27,21 @@ class DamageKind(StrEnum):
 
 
 def drill(
-    what: Annotated[DamageKind, typer.Argument(help="The fault to inject.")],
-    nproc: Annotated[int, typer.Option(metavar="N", help="Number of ranks of the job, or workers of the server.")] = 2,
+    what: Annotated[DamageKind, typer.Argument(help="Fault to inject.")],
+    nproc: Annotated[
+        int, typer.Option(metavar="N", help="Number of ranks of the job, or of workers of the server.")
+    ] = 2,
     folder: Annotated[
         Path | None,
-        typer.Option(help="Folder of the job, on the disk to test; it is kept (default: a temporary folder)."),
+        typer.Option(help="Folder of the job, on the disk to test; kept afterwards (default: a temporary folder)."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Inject faults into a small training job or server, and check that it recovers with the same result, bit for bit.
 
     kill-rank kills ranks during a step and during a save, fill-disk runs out of disk space during a save, corrupt-ckpt
-    damages the newest checkpoint. serve kills workers and the server, changes and damages versions while clients ask,
-    and compares each answer. Each takes about a minute. Exits with 1 if something did not recover.
+    damages the newest checkpoint. serve kills workers and the server, and switches and damages versions under load, and
+    verifies each answer. Each takes about a minute. Exits with 1 if a recovery fails.
 
     Example: rowwise drill kill-rank
 
@@ -61,11 +63,11 @@ def drill(
     begin_s = time.monotonic()
     try:
         with console.status("starting") as status:
-            place, tell = job_folder.absolute(), status.update
+            drill_folder, tell = job_folder.absolute(), status.update
             report = (
-                run_serving_drill(nproc, place, tell)
+                run_serving_drill(nproc, drill_folder, tell)
                 if what is DamageKind.SERVE
-                else run_drill(what.value, nproc, place, tell)
+                else run_drill(what.value, nproc, drill_folder, tell)
             )
     except BaseException:
         if scratch is not None:

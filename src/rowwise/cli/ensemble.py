@@ -19,7 +19,7 @@ METRICS = ("loss", "ne", "auc", "calibration")
 
 
 def check_recipe(recipe: "Recipe", seeds: int) -> None:
-    """Raise for a recipe whose runs have no mean, before any of them trains."""
+    """Raise before training for a recipe whose runs cannot be averaged."""
     from rowwise.recipes.model_kinds import check_use
     from rowwise.recipes.recipe import check_amounts
 
@@ -32,7 +32,7 @@ def check_recipe(recipe: "Recipe", seeds: int) -> None:
 
 
 def compare_runs(runs: Sequence[Path]) -> None:
-    """After training: measure the ensemble on the test rows, and print the command that predicts with it."""
+    """Evaluate the ensemble of trained runs on the test rows, and print the command that predicts with it."""
     from rowwise.recipes.ensemble import evaluate_ensemble, record_ensemble
     from rowwise.recipes.trained import resolve_saved
 
@@ -49,8 +49,8 @@ def compare_runs(runs: Sequence[Path]) -> None:
 
 def slices_by_name(scores: "Scores") -> "Iterator[tuple[str, SliceRow]]":
     for row in scores.slices:
-        where = f"{row.feature} {'others' if row.value is None else row.value}"
-        yield where if len(scores.tasks) == 1 else f"{row.task}, {where}", row
+        label = f"{row.feature} {'others' if row.value is None else row.value}"
+        yield label if len(scores.tasks) == 1 else f"{row.task}, {label}", row
 
 
 def scores_as_json(scores: "Scores") -> dict[str, object]:
@@ -68,15 +68,15 @@ def show_ensemble(runs: Sequence[Path], scores: "EnsembleScores") -> None:
         table.add_row(name, *(f"{row.values[m]:.4f}" for m in METRICS))
     make_terminal().print(table, markup=False)
     count = int(next(iter(scores.ensemble.tasks.values()))["count"])
-    one_s, one_bytes = max(scores.seconds), max(scores.weight_bytes)
+    max_s, max_bytes = max(scores.seconds), max(scores.weight_bytes)
     print_line(
         f"cost: {format_bytes(sum(scores.weight_bytes))} of weights and {sum(scores.seconds):.2f} s of models for "
-        f"{count:,} rows; a single run at most {format_bytes(one_bytes)} and {one_s:.2f} s"
+        f"{count:,} rows; a single run at most {format_bytes(max_bytes)} and {max_s:.2f} s"
     )
 
 
 def print_ensemble_json(runs: Sequence[Path], scores: "EnsembleScores") -> None:
-    """One object: metrics of the ensemble as those of a single run, and those of each run."""
+    """Print one object: metrics of the ensemble in the format of a single run, and those of each run."""
     facts = zip(runs, scores.each, scores.seconds, scores.weight_bytes, strict=True)
     each = [{"run": str(run), "tasks": t, "seconds": s, "weight_bytes": b} for run, t, s, b in facts]
     print_json({**scores_as_json(scores.ensemble), "runs": each})

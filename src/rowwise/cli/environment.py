@@ -10,18 +10,18 @@ from rowwise.base.textfile import parse_whole
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 DEFAULT_RANK = {"RANK": "0", "WORLD_SIZE": "1"}
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
-LISTENER = "ROWWISE_LISTENER"  # to rank 0: the open file of a socket that listens at MASTER_PORT
-RAY_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # as Ray reads them: the first one wins
+LISTENER = "ROWWISE_LISTENER"  # descriptor of a socket at MASTER_PORT, inherited by rank 0
+RAY_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # in order of precedence, as in Ray
 HINT = "start the command with torchrun, or unset the variables that torchrun sets"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torchrun:
-    """The rank, world size and attempt that torchrun, or what starts ranks in its place, gave to this process."""
+    """Rank, world size and attempt of this process, set by torchrun or a launcher in its place."""
 
     rank: int
     world: int
-    attempt: int  # restarts before this one
+    attempt: int  # number of earlier restarts
     listener: int | None = None  # see LISTENER
 
 
@@ -30,7 +30,7 @@ class CommandEnvironment:
     """OMP_WAIT_POLICY, the variables that torchrun sets, and the address of a Ray cluster."""
 
     omp_wait_policy: str
-    variables: tuple[tuple[str, str], ...]  # those of torchrun that are set
+    variables: tuple[tuple[str, str], ...]  # of torchrun, as far as set
     ray_address: str = ""
 
     @classmethod
@@ -43,7 +43,7 @@ class CommandEnvironment:
 
     @property
     def torchrun(self) -> Torchrun | None:
-        """Incomplete variables raise here and not in `read`, as commands without ranks run in any environment."""
+        """None outside of torchrun; incomplete variables raise here, as commands without ranks never read it."""
         variables = dict(self.variables)
         missing = [name for name in TORCHRUN_VARIABLES if name not in variables]
         if missing:

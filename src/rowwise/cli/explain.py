@@ -1,4 +1,4 @@
-"""`rowwise explain`: what a trained model has learned from."""
+"""`rowwise explain`: importance of features, effects of ids, and calibration of a trained model."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from rowwise.base.records import ModelExplanation
 
 MAX_FEATURES, MAX_IDS, MAX_SLICES = 20, 8, 5
-CHANCE = 3.0  # standard deviations of a slice that are worth a line
+CHANCE = 3.0  # standard deviations from which on a slice is printed
 
 
 def explain(  # noqa: PLR0913 - one for each option
     run: RunArgument,
     data: DataOption = None,
     which: Which = "best",
-    task: Annotated[str | None, typer.Option(help="The label to explain (default: the recipe's first).")] = None,
-    rows: Annotated[int, typer.Option(min=100, max=1_000_000, help="Rows to score at most.")] = 20_000,
-    repeats: Annotated[int, typer.Option(min=1, max=100, help="Permutations of each feature.")] = 5,
-    seconds: Annotated[float, typer.Option(min=1, max=1e5, help="About how long it may take.")] = 60.0,
+    task: Annotated[str | None, typer.Option(help="Label to explain (default: the first of the recipe).")] = None,
+    rows: Annotated[int, typer.Option(min=100, max=1_000_000, help="Maximum number of rows to score.")] = 20_000,
+    repeats: Annotated[int, typer.Option(min=1, max=100, help="Permutations per feature.")] = 5,
+    seconds: Annotated[float, typer.Option(min=1, max=1e5, help="Approximate time budget.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
     """Explain a trained model: importance of features, effects of ids and numbers, calibration, drift.
 
-    A feature is as important as the log loss rises when its values are dealt to other rows. The report of the run shows
-    all of it. Fewer rows are scored if --seconds are too few.
+    The importance of a feature is the increase of the log loss when its values are permuted between rows. The report of
+    the run has all results. Fewer rows are scored if --seconds is too short.
 
     Example: rowwise explain runs/dlrm-synthetic/1
 
@@ -44,7 +44,7 @@ def explain(  # noqa: PLR0913 - one for each option
     warn_of_run_code(run)
     console = make_terminal(stderr=True, quiet=as_json)
     with splits_bar(console, "permuting features") as tell:
-        found = explain_run(
+        explanation = explain_run(
             run,
             which=which,
             data=data,
@@ -56,34 +56,34 @@ def explain(  # noqa: PLR0913 - one for each option
             warn=partial(show_warning, console),
         )
     if as_json:
-        print_json(found)
+        print_json(explanation)
         return
-    _show(found)
-    print_line(f"\n{found.rows:,} rows, {found.repeats} repeats; all of it is in {run / 'report.html'}")
+    _show(explanation)
+    print_line(f"\n{explanation.rows:,} rows, {explanation.repeats} repeats; all results are in {run / 'report.html'}")
 
 
-def _show(found: "ModelExplanation") -> None:
+def _show(explanation: "ModelExplanation") -> None:
     console = make_terminal()
-    drift = {one.feature: one for one in found.drift}
+    drift = {row.feature: row for row in explanation.drift}
     table = make_table(("feature",), ("log loss without it", "+/-", "drift", "by chance"))
-    for one in found.importance[:MAX_FEATURES]:
-        moved = drift[one.feature]
-        cells = f"{one.loss:+.4f}", f"{one.spread:.4f}", f"{moved.index:.3f}", f"{moved.chance:.3f}"
-        table.add_row(one.feature, *cells)
-    console.print(f"log loss of {found.task}: {found.loss:.4f}", markup=False)
+    for row in explanation.importance[:MAX_FEATURES]:
+        feature_drift = drift[row.feature]
+        cells = f"{row.loss:+.4f}", f"{row.spread:.4f}", f"{feature_drift.index:.3f}", f"{feature_drift.chance:.3f}"
+        table.add_row(row.feature, *cells)
+    console.print(f"log loss of {explanation.task}: {explanation.loss:.4f}", markup=False)
     console.print(table, markup=False)
-    if found.ids:
-        strongest = sorted(found.ids, key=lambda one: one.error - abs(one.logit))[:MAX_IDS]
+    if explanation.ids:
+        strongest = sorted(explanation.ids, key=lambda row: row.error - abs(row.logit))[:MAX_IDS]
         table = make_table(("strongest ids",), ("logit", "+/-", "rows"))
-        for one in strongest:
-            name = found.names.get(one.feature, {}).get(str(one.id), str(one.id))
-            table.add_row(f"{one.feature} {name}", f"{one.logit:+.3f}", f"{one.error:.3f}", f"{one.rows:,}")
+        for row in strongest:
+            name = explanation.names.get(row.feature, {}).get(str(row.id), str(row.id))
+            table.add_row(f"{row.feature} {name}", f"{row.logit:+.3f}", f"{row.error:.3f}", f"{row.rows:,}")
         console.print(table, markup=False)
-    off = [one for one in found.calibration if abs(one.deviations) > CHANCE][:MAX_SLICES]
-    if off:
+    miscalibrated = [row for row in explanation.calibration if abs(row.deviations) > CHANCE][:MAX_SLICES]
+    if miscalibrated:
         table = make_table(("not calibrated",), ("predicted", "observed", "deviations", "rows"))
-        for one in off:
-            name = found.names.get(one.feature, {}).get(one.value, one.value)
-            cells = f"{one.predicted:.4f}", f"{one.observed:.4f}", f"{one.deviations:+.1f}", f"{one.rows:,}"
-            table.add_row(f"{one.feature} {name}", *cells)
+        for row in miscalibrated:
+            name = explanation.names.get(row.feature, {}).get(row.value, row.value)
+            cells = f"{row.predicted:.4f}", f"{row.observed:.4f}", f"{row.deviations:+.1f}", f"{row.rows:,}"
+            table.add_row(f"{row.feature} {name}", *cells)
         console.print(table, markup=False)

@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from rowwise.serve.traffic import Canary, Traffic
     from rowwise.serve.version_store import StoredVersion
 
-SHOWN = ("ne", "auc", "rmse", "loss")  # of test metrics
-ServedFolder = Annotated[str, typer.Argument(metavar="DIR|URL", help="The folder or URL that is served.")]
+SHOWN = ("ne", "auc", "rmse", "loss")  # test metrics that --explain prints
+ServedFolder = Annotated[str, typer.Argument(metavar="DIR|URL", help="Folder or URL of the served versions.")]
 
 
 def export(  # noqa: PLR0913 - one for each option
     run: RunArgument,
     folder: ServedFolder,
     rows: Annotated[
-        RowType | None, typer.Option(help="Row type of the tables, where it is smaller (default: as trained).")
+        RowType | None, typer.Option(help="Row type to quantize tables to, where it is smaller (default: as trained).")
     ] = None,
     side: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FILE:KEY", help="Columns of a Parquet file that requests leave out; give it for each file."
+            metavar="FILE:KEY", help="Parquet file with columns that requests omit, and its key; may be repeated."
         ),
     ] = None,
     items: Annotated[
@@ -48,33 +48,31 @@ def export(  # noqa: PLR0913 - one for each option
             metavar="FILE", help="Parquet file with the items to retrieve (default: those of the training rows)."
         ),
     ] = None,
-    recall: Annotated[
-        float, typer.Option(help="Share of the best items that an index of 20,000 or more items has to find.")
-    ] = 0.99,
+    recall: Annotated[float, typer.Option(help="Minimum recall of an index of 20,000 or more items.")] = 0.99,
     which: Which = "best",
-    explain: Annotated[bool, typer.Option("--explain", help="Print what --rows costs on the test rows.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Print the change of the test metrics by --rows.")] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Write each new checkpoint as a version, until the run has finished.")
+        bool, typer.Option("--follow", help="Export each new checkpoint as a version, until the run has finished.")
     ] = False,
     full: Annotated[
-        bool, typer.Option("--full", help="Write all rows, also where the newest version has most of them.")
+        bool, typer.Option("--full", help="Write all rows, even if few differ from the newest version.")
     ] = False,
     cache: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Keep the newest version of a URL here (default: it is read again)."),
+        typer.Option(metavar="FOLDER", help="Keep the newest version of a URL here (default: it is downloaded again)."),
     ] = None,
     memory: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Memory for rows, such as 8GB (default: what is free, or the run's)."),
+        typer.Option(metavar="SIZE", help="Memory budget for rows, such as 8GB (default: free memory, or the run's)."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a run as the next version of a model in a folder, and make it the current one.
+    """Export a run as the next version of a model in a folder, and make it the current one.
 
-    Where few rows differ from those of the newest version, these alone are written, beside hard links to its files.
-    A version has the weights without optimizer state, the transforms, and rows with their logits, by which a server
-    checks that it computes the same. It needs neither the run nor its data. Rows are read and written a part at a
-    time, so tables may be larger than memory. At a URL a version appears when all of it is there.
+    If few rows differ from the newest version, only these are written, beside hard links to its files. A version has
+    the weights without optimizer state, the transforms, and golden rows: samples with their logits, which a server has
+    to reproduce before it is ready. It needs neither the run nor its data. Rows are streamed in blocks, so tables may
+    be larger than memory. At a URL a version becomes visible once it is complete.
 
     Example: rowwise export runs/dlrm-synthetic/1 served/
 
@@ -102,9 +100,9 @@ def export(  # noqa: PLR0913 - one for each option
     console = make_terminal(stderr=True)
     warn = partial(show_warning, console)
     with open_store(folder, cache) as store:
-        here, after = (Path(folder), 0) if store is None else (store.folder, store.begin_export(full=full))
+        local, after = (Path(folder), 0) if store is None else (store.folder, store.begin_export(full=full))
         write = partial(
-            write_version, run, here, rows=rows, sides=side or (), items=options, full=full, after=after,
+            write_version, run, local, rows=rows, sides=side or (), items=options, full=full, after=after,
             memory_bytes=size, warn=warn,
         )  # fmt: skip
         if follow:
@@ -128,13 +126,13 @@ def versions(
     folder: ServedFolder,
     current: Annotated[int | None, typer.Option(min=1, help="Make this version the current one.")] = None,
     canary: Annotated[
-        str | None, typer.Option(metavar="N=SHARE", help="Let a version answer a share of the requests, such as 3=5%.")
+        str | None, typer.Option(metavar="N=SHARE", help="Route a share of the requests to a version, such as 3=5%.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the versions in a folder with their digests, or choose those that servers answer by.
+    """List the versions in a folder with their digests, or choose which of them are served.
 
-    Servers that run follow within a second. --current without --canary ends the canary.
+    Running servers follow within a second. --current without --canary ends the canary.
 
     Example: rowwise versions served/
 
@@ -148,26 +146,26 @@ def versions(
     from rowwise.serve.traffic import Traffic
 
     with open_store(folder, None) as store:
-        here = Path(folder)
-        read = partial(read_traffic, here) if store is None else store.read_traffic
+        local = Path(folder)
+        read = partial(read_traffic, local) if store is None else store.read_traffic
         if current is not None or canary is not None:
             number = read().current if current is None else current
             traffic = Traffic(number, None if canary is None else _parse_canary(canary))
-            write_traffic(here, traffic) if store is None else store.write_traffic(traffic)
+            write_traffic(local, traffic) if store is None else store.write_traffic(traffic)
         if store is None:
-            find_version(here)
-            numbers, listed = list_versions(here), partial(version_folder, here)
+            find_version(local)
+            numbers, listed = list_versions(local), partial(version_folder, local)
         else:
             numbers, listed = store.numbers(), store.read_list
         digests = {number: _digest_of(listed, number) for number in numbers}
-        now = read()
+        traffic_now = read()
     if as_json:
         rows = [{"version": number, "digest": digest} for number, digest in digests.items()]
-        print_json({"current": now.current, "canary": now.canary, "versions": rows})
+        print_json({"current": traffic_now.current, "canary": traffic_now.canary, "versions": rows})
         return
     table = make_table(("version", "", "digest"))
     for number, digest in digests.items():
-        table.add_row(str(number), _role(number, now), digest)
+        table.add_row(str(number), _role(number, traffic_now), digest)
     make_terminal().print(table, markup=False)
 
 
@@ -202,18 +200,18 @@ def _show_version(written: "ExportedVersion", folder: str, costs: "list[RowTypeC
 
     place = folder if "://" in folder else str(written.folder.path)
     if as_json:
-        cost = {one.task: {"run": one.run, "version": one.version} for one in costs}
+        costs_by_task = {cost.task: {"run": cost.run, "version": cost.version} for cost in costs}
         facts = {"version": written.folder.number, "path": place, "digest": written.digest}
         facts |= {"base": written.base, "retrieval": None if written.items is None else to_builtins(written.items)}
-        print_json(facts | {"step": written.step, "size_bytes": written.size_bytes, "cost": cost})
+        print_json(facts | {"step": written.step, "size_bytes": written.size_bytes, "cost": costs_by_task})
         return
     size = format_bytes(written.size_bytes) + ("" if written.base is None else f" beside version {written.base}'s")
     print_line(f"wrote {place}: version {written.folder.number}, step {written.step}, {size}")
     print_line(f"digest {written.digest}")
     for line in () if written.items is None else describe_items(written.items):
         print_line(line)
-    for one in costs:
+    for cost in costs:
         for name in SHOWN:
-            if name in one.run:
-                change = one.version[name] - one.run[name]
-                print_line(f"{one.task} {name}: {one.version[name]:.5f}, {change:+.5f} against the run")
+            if name in cost.run:
+                change = cost.version[name] - cost.run[name]
+                print_line(f"{cost.task} {name}: {cost.version[name]:.5f}, {change:+.5f} against the run")

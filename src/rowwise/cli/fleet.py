@@ -1,4 +1,4 @@
-"""`rowwise fleet`: measures a worker on this machine, and says how many a rate of requests needs."""
+"""`rowwise fleet`: measures a worker on this machine, and sizes a fleet of servers for a request rate."""
 
 import math
 import re
@@ -27,40 +27,38 @@ if TYPE_CHECKING:
     from rowwise.serve.row_tiers import RowTiers
     from rowwise.serve.start import CoreTimes, StartedServer
 
-FILLED = 64  # clients of a closed loop that always has a request for the worker
-PACES = (0.2, 0.4, 0.6, 0.8)  # of the rate of that loop: requests at random times whose batches are measured
-LOADS = (0.25, 0.5, 0.75)  # of the rate that the server can answer
-ROUNDS = 3  # in each, batches are measured just before the checks: machines are faster now than then
-MEASURED_S = 2.0  # of each loop
-MIN_LOAD = 0.05  # of a check: at less, requests come alone
-DRIFT = 1.15  # from which on the rates of rounds differ
-CHECKED, CHECKED_S = 600, 3.0  # of a check, whichever is longer: a quantile of few is that of chance
-MAX_S, MIN_CHECKED = 10.0, 200  # but of slow requests not longer than this, unless they are so few
-CONNECTIONS = ROWS_AT_ONCE = 256  # rows as of rowwise serve; requests that come at random times do not wait for others
+SATURATING = 64  # clients of a closed loop that saturates the worker
+PACE_SHARES = (0.2, 0.4, 0.6, 0.8)  # open loops whose batches are measured, as shares of the saturated rate
+CHECK_SHARES = (0.25, 0.5, 0.75)  # rates of the checks, as shares of the saturated rate
+ROUNDS = 3  # batches are measured just before the checks of a round, as the speed of a machine drifts
+MEASURED_S = 2.0  # duration of each loop
+MIN_LOAD = 0.05  # of a check; below, requests never meet
+DRIFT = 1.15  # ratio of rates from which on a drift is reported
+CHECK_requests, CHECK_S = 600, 3.0  # of a check, whichever is more: quantiles need samples
+MAX_S, MIN_CHECK_requests = 10.0, 200  # limits of a check for slow requests
+CONNECTIONS = ROWS_AT_ONCE = 256  # rows as in rowwise serve; enough connections for an open loop
 MIN_REQUESTS, MIN_PACED = 64, 16
-ALONE, ALONE_LOAD = 200, 0.2  # requests at random times, of which most come alone
+SINGLE, SINGLE_LOAD = 200, 0.2  # requests of an open loop in which most are alone
 END_S = 30.0
-LATE_MS, WAITED = 2.0, 0.03  # more than that is other work on the cores
+LATE_MS, MAX_WAITED = 2.0, 0.03  # limits above which other work on the cores is reported
 
 
 def fleet(  # noqa: PLR0913 - one for each option
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that rowwise export wrote, or a version.")],
-    qps: Annotated[float, typer.Option(min=0.001, help="Requests a second, of all replicas.")],
-    p99: Annotated[float, typer.Option(min=0.001, metavar="MS", help="99 % of them take at most so long.")] = 25.0,
-    rows: Annotated[int, typer.Option(min=1, max=16384, help="Rows of a request.")] = 1,
-    workers: Annotated[
-        int, typer.Option(min=1, max=1024, help="Workers of a replica: one for each of its cores.")
-    ] = 16,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of rowwise export, or one version.")],
+    qps: Annotated[float, typer.Option(min=0.001, help="Total request rate, in requests per second.")],
+    p99: Annotated[float, typer.Option(min=0.001, metavar="MS", help="p99 latency target in ms.")] = 25.0,
+    rows: Annotated[int, typer.Option(min=1, max=16384, help="Rows per request.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=1024, help="Workers per replica, one per core.")] = 16,
     memory: MemoryForRows = None,
     redis: Redis = None,
-    check: Annotated[bool, typer.Option(help="Send requests at random times, and compare with the forecast.")] = True,
+    check: Annotated[bool, typer.Option(help="Check the forecast with requests at random times.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Say how many replicas of a server a rate of requests needs, and how long requests will take.
+    """Size a fleet: replicas needed for a request rate within a latency target, and the expected latencies.
 
-    One worker is started on this machine and measured with the golden rows of the version. A model of its queue
-    forecasts latencies at any rate. It is compared with requests at random times, also at the rate that a worker will
-    have. The answer says what memory a replica takes, and with --redis how many nodes. Leave a core free for clients.
+    Starts one worker on this machine and measures it with the golden rows of the version. A queueing model forecasts
+    latencies at any rate, and is checked with requests at random times, also at the planned rate per worker. The report
+    includes the memory of a replica, and with --redis the number of nodes. Leave a core free for clients.
 
     Example: rowwise fleet served/ --qps 20000 --p99 25
 
@@ -70,7 +68,7 @@ def fleet(  # noqa: PLR0913 - one for each option
         if not math.isfinite(value):
             raise SpecError(f"{name} {value}", f"a number of {expected}")
     from rowwise.serve.fleet import check_p99, forecast, max_rate
-    from rowwise.serve.load import one_sender
+    from rowwise.serve.load import open_sender
     from rowwise.serve.package import find_version
     from rowwise.serve.start import core_times, memory_of
 
@@ -82,31 +80,34 @@ def fleet(  # noqa: PLR0913 - one for each option
         for item in (name, value)
     ]
     console = make_terminal(stderr=True, quiet=as_json)
-    with console.status("starting a worker") as status, _one_worker(folder, options) as server, one_sender() as send:
-        load, most = _make_load(folder, server.url, rows), ROWS_AT_ONCE / rows
-        shares, tools = LOADS if check else (), _Tools(send, status.update, partial(core_times, server.process))
-        check_p99(p99 / 1000, min(one.seconds for one in tools.send(load)))
-        rounds = [_round(load, lambda rate: [s * rate for s in shares], tools) for _ in range(ROUNDS)]
-        times = _middle(_times_of(rounds, most))
+    with console.status("starting a worker") as status, _start_worker(folder, options) as server, open_sender() as send:
+        load, max_requests = _make_load(folder, server.url, rows), ROWS_AT_ONCE / rows
+        shares, probe = CHECK_SHARES if check else (), _Probe(send, status.update, partial(core_times, server.process))
+        check_p99(p99 / 1000, min(answer.seconds for answer in probe.send(load)))
+        rounds = [_measure_round(load, lambda rate: [s * rate for s in shares], probe) for _ in range(ROUNDS)]
+        times = _median_model(_fit_rounds(rounds, max_requests))
         rate = max_rate(times, p99 / 1000)
-        needed = math.ceil(qps / rate)
-        replicas = -(-needed // workers)
-        planned = qps / (replicas * workers)
-        if check and planned > MIN_LOAD * times.max_rate:
-            rounds.append(_round(load, lambda _: [planned] * ROUNDS, tools))
-        beside = [[sent.beside(t) for sent in r.checks] for r, t in zip(rounds, _times_of(rounds, most), strict=True)]
+        needed_workers = math.ceil(qps / rate)
+        replicas = -(-needed_workers // workers)
+        planned_rate = qps / (replicas * workers)
+        if check and planned_rate > MIN_LOAD * times.max_rate:
+            rounds.append(_measure_round(load, lambda _: [planned_rate] * ROUNDS, probe))
+        comparisons = [
+            [sent.compare(t) for sent in r.checks]
+            for r, t in zip(rounds, _fit_rounds(rounds, max_requests), strict=True)
+        ]
         # The first rounds have a check of each rate, the last one has several of the planned rate.
-        checks = [_median_of(parts) for parts in (*zip(*beside[:ROUNDS], strict=True), *beside[ROUNDS:])]
+        checks = [_median_of(parts) for parts in (*zip(*comparisons[:ROUNDS], strict=True), *comparisons[ROUNDS:])]
         host, worker, *_ = memory_of(server.process)
-        redis_nodes = _redis_nodes(tiers, qps * rounds[0].cached_rows, status.update) if tiers.redis else None
-    found = forecast(planned, times)
+        redis_nodes = _size_redis(tiers, qps * rounds[0].cached_rows, status.update) if tiers.redis else None
+    prediction = forecast(planned_rate, times)
     assert tiers.layout is not None
     in_memory = tiers.layout.resident_bytes + tiers.layout.cache_bytes
     report = {
-        "fixed_ms": 1000 * times.fixed_s, "request_ms": 1000 * times.request_s, "max_requests": times.most,
-        "rate_of_a_worker": rate, "workers": needed, "replicas": replicas, "workers_of_a_replica": workers,
-        "filled_rates": [one.filled_rate for one in rounds], "rate_planned": planned,
-        "p50_ms": 1000 * found.p50_s, "p99_ms": 1000 * found.p99_s, "checks": checks,
+        "fixed_ms": 1000 * times.fixed_s, "request_ms": 1000 * times.request_s, "max_requests": times.max_requests,
+        "rate_of_a_worker": rate, "workers": needed_workers, "replicas": replicas, "workers_of_a_replica": workers,
+        "filled_rates": [measured.filled_rate for measured in rounds], "rate_planned": planned_rate,
+        "p50_ms": 1000 * prediction.p50_s, "p99_ms": 1000 * prediction.p99_s, "checks": checks,
         "memory_bytes": in_memory + host + workers * worker, "worker_bytes": worker,
         "resident_bytes": tiers.layout.resident_bytes, "cache_bytes": tiers.layout.cache_bytes,
         "cached_tables": len(tiers.layout.cached), "tables": len(tiers.layout.tables), "redis": redis_nodes,
@@ -118,19 +119,19 @@ def fleet(  # noqa: PLR0913 - one for each option
 
 
 @contextmanager
-def _one_worker(folder: Path, options: list[str]) -> Iterator["StartedServer"]:
-    """A server with one worker, which ends with the `with`."""
+def _start_worker(folder: Path, options: list[str]) -> Iterator["StartedServer"]:
+    """A server with one worker, until the block ends."""
     from rowwise.serve.start import end_server, start_server
 
     with handle_signals(_end, (signal.SIGTERM,)), tempfile.TemporaryFile("w+") as errors:
-        tell = partial(print, file=sys.stderr)  # what the version runs
+        log = partial(print, file=sys.stderr)  # such as the code that the version runs
         server = start_server(
-            [str(folder), "--workers", "1", "--rows-at-once", str(ROWS_AT_ONCE), *options], errors=errors, tell=tell
+            [str(folder), "--workers", "1", "--rows-at-once", str(ROWS_AT_ONCE), *options], errors=errors, log=log
         )
         if server is None:
             errors.seek(0)
-            why = errors.read().strip().splitlines()
-            raise SpecError(why[-1].removeprefix("rowwise: ") if why else f"{folder}: the server ended")
+            lines = errors.read().strip().splitlines()
+            raise SpecError(lines[-1].removeprefix("rowwise: ") if lines else f"{folder}: the server ended")
         try:
             yield server
         finally:
@@ -138,12 +139,12 @@ def _one_worker(folder: Path, options: list[str]) -> Iterator["StartedServer"]:
 
 
 def _end(number: int) -> None:
-    """End this process like an exception, so that the server ends before it."""
+    """Exit by an exception, so that the server is ended first."""
     raise SystemExit(128 + number)
 
 
 def _make_load(folder: Path, url: str, rows: int) -> "Load":
-    """Requests of so many golden rows of the version."""
+    """Requests with `rows` golden rows each."""
     import json
 
     from rowwise.serve.load import Load
@@ -159,116 +160,116 @@ def _make_load(folder: Path, url: str, rows: int) -> "Load":
 
 
 def _as_json(value: Any) -> Any:
-    """A value of a column, with null for what JSON has no number for."""
+    """A value for JSON, with null for NaN and infinities."""
     if isinstance(value, list):
-        return [_as_json(one) for one in value]
+        return [_as_json(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class _Tools(NamedTuple):
-    """What all measurements of a server need."""
+class _Probe(NamedTuple):
+    """Client, progress report and CPU times of the measured server."""
 
     send_all: "Callable[[Load], list[Answer]]"
-    tell: Callable[[str], object]  # shows what is done
+    report: Callable[[str], object]  # shows the current measurement
     times: "Callable[[], CoreTimes]"  # of the server's main threads so far
 
     def send(self, load: "Load") -> "list[Answer]":
-        """The answers to a load; raises unless each has status 200."""
+        """Send a load and return its answers; raises unless all have status 200."""
         answers = self.send_all(load)
-        bad = next((one for one in answers if one.code != 200), None)
-        if bad is not None:
-            raise PeerError(f"the server answered {bad.code}: {bad.answer[:200].decode(errors='replace')}")
+        failed = next((answer for answer in answers if answer.code != 200), None)
+        if failed is not None:
+            raise PeerError(f"the server answered {failed.code}: {failed.answer[:200].decode(errors='replace')}")
         return answers
 
 
 class _Round(NamedTuple):
     """Measurements of one round, a few seconds long."""
 
-    filled_rate: float  # of requests that the worker answers while it always has one
+    filled_rate: float  # throughput of the saturated worker
     batches: "list[MeasuredBatches]"
-    alone_s: list[float]
-    cached_rows: float  # that a request needs
+    single_s: list[float]
+    cached_rows: float  # per request
     checks: "list[_Check]"
 
 
-def _round(load: "Load", rates_of: Callable[[float], Sequence[float]], tools: _Tools) -> _Round:
-    """Measure batches, and then requests at random times, at rates that follow from what the worker can answer now."""
+def _measure_round(load: "Load", rates_of: Callable[[float], Sequence[float]], probe: _Probe) -> _Round:
+    """Measure batches, then check open loops at rates derived from the current throughput of the worker."""
     from rowwise.serve.fleet import MeasuredBatches
     from rowwise.serve.load import seconds_of
 
-    tools.send(load)  # warms up
-    first = seconds_of(tools.send(load))
-    tools.tell(f"measuring {FILLED} clients")
+    probe.send(load)  # warms up
+    first = seconds_of(probe.send(load))
+    probe.report(f"measuring {SATURATING} clients")
     count = max(MIN_REQUESTS, int(MIN_REQUESTS * MEASURED_S / first))
-    filled = _batches(load._replace(connections=FILLED, requests=count), tools)
-    found, alone_s = [MeasuredBatches(filled.requests, filled.seconds)], list[float]()
-    alone = _at_random(load, ALONE_LOAD * MIN_REQUESTS / first, ALONE)
-    rates = [pace * filled.rate for pace in PACES]
-    paced = [_at_random(load, rate, max(MIN_PACED, int(rate * MEASURED_S))) for rate in rates]
-    for sent in (alone, *paced):
-        tools.tell(f"measuring batches at {sent.rate:,.0f} requests a second")
-        one = _batches(sent, tools)
-        alone_s = alone_s or _alone_s(one.answers)
-        # What a batch waits for, such as rows of Redis, is in proportion.
-        seconds = one.run_s * max(1.0, filled.seconds / filled.run_s)
-        found.append(MeasuredBatches(one.requests, seconds, woken=math.exp(-one.rate * seconds)))
-    checks = [_check(load, rate, tools) for rate in rates_of(filled.rate)]
-    return _Round(filled.rate, found, alone_s, filled.cached_rows, checks)
+    saturated = _measure_batches(load._replace(connections=SATURATING, requests=count), probe)
+    batches, single_s = [MeasuredBatches(saturated.requests, saturated.seconds)], list[float]()
+    single = _paced(load, SINGLE_LOAD * MIN_REQUESTS / first, SINGLE)
+    rates = [pace * saturated.rate for pace in PACE_SHARES]
+    paced = [_paced(load, rate, max(MIN_PACED, int(rate * MEASURED_S))) for rate in rates]
+    for load_sent in (single, *paced):
+        probe.report(f"measuring batches at {load_sent.rate:,.0f} requests a second")
+        average = _measure_batches(load_sent, probe)
+        single_s = single_s or _single_latencies(average.answers)
+        # Waiting within a batch, such as for Redis, is taken to be proportional to its CPU time.
+        seconds = average.run_s * max(1.0, saturated.seconds / saturated.run_s)
+        batches.append(MeasuredBatches(average.requests, seconds, woken_share=math.exp(-average.rate * seconds)))
+    checks = [_check(load, rate, probe) for rate in rates_of(saturated.rate)]
+    return _Round(saturated.rate, batches, single_s, saturated.cached_rows, checks)
 
 
 class _AverageBatch(NamedTuple):
-    """Batches of a load, on average."""
+    """Averages over the batches of a load."""
 
-    rate: float  # of requests
+    rate: float  # requests per second
     requests: float
-    seconds: float  # from one to the next
-    run_s: float  # that main threads of the server ran for one
-    cached_rows: float  # that a request needs
+    seconds: float  # between batches
+    run_s: float  # CPU time of main threads of the server
+    cached_rows: float  # per request
     answers: "list[Answer]"
 
 
-def _batches(load: "Load", tools: _Tools) -> _AverageBatch:
+def _measure_batches(load: "Load", probe: _Probe) -> _AverageBatch:
     from rowwise.serve.load import seconds_of
 
-    before, ran_s = _counts(load), tools.times().run_s
-    answers = tools.send(load)
-    run_s, seconds = tools.times().run_s - ran_s, seconds_of(answers)
-    batches, cached = (now - then for now, then in zip(_counts(load), before, strict=True))
+    before, ran_s = _read_counters(load), probe.times().run_s
+    answers = probe.send(load)
+    run_s, seconds = probe.times().run_s - ran_s, seconds_of(answers)
+    batches, cached = (now - then for now, then in zip(_read_counters(load), before, strict=True))
     if not run_s:
-        raise PeerError("/proc/PID/schedstat does not say how long a server runs", "a Linux that counts it")
+        raise PeerError("/proc/PID/schedstat has no run times", "a Linux kernel with schedstats")
     requests = load.requests / batches
     each = (seconds / batches, run_s / batches, cached / load.requests)
     return _AverageBatch(load.requests / seconds, requests, *each, answers)
 
 
-def _times_of(rounds: Sequence[_Round], most: float) -> "list[BatchTimes]":
+def _fit_rounds(rounds: Sequence[_Round], max_requests: float) -> "list[BatchTimes]":
     from rowwise.serve.fleet import BatchTimes
 
-    return BatchTimes.fit_rounds([(one.batches, one.alone_s) for one in rounds], most)
+    return BatchTimes.fit_rounds([(measured.batches, measured.single_s) for measured in rounds], max_requests)
 
 
-def _middle(times: "Sequence[BatchTimes]") -> "BatchTimes":
-    return sorted(times, key=lambda one: one.max_rate)[len(times) // 2]
+def _median_model(times: "Sequence[BatchTimes]") -> "BatchTimes":
+    return sorted(times, key=lambda model: model.max_rate)[len(times) // 2]
 
 
 def _median_of(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The medians of checks at a load: other work on the cores may have a round of its own."""
-    return {name: median(one[name] for one in parts) for name in parts[0]}
+    """Medians over checks of one rate, which are robust to other work during a round."""
+    return {name: median(part[name] for part in parts) for name in parts[0]}
 
 
-def _alone_s(answers: list["Answer"]) -> list[float]:
-    """The seconds of requests that came while no other was computed."""
-    found: list[float] = []
+def _single_latencies(answers: list["Answer"]) -> list[float]:
+    """Latencies of requests that arrived at an idle worker."""
+    latencies_s: list[float] = []
     free_s = 0.0
-    for one in sorted(answers, key=lambda one: one.arrived_s):
-        if one.arrived_s > free_s:
-            found.append(one.seconds)
-        free_s = max(free_s, one.arrived_s + one.seconds)
-    return found
+    for answer in sorted(answers, key=lambda answer: answer.arrived_s):
+        if answer.arrived_s > free_s:
+            latencies_s.append(answer.seconds)
+        free_s = max(free_s, answer.arrived_s + answer.seconds)
+    return latencies_s
 
 
-def _counts(load: "Load") -> tuple[float, float]:
-    """How many batches the server has computed, and rows of cached tables in them."""
+def _read_counters(load: "Load") -> tuple[float, float]:
+    """The counters of batches and of their cached rows."""
     from urllib.request import urlopen
 
     with urlopen(f"http://{load.host}:{load.port}/metrics", timeout=END_S) as answer:
@@ -280,17 +281,17 @@ def _counts(load: "Load") -> tuple[float, float]:
     return total("rowwise_batch_rows_count"), total(r"rowwise_cached_rows_total\S+")
 
 
-def _redis_nodes(tiers: "RowTiers", rows_s: float, tell: Any) -> dict[str, float]:
-    """Nodes for copies of all rows of cached tables, and for so many of them a second."""
+def _size_redis(tiers: "RowTiers", rows_s: float, report: Any) -> dict[str, float]:
+    """Redis nodes for all rows of cached tables at a rate of `rows_s`."""
     from rowwise.serve.redis_rows import RedisNodes, RedisRows
 
-    tell("measuring Redis")
+    report("measuring Redis")
     assert tiers.layout is not None
     total_bytes, min_rows_s, memory_bytes = 0, math.inf, math.inf
-    for one in tiers.layout.caches:
+    for group in tiers.layout.caches:
         nodes = RedisNodes(tiers.redis, "rowwise-fleet")
-        costs = RedisRows(nodes, nodes, one.shape.row_bytes).measure()
-        total_bytes += costs.row_bytes * sum(table.rows for table in one.tables)
+        costs = RedisRows(nodes, nodes, group.shape.row_bytes).measure()
+        total_bytes += costs.row_bytes * sum(table.rows for table in group.tables)
         min_rows_s, memory_bytes = min(min_rows_s, costs.rows_s), min(memory_bytes, costs.memory_bytes)
     needed = max(1, math.ceil(total_bytes / memory_bytes), math.ceil(rows_s / min_rows_s)) if total_bytes else 0
     return {
@@ -300,44 +301,44 @@ def _redis_nodes(tiers: "RowTiers", rows_s: float, tell: Any) -> dict[str, float
 
 
 class _Check(NamedTuple):
-    """Requests at random times."""
+    """Measured answers of an open loop."""
 
     rate: float
-    answers: "list[Answer]"  # in the order of their requests
-    waited_share: float  # of the time, in which other work had the cores of the server
+    answers: "list[Answer]"  # by arrival
+    waited_share: float  # share of the time in which the server waited for its cores
 
-    def beside(self, times: "BatchTimes") -> dict[str, float]:
-        """Their latencies, and the forecast for the times at which they came."""
+    def compare(self, times: "BatchTimes") -> dict[str, float]:
+        """Quantiles of measured latencies, and of the forecast for the same arrivals."""
         import numpy as np
 
         from rowwise.serve.fleet import latencies
 
-        forecast_s = latencies([one.arrived_s for one in self.answers], times)
-        found = {"rate": self.rate, "waited_share": self.waited_share}
+        forecast_s = latencies([answer.arrived_s for answer in self.answers], times)
+        result = {"rate": self.rate, "waited_share": self.waited_share}
         for name, seconds in (
-            ("", [one.seconds for one in self.answers]),
+            ("", [answer.seconds for answer in self.answers]),
             ("forecast_", forecast_s),
-            ("late_", [one.late_s for one in self.answers]),
+            ("late_", [answer.late_s for answer in self.answers]),
         ):
             p50, p99 = 1000 * np.quantile(seconds[len(seconds) // 10 :], (0.5, 0.99))
-            found |= {f"{name}p50_ms": float(p50), f"{name}p99_ms": float(p99)}
-        return found | {"p99_over_forecast": found["p99_ms"] / found["forecast_p99_ms"]}
+            result |= {f"{name}p50_ms": float(p50), f"{name}p99_ms": float(p99)}
+        return result | {"p99_over_forecast": result["p99_ms"] / result["forecast_p99_ms"]}
 
 
-def _check(load: "Load", rate: float, tools: _Tools) -> _Check:
+def _check(load: "Load", rate: float, probe: _Probe) -> _Check:
     from rowwise.serve.load import seconds_of
 
-    tools.tell(f"measuring {rate:,.0f} requests a second")
-    sent = _at_random(load, rate, max(CHECKED, int(rate * CHECKED_S)))
-    before_s = tools.times().waited_s
-    answers = sorted(tools.send(sent), key=lambda one: one.arrived_s)
-    return _Check(rate, answers, (tools.times().waited_s - before_s) / seconds_of(answers))
+    probe.report(f"measuring {rate:,.0f} requests a second")
+    sent = _paced(load, rate, max(CHECK_requests, int(rate * CHECK_S)))
+    before_s = probe.times().waited_s
+    answers = sorted(probe.send(sent), key=lambda answer: answer.arrived_s)
+    return _Check(rate, answers, (probe.times().waited_s - before_s) / seconds_of(answers))
 
 
-def _at_random(load: "Load", rate: float, requests: int) -> "Load":
-    """So many requests at random times, or those of some seconds."""
-    fewer = min(requests, max(MIN_CHECKED, int(rate * MAX_S)))
-    return load._replace(connections=CONNECTIONS, requests=fewer, rate=rate)
+def _paced(load: "Load", rate: float, requests: int) -> "Load":
+    """An open loop of up to `requests`, limited to about MAX_S."""
+    limited = min(requests, max(MIN_CHECK_requests, int(rate * MAX_S)))
+    return load._replace(connections=CONNECTIONS, requests=limited, rate=rate)
 
 
 def _show(report: dict[str, Any], qps: float, p99: float) -> None:
@@ -346,31 +347,31 @@ def _show(report: dict[str, Any], qps: float, p99: float) -> None:
     terminal = make_terminal()
     if report["checks"]:
         table = make_table((), ("requests a second", "p50", "forecast", "p99", "forecast", "p99 / forecast"))
-        for one in report["checks"]:
+        for check in report["checks"]:
             names = ("p50_ms", "forecast_p50_ms", "p99_ms", "forecast_p99_ms")
-            ratio = f"{one['p99_over_forecast']:.2f}"
-            table.add_row(f"{one['rate']:,.0f}", *(f"{one[name]:.1f} ms" for name in names), ratio)
+            ratio = f"{check['p99_over_forecast']:.2f}"
+            table.add_row(f"{check['rate']:,.0f}", *(f"{check[name]:.1f} ms" for name in names), ratio)
         terminal.print("one worker on this machine:")
         terminal.print(table)
-        late_ms, share = (max(one[name] for one in report["checks"]) for name in ("late_p99_ms", "waited_share"))
-        if late_ms > LATE_MS or share > WAITED:
+        late_ms, share = (max(check[name] for check in report["checks"]) for name in ("late_p99_ms", "waited_share"))
+        if late_ms > LATE_MS or share > MAX_WAITED:
             terminal.print(
-                f"other work has these cores: the worker waited {share:.0%} of the time for its own, and 1 % of the "
-                f"requests were sent {late_ms:.0f} ms late. The forecast knows nothing of it: measure where cores idle"
+                f"other work uses these cores: the worker waited {share:.0%} of the time for its core, and 1 % of the "
+                f"requests were sent {late_ms:.0f} ms late. The forecast ignores this: measure on idle cores"
             )
     slow, *_, fast = sorted(report["filled_rates"])
     if fast > DRIFT * slow:
         terminal.print(
-            f"within this minute the worker could answer {slow:,.0f} to {fast:,.0f} requests a second: other work "
-            "slows its core, and the forecast knows nothing of it"
+            f"within this minute the throughput of the worker was {slow:,.0f} to {fast:,.0f} requests a second: other "
+            "work slows its core, which the forecast ignores"
         )
     terminal.print(
         f"a batch takes {report['fixed_ms']:.1f} ms and {report['request_ms']:.2f} ms a request: "
         f"a worker answers {report['rate_of_a_worker']:,.0f} requests a second with a p99 of {p99:g} ms"
     )
-    many = "replicas" if report["replicas"] > 1 else "replica"
+    noun = "replicas" if report["replicas"] > 1 else "replica"
     terminal.print(
-        f"{qps:g} requests a second: {report['replicas']} {many} of {report['workers_of_a_replica']} workers, "
+        f"{qps:g} requests a second: {report['replicas']} {noun} of {report['workers_of_a_replica']} workers, "
         f"p50 {report['p50_ms']:.1f} ms, p99 {report['p99_ms']:.1f} ms"
     )
     tables = "all rows"
@@ -387,5 +388,5 @@ def _show(report: dict[str, Any], qps: float, p99: float) -> None:
         terminal.print(
             f"Redis: {redis['nodes']} {nodes} of {format_bytes(redis['node_memory_bytes'])}: all rows take "
             f"{format_bytes(redis['memory_bytes'])} there; a core of a node answers {redis['node_rows_s']:,.0f} rows a "
-            f"second, and while all caches are empty {redis['rows_s']:,.0f} are asked for"
+            f"second, and with empty caches {redis['rows_s']:,.0f} are requested"
         )

@@ -1,4 +1,4 @@
-"""`rowwise train --on`, `rowwise ps` and `rowwise stop`: jobs of a scheduler, submitted, followed and ended."""
+"""`rowwise train --on`, `rowwise ps` and `rowwise stop`: submits, follows and cancels jobs of a scheduler."""
 
 import re
 import time
@@ -17,18 +17,18 @@ from rowwise.base.textfile import open_regular
 from rowwise.cli.job import Job, JobRequest, State, find_record, read_records, save_record
 from rowwise.cli.terminal import Terminal, make_table, make_terminal, say
 
-POLL_S = 2.0  # between two questions to the scheduler
-MAX_SILENT_S = 120.0  # of pauses between questions that a scheduler did not answer, one after the other
-SLOW_S = 5.0  # after which a scheduler that fails is not asked about the next job
-PIECE_bytes = 1 << 20  # of a log, at once
-SHOWN = 20  # jobs, the newest
+POLL_S = 2.0  # interval of polling the scheduler
+MAX_SILENT_S = 120.0  # of consecutive polls that fail
+SLOW_S = 5.0  # a failure that took longer is not retried for the next job
+PIECE_bytes = 1 << 20  # read size of a log
+SHOWN = 20  # newest jobs
 PROGRESS = re.compile(r" *\d+% step ")
 ENDED: tuple[State, ...] = ("completed", "failed", "cancelled", "gone")
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """What is asked of a scheduler."""
+    """The operations of a scheduler."""
 
     make_script: Callable[[JobRequest], str]
     submit: Callable[[JobRequest], Job]
@@ -38,8 +38,8 @@ class Scheduler:
 
 @cache
 def schedulers() -> dict[str, Scheduler]:
-    """By the first part of a job's name."""
-    from rowwise.cli import ray, slurm  # a run that is not submitted loads neither
+    """Schedulers by the first part of a job name."""
+    from rowwise.cli import ray, slurm  # imported only to submit or follow a job
 
     return {
         "slurm": Scheduler(slurm.make_script, slurm.submit, slurm.find_state, slurm.cancel),
@@ -55,9 +55,9 @@ def scheduler_of(job: Job) -> Scheduler:
 
 
 def ps(
-    job: Annotated[str | None, typer.Argument(help="A job to follow to its end; without it, all are listed.")] = None,
+    job: Annotated[str | None, typer.Argument(help="Job to follow to its end (default: list all).")] = None,
 ) -> None:
-    """List jobs that `rowwise train --on` has submitted from this home folder, or follow one.
+    """List the jobs that `rowwise train --on` submitted from this home folder, or follow one.
 
     Example: rowwise ps
 
@@ -68,41 +68,41 @@ def ps(
         return
     table = make_table(("job", "recipe", "state", "run"))
     records = read_records()[-SHOWN:]
-    names, silent = [one.name for one in records], dict[str, str]()
-    for one in reversed(records):
-        name = one.name if names.count(one.name) == 1 else one.full_name
-        table.add_row(*map(escape, (name, one.recipe, _state_in_words(one, silent), one.run)))
+    names, unreachable = [record.name for record in records], dict[str, str]()
+    for record in reversed(records):
+        name = record.name if names.count(record.name) == 1 else record.full_name
+        table.add_row(*map(escape, (name, record.recipe, _describe_state(record, unreachable), record.run)))
     console = make_terminal()
     console.print(table if records else "no jobs: rowwise train RECIPE --on slurm submits one")
 
 
-def _state_in_words(job: Job, silent: dict[str, str]) -> str:
-    """The state of a job, or why it is unknown; a scheduler in `silent` took long to refuse and is not asked again."""
+def _describe_state(job: Job, unreachable: dict[str, str]) -> str:
+    """The state of a job, or the error; `unreachable` has the errors of slow schedulers, which are not retried."""
     cluster, began_s = f"{job.name.partition('-')[0]} {job.cluster}", time.monotonic()
-    if cluster in silent:
-        return silent[cluster]
+    if cluster in unreachable:
+        return unreachable[cluster]
     try:
-        state, why = scheduler_of(job).find_state(job)
+        state, reason = scheduler_of(job).find_state(job)
     except RowwiseError as error:
         unknown = f"unknown ({error})"
         if time.monotonic() - began_s > SLOW_S:
-            silent[cluster] = unknown
+            unreachable[cluster] = unknown
         return unknown
-    return f"{state} ({why})" if state == "pending" else state
+    return f"{state} ({reason})" if state == "pending" else state
 
 
-def stop(job: Annotated[str, typer.Argument(help="A job, as rowwise ps names it.")]) -> None:
-    """Stop a job: its ranks save a checkpoint, if the scheduler gives them the time, and end.
+def stop(job: Annotated[str, typer.Argument(help="Name of a job, from rowwise ps.")]) -> None:
+    """Stop a job: its ranks save a checkpoint, if the grace period of the scheduler allows it, and exit.
 
     Example: rowwise stop slurm-17
     """
-    found = find_record(job)
-    scheduler = scheduler_of(found)
-    state, _ = scheduler.find_state(found)
+    record = find_record(job)
+    scheduler = scheduler_of(record)
+    state, _ = scheduler.find_state(record)
     if state in ENDED:
-        raise SpecError(f"{found.name} has ended: {state}")
-    scheduler.cancel(found)
-    print(f"{found.name} was asked to stop; its run is {found.run}")
+        raise SpecError(f"{record.name} has ended: {state}")
+    scheduler.cancel(record)
+    print(f"{record.name} was asked to stop; its run is {record.run}")
 
 
 def submit(request: JobRequest, on: str, *, dry_run: bool, detach: bool) -> None:
@@ -116,8 +116,8 @@ def submit(request: JobRequest, on: str, *, dry_run: bool, detach: bool) -> None
     try:
         save_record(job)
     except OSError as error:
-        got = f"{error.filename or 'the home folder'}: {error.strerror}: rowwise ps will not know {job.name}"
-        say(console, f"{got}; its scheduler does")
+        problem = f"{error.filename or 'the home folder'}: {error.strerror}: rowwise ps will not know {job.name}"
+        say(console, f"{problem}; its scheduler does")
     if not detach:
         follow(job)
 
@@ -126,23 +126,23 @@ def follow(job: Job, *, wait: Callable[[float], None] = time.sleep) -> None:
     """Show the log of a job to its end; raises typer.Exit unless it completes. Ctrl-C leaves the job as it is."""
     console = make_terminal(stderr=True)
     try:
-        state, why = _follow(job, console, wait)
+        state, reason = _poll(job, console, wait)
     except KeyboardInterrupt:
         console.print(f"{job.name} goes on: rowwise ps {job.name} follows it, rowwise stop {job.name} ends it")
         raise typer.Exit(130) from None
     if state != "completed":
-        raise DataError(f"{job.name} is {state} ({why}): its log is {job.log}, and its run {job.run}")
+        raise DataError(f"{job.name} is {state} ({reason}): its log is {job.log}, and its run {job.run}")
 
 
-def _follow(job: Job, console: Terminal, wait: Callable[[float], None]) -> tuple[State, str]:
-    """Print the log until the job has ended; returns its state, and the scheduler's word for it."""
-    seen, told, silent_s = 0, "", 0.0
+def _poll(job: Job, console: Terminal, wait: Callable[[float], None]) -> tuple[State, str]:
+    """Print the log until the job has ended; returns its state, and the reason of the scheduler."""
+    offset, last_status, silent_s = 0, "", 0.0
     with console.status(job.name) as live:
         while True:
             try:
-                state, why = scheduler_of(job).find_state(job)
-            except DataError as error:  # a busy scheduler; at the first question the user learns it at once
-                if not told or silent_s > MAX_SILENT_S:
+                state, reason = scheduler_of(job).find_state(job)
+            except DataError as error:  # a busy scheduler is retried, except at the first poll
+                if not last_status or silent_s > MAX_SILENT_S:
                     raise
                 if not silent_s:
                     say(console, f"{job.name}: {error}; asks again")
@@ -150,17 +150,17 @@ def _follow(job: Job, console: Terminal, wait: Callable[[float], None]) -> tuple
                 wait(POLL_S)
                 continue
             silent_s = 0.0
-            said = f"{job.name} waits: {why}" if state == "pending" else f"{job.name} is {state}"
-            if said != told and state not in ENDED:
-                console.print(said, markup=False)
-            told = said
-            for piece in read_log(Path(job.log), seen, to_end=state in ENDED):
-                seen += len(piece)
+            status = f"{job.name} waits: {reason}" if state == "pending" else f"{job.name} is {state}"
+            if status != last_status and state not in ENDED:
+                console.print(status, markup=False)
+            last_status = status
+            for piece in read_log(Path(job.log), offset, to_end=state in ENDED):
+                offset += len(piece)
                 _show(piece, job, console, live)
             if state in ENDED:
                 if not Path(job.log).exists():
                     say(console, f"{job.name}: no log {job.log} on this host")
-                return state, why
+                return state, reason
             wait(POLL_S)
 
 
@@ -172,16 +172,16 @@ def _show(log: bytes, job: Job, console: Terminal, live: Status) -> None:
             say(console, line)
 
 
-def read_log(path: Path, seen: int, *, to_end: bool, most: int = PIECE_bytes) -> Iterator[bytes]:
-    """Complete lines from byte `seen` on, or all that is there; a line longer than a piece comes in several."""
-    if not path.exists():  # it does not start at once, and other nodes' files arrive late
+def read_log(path: Path, offset: int, *, to_end: bool, max_bytes: int = PIECE_bytes) -> Iterator[bytes]:
+    """Complete lines from byte `offset` on, or the rest with `to_end`; a line above `max_bytes` comes in pieces."""
+    if not path.exists():  # the job may be pending, and shared file systems lag
         return
     with open_regular(path) as file:
         while True:
-            file.seek(seen)
-            read = file.read(most)
-            end = read.rfind(b"\n") + 1 or (len(read) if to_end or len(read) == most else 0)
+            file.seek(offset)
+            chunk = file.read(max_bytes)
+            end = chunk.rfind(b"\n") + 1 or (len(chunk) if to_end or len(chunk) == max_bytes else 0)
             if not end:
                 return
-            seen += end
-            yield read[:end]
+            offset += end
+            yield chunk[:end]

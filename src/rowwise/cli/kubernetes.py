@@ -14,8 +14,8 @@ from rowwise.cli.job import JobRequest, check_keys, check_number
 
 GRACE_S = 120  # from SIGTERM to SIGKILL
 PORT = 29500
-NAME = re.compile("[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # of a Service; with the number of a pod it is a name in DNS
-STOPPED, REFUSED = 143, 2  # exit codes: after SIGTERM; for what another attempt does not change
+NAME = re.compile("[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # of a Service; a DNS label, also with the pod's index
+STOPPED, REFUSED = 143, 2  # exit codes: after SIGTERM; for an error that a retry does not fix
 KEYS = ("claim", "cpu", "gpu", "grace", "image", "memory", "mount", "name", "namespace", "service-account")
 
 HEAD = """\
@@ -26,7 +26,7 @@ HEAD = """\
 #   kubectl delete -f FILE          (ranks save a checkpoint first)
 """
 
-SCRIPT = r"""# A process for each rank. SIGTERM, of an eviction or a node that ends, goes to all of them.
+SCRIPT = r"""# One process per rank. SIGTERM, from an eviction or a drained node, is forwarded to all of them.
 ranks=()
 for ((local = 0; local < {nproc}; local++)); do
   RANK=$((JOB_COMPLETION_INDEX * {nproc} + local)) LOCAL_RANK=$local {command} &
@@ -36,10 +36,10 @@ trap 'kill -TERM "${{ranks[@]}}" 2>/dev/null' TERM
 code=0
 for rank in "${{ranks[@]}}"; do
   while :; do
-    wait "$rank" && one=0 || one=$?
-    kill -0 "$rank" 2>/dev/null || break  # a signal ends a wait, and not the rank
+    wait "$rank" && rank_code=0 || rank_code=$?
+    kill -0 "$rank" 2>/dev/null || break  # a signal interrupts wait while the rank still runs
   done
-  if [ "$code" = 0 ]; then code=$one; fi
+  if [ "$code" = 0 ]; then code=$rank_code; fi
 done
 exit "$code"
 """
@@ -47,21 +47,21 @@ exit "$code"
 
 def make_manifest(request: JobRequest) -> str:
     """The manifest of a job, as YAML."""
-    settings = _checked(request)
-    name, namespace = settings.get("name", _name_of(request.recipe)), settings.get("namespace")
+    settings = _check_settings(request)
+    name, namespace = settings.get("name", _service_name(request.recipe)), settings.get("namespace")
     if not NAME.fullmatch(name):
         raise SpecError(
             f"--job name={name}", "a small letter, then at most 39 small letters, digits and dashes: a name in DNS"
         )
-    about = {"name": name} | ({"namespace": namespace} if namespace else {})
+    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
     service = {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": about,
-        # Ranks look for the first pod before it is ready.
+        "metadata": metadata,
+        # Ranks resolve the first pod before it is ready.
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}},
     }
-    # Pods of a stopped run start again, and go on with it; what a recipe or an option has wrong ends the job.
+    # Pods of a stopped run restart and resume it; an error in a recipe or an option fails the job.
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [STOPPED]}},
@@ -70,7 +70,7 @@ def make_manifest(request: JobRequest) -> str:
     job = {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": about,
+        "metadata": metadata,
         "spec": {
             "completionMode": "Indexed",
             "completions": request.nodes,
@@ -81,10 +81,12 @@ def make_manifest(request: JobRequest) -> str:
         },
     }
     head = HEAD.format(recipe=request.recipe, nodes=request.nodes, nproc=request.nproc, name=name)
-    return head + "---\n".join(yaml.dump(one, Dumper=_ManifestDumper, sort_keys=False) for one in (service, job))
+    return head + "---\n".join(
+        yaml.dump(manifest, Dumper=_ManifestDumper, sort_keys=False) for manifest in (service, job)
+    )
 
 
-def _checked(request: JobRequest) -> dict[str, str]:
+def _check_settings(request: JobRequest) -> dict[str, str]:
     settings = request.settings
     check_keys(settings, KEYS, "add other fields to the manifest")
     for key, why in (("image", "the container image with rowwise"), ("claim", "the volume claim with recipe and runs")):
@@ -95,7 +97,7 @@ def _checked(request: JobRequest) -> dict[str, str]:
     return settings
 
 
-def _name_of(recipe: str) -> str:
+def _service_name(recipe: str) -> str:
     text = re.sub("[^a-z0-9]+", "-", recipe.lower()).strip("-")
     return (text if text[:1].isalpha() else f"run-{text}")[:40].strip("-")
 
@@ -132,12 +134,12 @@ def _pod(request: JobRequest, settings: dict[str, str], name: str) -> dict[str, 
 
 
 def _escape(text: str) -> str:
-    """A text of `command` that a container gets as it is: the kubelet writes `$` for `$$`, and expands `$(NAME)`."""
+    """Escape a text in `command`, as the kubelet replaces `$$` by `$` and expands `$(NAME)`."""
     return re.sub(r"\${2,}|\$(?=\()", lambda dollars: 2 * dollars[0], text)
 
 
 class _ManifestDumper(yaml.SafeDumper):
-    """Writes scripts as blocks, and the same value twice rather than a reference."""
+    """Writes scripts as block literals, and repeated values without YAML anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

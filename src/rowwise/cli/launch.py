@@ -25,9 +25,9 @@ from rowwise.tables.spec import Topology
 if TYPE_CHECKING:
     from rowwise.parallel.comm.interface import Comm
 
-MAX_RANKS = 1024  # processes of this machine
-AGAIN = "start all ranks again to go on from the newest checkpoint: rowwise resume RUN, or train with the same --run"
-TIMEOUT_S = 1800.0  # for ranks that hang or do much more work; a rank that dies is noticed at once
+MAX_RANKS = 1024  # processes on one machine
+RESTART_HINT = "restart all ranks from the newest checkpoint: rowwise resume RUN, or train with the same --run"
+TIMEOUT_S = 1800.0  # for ranks that hang or lag behind; a rank that dies is detected at once
 MAX_TIMEOUT_S = 1e7
 # Imported once, before ranks are forked. pyarrow imports pandas, where installed, with the first number it converts.
 PRELOADED = ("rowwise.cli.rank", "pandas")
@@ -36,13 +36,13 @@ PRELOADED = ("rowwise.cli.rank", "pandas")
 def launch(
     request: RunRequest, nproc: int | None, timeout: float | None, environment: CommandEnvironment
 ) -> Path | None:
-    """Train or resume on the ranks that `parse_ranks` has accepted; raises typer.Exit unless all went well.
+    """Train or resume on the ranks that `parse_ranks` has accepted; raises typer.Exit on a failure.
 
-    Returns the folder of the run; None for ranks of torchrun.
+    Returns the folder of the run, or None on ranks of torchrun.
     """
     timeout_s = TIMEOUT_S if timeout is None else timeout
     remove_stale_folders()
-    if environment.torchrun is None:  # one host, which no network orders: the file has to be one all the same
+    if environment.torchrun is None:  # one host has no order, but the file must be valid
         request.check_network()
     notes = MemoryNotes()
     if environment.torchrun is not None:
@@ -53,7 +53,7 @@ def launch(
 
         code = run_rank(request, None, notes)
     else:
-        if request.recipe is not None:  # one error, before any rank starts
+        if request.recipe is not None:  # fail once, before any rank starts
             from rowwise.recipes.recipe import check_ranks
 
             check_ranks(request.recipe, nproc)
@@ -79,7 +79,7 @@ def parse_ranks(nproc: int | None, timeout: float | None, environment: CommandEn
     if timeout is not None and not 0 < timeout <= MAX_TIMEOUT_S:
         raise SpecError(f"--timeout {timeout:g}", f"more than 0 seconds, and at most {MAX_TIMEOUT_S:g}")
     if timeout is not None and ranks == 1:
-        raise SpecError(f"--timeout {timeout:g} with one rank, which waits for no other: leave it out")
+        raise SpecError(f"--timeout {timeout:g} with one rank, which waits for no other: leave out --timeout")
     return ranks
 
 
@@ -104,10 +104,10 @@ def _run_torchrun_rank(request: RunRequest, torchrun: Torchrun, timeout_s: float
         if line is None:
             raise
         if not isinstance(error, AgreedError):
-            named = line if line.startswith(f"rank {torchrun.rank}: ") else f"rank {torchrun.rank}: {line}"
-            again = f"; {AGAIN}" if isinstance(error, PeerError) else ""
-            print(f"rowwise: {named}{again}", file=sys.stderr, flush=True)
-            return 2  # not closed, which waits for the others: they may wait for what this rank never sends
+            prefixed = line if line.startswith(f"rank {torchrun.rank}: ") else f"rank {torchrun.rank}: {line}"
+            restart_hint = f"; {RESTART_HINT}" if isinstance(error, PeerError) else ""
+            print(f"rowwise: {prefixed}{restart_hint}", file=sys.stderr, flush=True)
+            return 2  # without close(), which would wait for ranks that wait for this one
         code = 2
     if comm is not None:
         comm.close()
@@ -148,7 +148,7 @@ def run_local_rank(comm: "Comm", request: RunRequest, folder: str) -> int:
 
 @final
 class FileNotes:
-    """Notes as files of a folder, which the process that started the ranks reads, too."""
+    """Notes as files in a folder, which the launching process reads as well."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)

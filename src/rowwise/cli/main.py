@@ -39,7 +39,7 @@ from rowwise.cli.tune import tune
 from rowwise.cli.watch import watch
 
 INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
-ENDING_s = 10.0  # that a command waits for its threads after Ctrl-C
+JOIN_s = 10.0  # longest wait for threads after Ctrl-C
 
 BEGIN = """Three commands to begin with:
 
@@ -51,7 +51,7 @@ rowwise --help lists all commands, rowwise COMMAND --help has examples of each."
 
 
 class CommandGroup(NamedTuple):
-    """Commands behind a word, such as `rowwise data`."""
+    """Subcommands of one command, such as `rowwise data`."""
 
     name: str
     help: str
@@ -73,7 +73,7 @@ NET = CommandGroup(
     "Measure the links between hosts, and order hosts by them. Example: rowwise net show net.json",
     (net.probe, net.show, net.order),
 )
-PANELS: dict[str, tuple[Callable[..., None] | CommandGroup, ...]] = {  # of `rowwise --help`
+PANELS: dict[str, tuple[Callable[..., None] | CommandGroup, ...]] = {  # sections of `rowwise --help`
     "Start": (doctor, ls, cp, DATA),
     "Train": (train, resume, tune, ps, stop, watch),
     "Understand": (measure.evaluate, measure.report, explain, measure.baseline),
@@ -81,13 +81,13 @@ PANELS: dict[str, tuple[Callable[..., None] | CommandGroup, ...]] = {  # of `row
     "Serve": (measure.predict, export, versions, serve, fleet, audit),
     "Look after": (drill, bench, CKPT),
 }
-NAMES = {"evaluate": "eval", "import_": "import"}  # words of Python
+NAMES = {"evaluate": "eval", "import_": "import"}  # functions that cannot have the name of their command
 
 
 def main() -> None:
     # OpenMP reads this when torch is imported: idle threads that spin would take cores from working ones.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    # cuBLAS reads this when the first product runs on a GPU: with it the same numbers have the same bits.
+    # cuBLAS reads this when the first product runs on a GPU: with it products are bitwise deterministic.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # MLflow's client reads these: by default it waits minutes for a server that is down, and prints addresses.
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -104,8 +104,8 @@ def make_app() -> typer.Typer:
         for command in commands:
             if isinstance(command, CommandGroup):
                 group = typer.Typer(no_args_is_help=True, help=command.help)
-                for inside in command.commands:
-                    _add(group, inside)
+                for subcommand in command.commands:
+                    _add(group, subcommand)
                 app.add_typer(group, name=command.name, rich_help_panel=panel)
             else:
                 _add(app, command, panel)
@@ -140,15 +140,15 @@ def _read_environment(
 
 
 class CheckedCommand(TyperCommand):
-    """A command that begins if its options go together.
+    """A command that checks its options for conflicts before it runs.
 
-    Exits with one line and code 2 after an error of the user, 130 after Ctrl-C; a bug keeps its traceback.
+    Exits with one line and code 2 on a user error, with 130 after Ctrl-C; a bug keeps its traceback.
     """
 
     def invoke(self, ctx: Any) -> None:
         try:
             words = ctx.command_path.removeprefix(f"{ctx.find_root().command_path} ")
-            check_conflicts(words, set(self._given(ctx.params)))
+            check_conflicts(words, set(self._changed(ctx.params)))
             super().invoke(ctx)
         except (RowwiseError, OSError) as error:
             line = one_line(error)
@@ -161,8 +161,8 @@ class CheckedCommand(TyperCommand):
             _wait_for_threads()
             raise typer.Exit(INTERRUPTED) from None
 
-    def _given(self, values: Mapping[str, object]) -> Iterator[str]:
-        """Options and arguments, as they are typed, that are not as they are by default."""
+    def _changed(self, values: Mapping[str, object]) -> Iterator[str]:
+        """Options and arguments that differ from their defaults, as a user types them."""
         for param in self.params:
             value = values.get(param.name)
             if value != param.default and value not in (None, (), []):
@@ -171,11 +171,11 @@ class CheckedCommand(TyperCommand):
 
 
 def _wait_for_threads() -> None:
-    """Wait for threads that Python takes for ended: inside of torch when the interpreter ends they abort the process.
+    """Wait for threads that Python wrongly marked as ended: one that is inside torch at exit aborts the process.
 
-    Before Python 3.13 `Thread.join` marks a thread as ended that still runs, if Ctrl-C interrupts the join.
+    Before Python 3.13, a `Thread.join` that Ctrl-C interrupts marks a running thread as ended.
     """
-    end_s = time.monotonic() + ENDING_s
+    end_s = time.monotonic() + JOIN_s
     while any(not t.is_alive() and not t.daemon for t in threading.enumerate()) and time.monotonic() < end_s:
         time.sleep(0.01)
 

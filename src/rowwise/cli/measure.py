@@ -19,15 +19,16 @@ if TYPE_CHECKING:
     from rowwise.recipes.baseline import TreeBaseline
     from rowwise.train.evaluate import Scores
 
-COMPARED = ("loss", "ne", "auc", "rmse", "mae", "r2", "poisson_deviance")  # with trees
-JUDGES = {"auc": "AUC", "poisson_deviance": "Poisson deviance", "rmse": "RMSE"}  # the first that is measured decides
-MIN_GAIN = 0.005  # of AUC, from which on trees are advised
+COMPARED = ("loss", "ne", "auc", "rmse", "mae", "r2", "poisson_deviance")  # metrics in the comparison with trees
+JUDGES = {"auc": "AUC", "poisson_deviance": "Poisson deviance", "rmse": "RMSE"}  # of the verdict, preferred first
+MIN_GAIN = 0.005  # in AUC, from which on trees are recommended
 RunsArgument = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN", help="The folder of a run, or of several, whose probabilities are averaged."),
+    typer.Argument(metavar="RUN", help="Run folder, or several, whose probabilities are averaged."),
 ]
 DataOption = Annotated[
-    str | None, typer.Option(help="Rows to use: parquet:PATH, csv:PATH or a path (default: the recipe's test rows).")
+    str | None,
+    typer.Option(help="Rows to use: parquet:PATH, csv:PATH or a path (default: the recipe's test rows)."),
 ]
 
 
@@ -40,7 +41,7 @@ def evaluate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a trained model on its test rows or on other files; of several, each run and their mean.
+    """Evaluate a trained model on its test rows or on other files; of several runs, each one and their ensemble.
 
     Example: rowwise eval runs/dlrm-synthetic/1
 
@@ -58,8 +59,8 @@ def evaluate(
     features, warn = None if slices is None else tuple(slices.split(",")), partial(show_warning, console)
     if len(runs) > 1:
         with console.status("evaluating"):
-            together = evaluate_ensemble(runs, which=which, data=data, slices=features, warn=warn)
-        (print_ensemble_json if as_json else show_ensemble)(runs, together)
+            ensemble = evaluate_ensemble(runs, which=which, data=data, slices=features, warn=warn)
+        (print_ensemble_json if as_json else show_ensemble)(runs, ensemble)
         return
     with console.status("evaluating"):
         scores = measure(runs[0], which=which, data=data, slices=features, warn=warn)
@@ -73,24 +74,26 @@ def evaluate(
 
 def predict(  # noqa: PLR0913 - one for each option
     runs: RunsArgument,
-    out: Annotated[Path, typer.Option(help="The file to write: .parquet or .csv.")],
+    out: Annotated[Path, typer.Option(help="File to write: .parquet or .csv.")],
     data: DataOption = None,
     which: Which = "best",
     keep: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMNS", help="Input columns to write as well, such as user,item, or all; repeatable."),
+        typer.Option(
+            metavar="COLUMNS", help="Input columns to copy to the output, such as user,item, or all; repeatable."
+        ),
     ] = None,
     k: Annotated[
         int | None,
-        typer.Option("--k", help="Items for each list, by a model of lists (default: 10)."),
+        typer.Option("--k", help="Number of items per list, for sequence models (default: 10)."),
     ] = None,
     memory: MemoryForRows = None,
 ) -> None:
-    """Predict for rows of files: writes each row's key, and each label's logit and probability, as Parquet or CSV.
+    """Predict rows of files: write the key of each row with the logit and probability of each label, as Parquet or CSV.
 
-    Rows need no labels. Without a key column in the recipe, rows are numbered. The probability of
-    several runs is the mean of theirs. RUN may be a folder that rowwise export wrote: a server's answers, offline.
-    A model of lists (sasrec, hstu) has no labels: columns `items` and `scores` have the best items for each list.
+    Rows need no labels. Without a key column in the recipe, rows are numbered. Probabilities of several runs are
+    averaged. RUN may be a folder of rowwise export, for the answers of a server offline. A sequence model (sasrec,
+    hstu) has no labels: the columns `items` and `scores` have the best items for each list.
 
     Example: rowwise predict runs/dlrm-synthetic/1 --data parquet:tomorrow.parquet --out predictions.parquet
 
@@ -122,7 +125,7 @@ def predict(  # noqa: PLR0913 - one for each option
 def baseline(run: RunArgument) -> None:
     """Train boosted trees (LightGBM) on the rows of a run, and compare both on its test rows.
 
-    The report of the run shows the result, too. Needs LightGBM, the extra `trees`.
+    The report of the run includes the result. Needs LightGBM, from the extra `trees`.
 
     Example: rowwise baseline runs/clicks/1
     """
@@ -140,25 +143,25 @@ def compare_with_trees(run: Path, console: Console) -> None:
 
 
 def suggest_trees(run: Path, console: Console) -> None:
-    """Where trees take seconds, print one line that says which is better, they or the model of a run."""
+    """If trees train in seconds, print one line that compares them with the model of a run."""
     from rowwise.recipes.baseline import fit_quick_trees
 
     with console.status("comparing with trees"):
         trees = fit_quick_trees(run)
     if trees is None or "auc" not in trees.test:
         return
-    reached, auc = trees.test["auc"], _test_metrics(run, trees.task).get("auc", 0.0)
-    said = f"trees   boosted trees reach AUC {reached:.4f} where this model has {auc:.4f}"
-    use = f": for this data use them (rowwise baseline {run})" if reached - auc > MIN_GAIN else ""
-    say(console, f"{said}{use}")
+    trees_auc, auc = trees.test["auc"], _test_metrics(run, trees.task).get("auc", 0.0)
+    line = f"trees   boosted trees reach AUC {trees_auc:.4f}, this model {auc:.4f}"
+    advice = f": for this data use them (rowwise baseline {run})" if trees_auc - auc > MIN_GAIN else ""
+    say(console, f"{line}{advice}")
 
 
 def _test_metrics(run: Path, task: str) -> dict[str, float]:
     from rowwise.report.read import read_run
 
     result = read_run(run).result
-    given: dict[str, float | None] = {} if result is None else result.test.get(task, {})
-    return {name: value for name, value in given.items() if value is not None}
+    metrics: dict[str, float | None] = {} if result is None else result.test.get(task, {})
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
 def _show_baseline(trees: "TreeBaseline", run: Path) -> None:
@@ -181,12 +184,12 @@ def _show_baseline(trees: "TreeBaseline", run: Path) -> None:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="The folder of a run, or of several to compare.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folder, or several to compare.")],
     out: Annotated[
-        Path | None, typer.Option(help="The HTML file to write (default: RUN/report.html; for several, compared.html).")
+        Path | None, typer.Option(help="HTML file to write (default: RUN/report.html; for several, compared.html).")
     ] = None,
 ) -> None:
-    """Write the HTML report of a run again, or one that compares several runs.
+    """Rewrite the HTML report of a run, or write one that compares several runs.
 
     Example: rowwise report runs/dlrm-synthetic/1
 

@@ -1,4 +1,4 @@
-"""`rowwise net`: probe the links between hosts, show a network, and find the order of hosts in which sums are fast.
+"""`rowwise net`: probe the links between hosts, show a network, and find the order of hosts for fast all-reduces.
 
 Sizes and rates are in bytes. Only `probe` starts ranks and loads torch.
 """
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from rowwise.parallel.comm.probe import ProbeSamples
     from rowwise.planning.perf.links import NetworkHost
 
-FEWEST_s, MAX_s = 1.0, 86_400.0
-MAX_HERE = 64  # processes of a trial
-MEETING_s = 300.0  # until all ranks of torchrun have to be there
-NetworkFile = Annotated[Path, typer.Argument(metavar="NETWORK", help="A network, such as net.json.")]
+MIN_s, MAX_s = 1.0, 86_400.0
+MAX_LOCAL = 64  # processes of a trial without torchrun
+RENDEZVOUS_s = 300.0  # timeout for the ranks of torchrun
+NetworkFile = Annotated[Path, typer.Argument(metavar="NETWORK", help="Network file, such as net.json.")]
 
 
 def probe(
     ctx: typer.Context,
-    out: Annotated[Path, typer.Argument(metavar="NETWORK", help="The file to write, such as net.json.")],
-    seconds: Annotated[float, typer.Option(metavar="N", help="Longest time to probe.")] = 60.0,
+    out: Annotated[Path, typer.Argument(metavar="NETWORK", help="Network file to write, such as net.json.")],
+    seconds: Annotated[float, typer.Option(metavar="N", help="Time budget of the probe, in seconds.")] = 60.0,
     groups: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="CSV with a host and its group in each line, in place of measured groups."),
+        typer.Option(metavar="FILE", help="CSV with a host and its group per line, instead of measured groups."),
     ] = None,
     nproc: Annotated[
-        int | None, typer.Option(metavar="N", help="Probe between N processes here, as a trial without torchrun.")
+        int | None, typer.Option(metavar="N", help="Probe between N local processes, as a trial without torchrun.")
     ] = None,
 ) -> None:
-    """Measure latency and rate between all hosts of a job, alone and under load, and find groups and their uplinks.
+    """Measure latency and bandwidth between all hosts of a job, idle and under load, and find groups and their uplinks.
 
     Runs under torchrun with a process on each host; of several on a host, the first one probes. Messages travel between
-    the job's own ranks only. Ctrl-C keeps what has been measured.
+    the job's own ranks only. Ctrl-C keeps the measurements so far.
 
     Example: torchrun --nnodes 8 --nproc-per-node 1 ... -m rowwise net probe net.json --seconds 60
 
@@ -61,8 +61,8 @@ def probe(
         raise SpecError("no ranks to probe between", "torchrun with a process on each host, or --nproc N for a trial")
     if torchrun is not None and nproc is not None:
         raise SpecError(f"--nproc {nproc} under torchrun, which has started {torchrun.world} ranks: leave out --nproc")
-    if nproc is not None and not 2 <= nproc <= MAX_HERE:
-        raise SpecError(f"--nproc {nproc}: nothing to order", f"2 to {MAX_HERE} processes")
+    if nproc is not None and not 2 <= nproc <= MAX_LOCAL:
+        raise SpecError(f"--nproc {nproc}: nothing to order", f"2 to {MAX_LOCAL} processes")
     if out.is_dir() or not out.parent.is_dir():
         raise SpecError(out, "a file in a folder that exists")
     racks = None
@@ -70,9 +70,9 @@ def probe(
         from rowwise.planning.calibrate.net import read_racks
 
         racks = read_racks(groups)
-    found = _probe_job(seconds, torchrun.attempt) if torchrun is not None else _probe_here(nproc or 2, seconds)
-    if found is not None:
-        write_network(out, *found, racks)
+    probed = _probe_job(seconds, torchrun.attempt) if torchrun is not None else _probe_local(nproc or 2, seconds)
+    if probed is not None:
+        write_network(out, *probed, racks)
 
 
 def show(
@@ -80,7 +80,7 @@ def show(
     html: HtmlFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the hosts of a network, their groups and uplinks, slow hosts, and how old the numbers are.
+    """Show the hosts of a network, their groups and uplinks, slow hosts, and the age of the measurements.
 
     Example: rowwise net show net.json
 
@@ -103,17 +103,18 @@ def show(
 def order(
     network: NetworkFile,
     collective: Annotated[
-        str, typer.Option("--for", metavar="COLLECTIVE=SIZE", help="all_reduce, halving_doubling or tree, and bytes.")
+        str,
+        typer.Option("--for", metavar="COLLECTIVE=SIZE", help="all_reduce, halving_doubling or tree, and its bytes."),
     ] = "all_reduce=4MB",
-    seconds: Annotated[float, typer.Option(metavar="N", help="Longest time to search.")] = 3.0,
+    seconds: Annotated[float, typer.Option(metavar="N", help="Search budget in seconds.")] = 3.0,
     hosts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the hosts in order, one a line, for mpirun or srun.")
+        Path | None, typer.Option(metavar="FILE", help="Write the ordered hosts, one per line, for mpirun or srun.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the order of hosts in which a collective takes least, and compare it with others and with a bound.
+    """Find the fastest order of hosts for a collective, and compare it with other orders and a lower bound.
 
-    Nothing is run. The first host stays first, so that rank 0 stays where it is.
+    Nothing is run. The first host stays first, so rank 0 does not move.
 
     Example: rowwise net order net.json
 
@@ -126,32 +127,32 @@ def order(
     from rowwise.planning.planner.order import find_order, parse_sum
 
     _check_seconds(seconds, MAX_s)
-    read, wanted = read_network(network), parse_sum(collective)
+    read, target = read_network(network), parse_sum(collective)
     if len(read.hosts) == 1:
         raise SpecError(f"{network}: one host: nothing to order", "a network of several hosts")
-    found = find_order(read.arrays(), wanted, noise=read.noise, limit_s=seconds)
-    names = [read.hosts[host].name for host in found.kept]
+    ordering = find_order(read.arrays(), target, noise=read.noise, limit_s=seconds)
+    names = [read.hosts[host].name for host in ordering.kept]
     if hosts is not None:
         write_new(hosts, "".join(f"{name}\n" for name in names).encode())
     if as_json:
-        print_json({"collective": wanted.collective, "bytes": wanted.size_bytes, "hosts": names, **found._asdict()})
+        print_json({"collective": target.collective, "bytes": target.size_bytes, "hosts": names, **ordering._asdict()})
     else:
-        show_order(found, names, age_notes(read, str(network)), make_terminal())
+        show_order(ordering, names, age_notes(read, str(network)), make_terminal())
 
 
-def _check_seconds(seconds: float, most: float) -> None:
+def _check_seconds(seconds: float, max_s: float) -> None:
     refuse_nan("--seconds", seconds, "a number of seconds")
-    if not FEWEST_s <= seconds <= most:
-        raise SpecError(f"--seconds {seconds:g}", f"{FEWEST_s:g} to {most:,.0f}")
+    if not MIN_s <= seconds <= max_s:
+        raise SpecError(f"--seconds {seconds:g}", f"{MIN_s:g} to {max_s:,.0f}")
 
 
 def _probe_job(seconds: float, attempt: int) -> "tuple[ProbeSamples, tuple[NetworkHost, ...]] | None":
-    """Probe between the hosts of torchrun; the result is on the first rank."""
+    """Probe between the hosts of torchrun; only the first rank returns a result."""
     from rowwise.parallel.comm.launch import meet
     from rowwise.parallel.comm.probe import probe as probe_links
     from rowwise.recipes.hosts import list_hosts
 
-    meeting = meet(MEETING_s, attempt)
+    meeting = meet(RENDEZVOUS_s, attempt)
     if meeting.topology.hosts == 1:
         raise SpecError("one host: nothing to order", "torchrun on several hosts, or --nproc N for a trial")
     hosts, ranks = list_hosts(meeting), meeting.first_ranks
@@ -162,8 +163,8 @@ def _probe_job(seconds: float, attempt: int) -> "tuple[ProbeSamples, tuple[Netwo
     return None if samples is None else (samples, hosts)
 
 
-def _probe_here(nproc: int, seconds: float) -> "tuple[ProbeSamples, tuple[NetworkHost, ...]]":
-    """Probe between processes of this machine, each taken for a host."""
+def _probe_local(nproc: int, seconds: float) -> "tuple[ProbeSamples, tuple[NetworkHost, ...]]":
+    """Probe between local processes, each in the role of a host."""
     from rowwise.parallel.comm.rank_start import RankStart
     from rowwise.parallel.comm.spawn import RankProcesses
     from rowwise.planning.perf.links import NetworkHost
@@ -192,14 +193,14 @@ def probe_rank(comm: "Comm", seconds: float) -> "ProbeSamples | None":
 def write_network(
     out: Path, samples: "ProbeSamples", hosts: "tuple[NetworkHost, ...]", racks: Mapping[str, str] | None = None
 ) -> None:
-    """Write and show what a probe has found; raises after it if a host has died."""
+    """Write and print the measured network; raises afterwards if a host has died."""
     from rowwise.cli.net_show import show_network
     from rowwise.planning.calibrate.net import make_network, number_racks
 
     try:
         groups, fault = None if racks is None else number_racks(racks, [host.name for host in hosts]), None
     except RowwiseError as error:
-        groups, fault = None, error  # what was measured is kept, with the groups that the rates show
+        groups, fault = None, error  # the measurements are kept, with groups inferred from the rates
     network = make_network(samples, hosts, groups)
     write_new(out, (network.to_json() + "\n").encode())
     show_network(network, str(out), make_terminal(stderr=True))
@@ -207,7 +208,7 @@ def write_network(
         raise SpecError(f"{fault}; {out} has the groups that were measured") from None
     if samples.dead:
         dead = ", ".join(f"{hosts[index].name!r}" for index in samples.dead)
-        raise PeerError(f"host {dead} has ended while links were probed: {out} has what was measured until then")
+        raise PeerError(f"host {dead} has ended while links were probed: {out} has the measurements until then")
 
 
 def _probe_bar(*, quiet: bool) -> AbstractContextManager[Callable[[str, float], None]]:

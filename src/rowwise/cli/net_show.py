@@ -1,4 +1,4 @@
-"""Prints networks and orders of hosts as text, and draws a network as a page."""
+"""Prints networks and orders of hosts as text, and renders a network as a page."""
 
 import numpy as np
 from rich.console import Console
@@ -11,13 +11,13 @@ from rowwise.planning.planner.order import MIN_GAIN, HostOrdering
 from rowwise.report.markup import Html, join, note, section, tag, text, text_table
 from rowwise.report.page import draw_page
 
-SLOW_SHARE = 0.6  # of the median host's rate
-MAX_SHOWN = 64  # hosts of a page's matrices
+SLOW_SHARE = 0.6  # of the median host's rate, below which a host is slow
+MAX_SHOWN = 64  # hosts in the matrices of a page
 HEADERS = ("host", "address", "group", "latency", "rate", "")
 
 
 def show_network(network: Network, source: str, console: Console) -> None:
-    """Slow hosts first, then the hosts and a picture of groups."""
+    """Print slow hosts first, then all hosts, and a diagram of groups."""
     for line in describe(network, source):
         say(console, line)
     table = Table(*HEADERS, box=None, pad_edge=False)
@@ -28,24 +28,28 @@ def show_network(network: Network, source: str, console: Console) -> None:
         say(console, line)
 
 
-def show_order(found: HostOrdering, names: list[str], notes: list[str], console: Console) -> None:
-    lines = [f"order      {' '.join(names)}"] if found.is_worthwhile else []
-    gain = f"{found.gain:.1f}x as fast as in the given order"
-    if not found.is_worthwhile:
-        gain = "nothing to gain: 1.0x" if found.gain < MIN_GAIN else f"{gain}, but the probe is as noisy: keep that"
+def show_order(ordering: HostOrdering, names: list[str], notes: list[str], console: Console) -> None:
+    lines = [f"order      {' '.join(names)}"] if ordering.is_worthwhile else []
+    gain = f"{ordering.gain:.1f}x as fast as in the given order"
+    if not ordering.is_worthwhile:
+        gain = (
+            "nothing to gain: 1.0x"
+            if ordering.gain < MIN_GAIN
+            else f"{gain}, but within the noise: keep the given order"
+        )
     lines += [
-        f"predicted  {format_seconds(found.seconds)}, {gain}",
-        f"given      {format_seconds(found.given_s)}",
-        f"random     {format_seconds(found.random_s)}, mean of 100 orders",
-        f"bound      {format_seconds(found.bound_s)}, less than in any order",
-        *(f"note       {one}" for one in notes),
+        f"predicted  {format_seconds(ordering.seconds)}, {gain}",
+        f"given      {format_seconds(ordering.given_s)}",
+        f"random     {format_seconds(ordering.random_s)}, mean of 100 orders",
+        f"bound      {format_seconds(ordering.bound_s)}, a lower bound for any order",
+        *(f"note       {age_note}" for age_note in notes),
     ]
     for line in lines:
         say(console, line)
 
 
 def describe(network: Network, source: str) -> list[str]:
-    """Slow hosts, the number of groups, and where the numbers are from."""
+    """Slow hosts, the number of groups, and the source of the measurements."""
     net, probed = network.arrays(), network.probed
     lines = [
         f"slow host: {network.hosts[host].name} has {share:.0%} of the median host's rate"
@@ -62,7 +66,7 @@ def describe(network: Network, source: str) -> list[str]:
 
 
 def slow_hosts(net: LinkArrays) -> list[tuple[int, float]]:
-    """Hosts whose median rate is far below that of the median host, and the share of it that they reach."""
+    """Hosts with a median rate far below that of the median host, and their share of it."""
     if net.hosts < 3:
         return []
     rate_H = _median_rates(net)
@@ -71,7 +75,7 @@ def slow_hosts(net: LinkArrays) -> list[tuple[int, float]]:
 
 
 def draw_network(network: Network, source: str) -> str:
-    """A page with the hosts, and the rate and latency between each two of the first hosts."""
+    """A page with all hosts, and matrices of rate and latency between the first MAX_SHOWN hosts."""
     net, hosts = network.arrays(), network.hosts[:MAX_SHOWN]
     head = tag("header", None, tag("h1", None, text("Network")), *map(note, describe(network, source)))
     names = [host.name for host in hosts]
@@ -104,13 +108,13 @@ def _median_rates(net: LinkArrays) -> np.ndarray:
 def _host_rows(network: Network) -> list[tuple[str, ...]]:
     net = network.arrays()
     slow, rate_H = dict(slow_hosts(net)), _median_rates(net)
-    away_HH = ~np.eye(net.hosts, dtype=bool)
+    remote_HH = ~np.eye(net.hosts, dtype=bool)
     return [
         (
             host.name,
             host.address,
             str(net.group_H[index]),
-            format_seconds(float(np.median(net.latency_HH[index][away_HH[index]]))) if net.hosts > 1 else "",
+            format_seconds(float(np.median(net.latency_HH[index][remote_HH[index]]))) if net.hosts > 1 else "",
             _format_rate(float(rate_H[index])) if net.hosts > 1 else "",
             f"slow: {slow[index]:.0%}" if index in slow else "",
         )
@@ -124,7 +128,9 @@ def _picture(network: Network) -> list[str]:
         return []
     lines: list[str] = []
     for group in range(network.group_count):
-        names = [host.name for host, of in zip(network.hosts, network.groups, strict=True) if of == group]
+        names = [
+            host.name for host, host_group in zip(network.hosts, network.groups, strict=True) if host_group == group
+        ]
         uplink = _format_rate(network.uplink_Bps[group]) if network.uplink_Bps else "never limits"
         lines.append(f"==[ uplink {uplink} ]==[ group {group} ]-- {' '.join(names)}")
     return lines

@@ -1,8 +1,8 @@
 """`rowwise.fit` for notebooks: the commands `data inspect`, `train`, `report` and `predict` for a frame in memory.
 
-The frame is written as Parquet beside the runs, as workers and a resumed run read files; equal frames are one file, so
-that their runs are comparable. All else is what the commands do, by the same functions, and the commands go on with
-the run: `rowwise resume`, `eval`, `export`.
+The frame is written as Parquet beside the runs, as workers and resumed runs read files; equal frames share one file, so
+that their runs are comparable. All other steps are those of the commands, and other commands accept the run:
+`rowwise resume`, `eval`, `export`.
 """
 
 import hashlib
@@ -47,16 +47,16 @@ from rowwise.recipes.text import read
 from rowwise.recipes.trained import load_predictor
 from rowwise.train.run_folder import FRAME, RunFolder
 
-FRAMES = "frames"  # in the folder of all runs: the rows of frames, by their digests
-SHOWN = ("auc", "loss", "ne", "calibration", "rmse", "mae", "r2")  # of a run in a line
-DIGITS = 16  # of a digest
-REPORT_HEIGHT_em = 45  # of a report in a notebook
-OPTION = re.compile(r"--(label|sparse|dense|ignore|time|key)[ =]")  # of the command line, which is an argument here
+FRAMES = "frames"  # folder beside the runs, with the rows of frames by digest
+SHOWN = ("auc", "loss", "ne", "calibration", "rmse", "mae", "r2")  # metrics of a run that its repr prints
+DIGITS = 16  # hexadecimal digits of a digest
+REPORT_HEIGHT_em = 45  # in a notebook
+OPTION = re.compile(r"--(label|sparse|dense|ignore|time|key)[ =]")  # options that are arguments of `fit`
 
 
 @final
 class Report:
-    """The report of a run, which notebooks show."""
+    """The report of a run, rendered by notebooks."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,11 +72,11 @@ class Report:
 
 @final
 class FittedRun:
-    """A run that has ended, by its folder: of `rowwise.fit`, or of any command.
+    """A finished run, by its folder: from `rowwise.fit` or from any command.
 
     Args:
-        folder: of the run, such as runs/clicked/1.
-        card: what `rowwise.fit` saw in the columns of its frame.
+        folder: the run folder, such as runs/clicked/1.
+        card: summary of the frame's columns, from `rowwise.fit`.
     """
 
     def __init__(self, folder: str | Path, card: DatasetCard | None = None) -> None:
@@ -88,23 +88,23 @@ class FittedRun:
 
     @property
     def report(self) -> Report:
-        """The report: a notebook shows it, and its `path` is a file for any browser."""
+        """The report: rendered by notebooks, with an HTML file at its `path`."""
         return Report(self.folder / "report.html")
 
     @property
     def outcome(self) -> RunResult:
-        """How the run ended, and the metrics of all its labels."""
+        """Status of the run, and the metrics of all its labels."""
         return decode_json(read_bytes(self.folder / "result.json"), RunResult)
 
     @property
     def test(self) -> dict[str, float | None]:
-        """Metrics of the label, or of the first of several, on rows that the model was not trained on."""
+        """Test metrics of the (first) label."""
         return next(iter(self.outcome.test.values()), {})
 
     def predict(self, frame: object) -> NDArray[np.float32]:
-        """The probability that the label is 1, for each row of a frame in its order; for several labels a column each.
+        """The probability that the label is 1, for each row of a frame in order; several labels have a column each.
 
-        The frame needs the columns that the model reads, and no label.
+        The frame needs the input columns of the model, and no label.
         """
         rows = to_table(frame)
         if not rows.num_rows:
@@ -115,18 +115,20 @@ class FittedRun:
         with TemporaryDirectory(prefix="rowwise-") as folder:
             out = Path(folder) / "predictions.parquet"
             predict(self._predictor, RowSelection(FrameReader(rows)), out)
-            made = pq.read_table(out)
-        numbers = made.drop_columns(made.column_names[:1])  # the first names the row
-        each = numbers.num_columns // len(tasks)  # the last number of a label is what it predicts
-        found = np.stack([numbers.column(each * k + each - 1).to_numpy() for k in range(len(tasks))], 1)
-        return found[:, 0] if len(tasks) == 1 else found
+            predictions = pq.read_table(out)
+        numbers = predictions.drop_columns(predictions.column_names[:1])  # the first one is the key of the row
+        columns_per_label = numbers.num_columns // len(tasks)  # the last column of a label is its prediction
+        values = np.stack(
+            [numbers.column(columns_per_label * k + columns_per_label - 1).to_numpy() for k in range(len(tasks))], 1
+        )
+        return values[:, 0] if len(tasks) == 1 else values
 
     @cached_property
     def _predictor(self) -> Predictor:
         return load_predictor(self.folder, warn=partial(show_warning, make_terminal(stderr=True)))
 
 
-def fit(  # noqa: PLR0913 - what a user may say
+def fit(  # noqa: PLR0913 - public options
     frame: object,
     label: str | None = None,
     *,
@@ -142,39 +144,39 @@ def fit(  # noqa: PLR0913 - what a user may say
 ) -> FittedRun:
     """Train a model that predicts a column of a frame: `rowwise data inspect` and `rowwise train` in one call.
 
-    The run's folder has all that the commands leave, and the recipe to go on with. Ctrl-C, or the stop button of a
-    notebook, ends the run after its step with a checkpoint, from which `rowwise resume` goes on.
+    The run folder has all outputs of the commands, with the recipe. Ctrl-C, or the stop button of a notebook, ends the
+    run after its current step with a checkpoint, from which `rowwise resume` continues.
 
     Args:
-        frame: of pandas, polars, pyarrow, or anything with `__arrow_c_stream__`. Of a pandas index, names are columns.
-        label: the column to predict; None: the one that is called label or click.
-        folder: of all runs.
-        name: of the recipe, and of the folder of its runs; None: that of the label.
-        recipe: a file, or the name of a built-in recipe, to train in place of the one that is written for the frame.
-        set: changes of the recipe, such as {"train.epochs": 2}.
-        sparse: columns of ids, whatever they look like.
-        dense: columns of numbers, whatever they look like.
+        frame: of pandas, polars, pyarrow, or any object with `__arrow_c_stream__`. Named index levels are columns.
+        label: the column to predict (default: the column named label or click).
+        folder: parent folder of runs.
+        name: name of the recipe, and of the folder of its runs (default: the name of the label).
+        recipe: a file or the name of a built-in recipe, instead of one written for the frame.
+        set: changes to the recipe, such as {"train.epochs": 2}.
+        sparse: columns to treat as ids.
+        dense: columns to treat as numbers.
         ignore: columns to leave out.
-        time: the time of each row; the last rows test.
-        key: the column that names a row.
+        time: column with the time of each row; the last rows are the test rows.
+        key: column with the key of each row.
     """
     table, changes = to_table(frame), _parse_changes(set)
     if not table.num_rows:
-        raise DataError("frame: it has no rows", "rows to train on")
+        raise DataError("frame: no rows", "rows to train on")
     roles = parse_roles({"sparse": sparse, "dense": dense, "unused": ignore, "time": time, "key": key})
     if recipe is not None and (label is not None or name is not None or roles):
         raise SpecError("recipe= with label=, name= or roles of columns, which the recipe has: leave them out")
-    called = load(str(recipe)).name if recipe is not None else name or recipe_name(label or "frame")
+    run_name = load(str(recipe)).name if recipe is not None else name or recipe_name(label or "frame")
     rows = _write_frame(table, Path(folder) / FRAMES)
-    run = RunFolder.create(Path(folder), called)
+    run = RunFolder.create(Path(folder), run_name)
     try:
         card: DatasetCard | None = None
         if recipe is not None:
             loaded = load(str(recipe), (f"data.dataset=parquet:{rows.path}", *changes))
         else:
             try:
-                made = run.path.absolute() / FRAME / f"{called}.yaml"
-                loaded, card = _start_recipe(table, rows.path, label, made, roles, changes)
+                recipe_path = run.path.absolute() / FRAME / f"{run_name}.yaml"
+                loaded, card = _start_recipe(table, rows.path, label, recipe_path, roles, changes)
             except (DataError, SpecError) as error:
                 raise type(error)(_as_arguments(str(error))) from None
         launch(RunRequest(recipe=loaded, folder=Path(folder), run=run.path), None, None, CommandEnvironment.read({}))
@@ -194,13 +196,13 @@ def fit(  # noqa: PLR0913 - what a user may say
 
 
 def to_table(frame: Any) -> pa.Table:
-    """The columns of a frame; of a pandas index those with a name."""
+    """A frame as an Arrow table; of a pandas index, named levels become columns."""
     try:
         if hasattr(frame, "iloc") and hasattr(
             frame, "columns"
-        ):  # pandas, whose stream has an index without a name, too
-            named = any(name is not None for name in frame.index.names)
-            table = pa.Table.from_pandas(frame, preserve_index=named)
+        ):  # the Arrow stream of pandas includes unnamed index levels
+            has_named_index = any(name is not None for name in frame.index.names)
+            table = pa.Table.from_pandas(frame, preserve_index=has_named_index)
             table = table.drop_columns([name for name in table.column_names if name.startswith("__index_level_")])
         elif hasattr(frame, "__arrow_c_stream__"):
             table = pa.table(frame)
@@ -211,25 +213,26 @@ def to_table(frame: Any) -> pa.Table:
             )
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise DataError(f"frame: {escape_newlines(str(error))}") from None
-    twice = [name for name in dict.fromkeys(table.column_names) if table.column_names.count(name) > 1]
-    if twice:
+    duplicates = [name for name in dict.fromkeys(table.column_names) if table.column_names.count(name) > 1]
+    if duplicates:
         raise DataError(
-            f"frame: column {twice[0]!r} is there {table.column_names.count(twice[0])} times", "each column once"
+            f"frame: column {duplicates[0]!r} occurs {table.column_names.count(duplicates[0])} times",
+            "each column once",
         )
-    return table.cast(pa.schema([field.with_type(_stored(field.type)) for field in table.schema]))
+    return table.cast(pa.schema([field.with_type(_storable_type(field.type)) for field in table.schema]))
 
 
-def _stored(kind: pa.DataType) -> pa.DataType:
-    """A type as Parquet readers know it: pyarrow selects no rows of views, which polars has."""
+def _storable_type(kind: pa.DataType) -> pa.DataType:
+    """The type to store: pyarrow cannot select rows of view types, which polars uses."""
     if pa.types.is_string_view(kind):
         return pa.large_string()
     if pa.types.is_binary_view(kind):
         return pa.large_binary()
-    return pa.large_list(_stored(kind.value_type)) if is_list(kind) else kind
+    return pa.large_list(_storable_type(kind.value_type)) if is_list(kind) else kind
 
 
 def _parse_changes(changes: Mapping[str, object] | Iterable[str]) -> tuple[str, ...]:
-    """Changes of a recipe as the command line has them; JSON is YAML."""
+    """Changes of a recipe as KEY=VALUE; values are JSON, a subset of YAML."""
     if isinstance(changes, Mapping):
         return tuple(f"{name}={json.dumps(value)}" for name, value in changes.items())
     return (changes,) if isinstance(changes, str) else tuple(changes)
@@ -241,7 +244,7 @@ class _FrameFile(NamedTuple):
 
 
 def _write_frame(table: pa.Table, folder: Path) -> _FrameFile:
-    """Write the rows of a frame, unless they are there."""
+    """Write the rows of a frame to a file named by their digest."""
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f".{os.getpid()}.part"
     try:
@@ -265,18 +268,18 @@ def _start_recipe(
     roles: Mapping[str, Role],
     changes: Sequence[str],
 ) -> tuple[Recipe, DatasetCard]:
-    """What `rowwise data inspect` does: the recipe that it writes, with vocabularies, and the card of the columns."""
+    """Inspect the frame as `rowwise data inspect` does: writes a recipe with vocabularies, and returns both."""
     reader, console = FrameReader(table), make_terminal(stderr=True)
     with splits_bar(console, "reading") as tell:
         separators = find_separators(reader, [n for n, role in roles.items() if role == "unused"])
-        found = inspect(reader, label, name="frame", roles=roles, separators=separators, progress=tell)
+        inspection = inspect(reader, label, name="frame", roles=roles, separators=separators, tell=tell)
     path.parent.mkdir()
-    write_starter(found, reader, f"parquet:{rows}", path)
-    for warning in found.card.warnings:
+    write_starter(inspection, reader, f"parquet:{rows}", path)
+    for warning in inspection.card.warnings:
         say(console, f"! {_as_arguments(warning)}", "yellow")
-    return read(path, changes), found.card
+    return read(path, changes), inspection.card
 
 
 def _as_arguments(text: str) -> str:
-    """Options of the command line as arguments of `fit`."""
+    """Replace command line options in a message by arguments of `fit`."""
     return OPTION.sub(r"\1=", text)

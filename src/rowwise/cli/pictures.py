@@ -1,4 +1,4 @@
-"""`rowwise data pictures`: rewrites pictures as progressive JPEGs that are read by the prefix that a size needs."""
+"""`rowwise data pictures`: rewrites pictures as progressive JPEGs; each size reads only a prefix of a file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 def pictures(
-    source: Annotated[
-        str, typer.Argument(metavar="SRC", help="A folder of picture files, or FILE.parquet:NAME:COLUMN.")
-    ],
-    dest: Annotated[Path, typer.Argument(metavar="DEST", help="A new folder.")],
-    sizes: Annotated[str, typer.Option(help="Rows and columns of the copies that will be read.")] = "16,32,64",
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Folder of picture files, or FILE.parquet:NAME:COLUMN.")],
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="New folder.")],
+    sizes: Annotated[
+        str, typer.Option(help="Sizes in pixels (height and width) at which pictures are read.")
+    ] = "16,32,64",
     ssim: Annotated[
-        float, typer.Option(help="Least similarity of a copy from a prefix to the copy from the whole file.")
+        float, typer.Option(help="Minimum SSIM between the picture from a prefix and that from the whole file.")
     ] = 0.95,
-    quality: Annotated[int, typer.Option(help="JPEG quality of files that are no progressive JPEGs.")] = 90,
+    quality: Annotated[int, typer.Option(help="JPEG quality for files that are not progressive JPEGs.")] = 90,
     as_json: AsJson = False,
 ) -> None:
-    """Rewrite pictures as progressive JPEGs in one file, with the number of scans that a copy of each size needs.
+    """Rewrite pictures as progressive JPEGs in one file, with the number of scans that each size needs.
 
-    Keys are the names of the files without their ends, or the values of the column NAME.
+    Keys are file names without suffixes, or the values of the column NAME.
 
     Example: rowwise data pictures photos/ pictures/ --sizes 16,32,64
 
@@ -40,14 +40,14 @@ def pictures(
     """
     from rowwise.ingest.pictures import write_pictures
 
-    wanted = [size for size in map(parse_whole, sizes.split(",")) if size is not None]
-    if len(wanted) <= sizes.count(","):
+    wanted_sizes = [size for size in map(parse_whole, sizes.split(",")) if size is not None]
+    if len(wanted_sizes) <= sizes.count(","):
         raise SpecError(f"--sizes {sizes}", "whole numbers such as 16,32,64")
     console = make_terminal(stderr=True)
-    found, total = _find(source)
+    images, total = _open_pictures(source)
     with splits_bar(console, "pictures") as tell:
         folder = write_pictures(
-            dest, found, wanted, similar=ssim, quality=quality, tell=lambda done: tell(done, max(done, total))
+            dest, images, wanted_sizes, similar=ssim, quality=quality, tell=lambda done: tell(done, max(done, total))
         )
     costs = folder.costs()
     if as_json:
@@ -60,8 +60,8 @@ def pictures(
     make_terminal().print(table, markup=False)
 
 
-def _find(source: str) -> "tuple[Iterable[Picture], int]":
-    """The pictures, and how many they are; 0: that is not known."""
+def _open_pictures(source: str) -> "tuple[Iterable[Picture], int]":
+    """The pictures and their number, or 0 if unknown."""
     from rowwise.ingest.pictures import pictures_in, pictures_of_rows
 
     folder = Path(source)

@@ -52,21 +52,21 @@ class PlanArguments:
     dim: int | None
     constraints: Path | None
     layouts: str | None
-    tiers: str | None  # None: the device, and those below it that tables need
-    memory: str | None = None  # of a host without GPUs; None: what the machine has
+    tiers: str | None  # None for all that the runtime supports
+    memory: str | None = None  # per host without GPUs; None for that of the machine
     wire: tuple[str, ...]
-    model: str | None  # None: the best one that the profile has
+    model: str | None  # None for the best one of the profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
     """Command line arguments of the search."""
 
-    seconds: float | None  # None: the default
+    seconds: float | None  # None for the default
     seed: int
     certify_s: float
-    measured: int = 0  # number of best plans to run
-    method: str | None = None  # instead of the search
+    measured: int = 0  # number of best plans to measure
+    method: str | None = None  # a published method instead of the search
 
     def __post_init__(self) -> None:
         for name, value in (("seconds", self.seconds), ("certify", self.certify_s)):
@@ -85,7 +85,7 @@ def plan(  # noqa: PLR0913 - one for each option
             metavar="FILE", help="Tables as CSV or JSON: table_id, num_rows, dim, pooling; zipf_a, optimizer, ..."
         ),
     ] = None,
-    recipe: Annotated[str | None, typer.Option(help="A recipe whose tables to plan, instead of --tables.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Recipe whose tables to plan, instead of --tables.")] = None,
     changes: Changes = None,
     topology: Annotated[
         str | None,
@@ -112,13 +112,13 @@ def plan(  # noqa: PLR0913 - one for each option
     ] = None,
     memory: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Memory of a host without GPUs for tables, such as 4GB; others go to disk."),
+        typer.Option(metavar="SIZE", help="Memory for tables per host without GPUs, such as 4GB; the rest is on disk."),
     ] = None,
     wire: Annotated[
         list[str] | None,
         typer.Option(
             metavar="LINK.WAY=TYPE",
-            help="With --tables: type in which vectors travel: network.forward=int8, uplink.backward=bf16.",
+            help="With --tables: wire types of vectors by link and way: network.forward=int8, uplink.backward=bf16.",
         ),
     ] = None,
     model: Annotated[
@@ -126,35 +126,41 @@ def plan(  # noqa: PLR0913 - one for each option
         typer.Option(help="Cost model: learned (for measured profiles), roofline or torchrec."),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(metavar="S", help=f"Seconds to search (default: {SECONDS:g}; with --replan, 0.05).")
+        float | None,
+        typer.Option(metavar="S", help=f"Search budget in seconds (default: {SECONDS:g}; with --replan, 0.05)."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the search.")] = 0,
     certify: Annotated[
-        str, typer.Option(metavar="S", help="Seconds to tighten the lower bound after the search: --certify 30s.")
+        str, typer.Option(metavar="S", help="Budget to tighten the lower bound after the search: --certify 30s.")
     ] = "0",
     measure: Annotated[
         int,
         typer.Option(
-            min=0, max=MAX_MEASURED, metavar="K", help="Run the K best plans on this machine, and choose the fastest."
+            min=0,
+            max=MAX_MEASURED,
+            metavar="K",
+            help="Measure the K best plans on this machine, and choose the fastest.",
         ),
     ] = 0,
     method: Annotated[
         str | None,
         typer.Option(metavar="NAME", help=f"A published method instead of the search: {PUBLISHED_METHODS}."),
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Print the reason for the place of each table.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print the reason for the placement of each table.")
+    ] = False,
     html: HtmlFile = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan as JSON; - prints it.")] = None,
-    diff: Annotated[Path | None, typer.Option(metavar="PLAN", help="Print the differences to another plan.")] = None,
+    diff: Annotated[Path | None, typer.Option(metavar="PLAN", help="Print the differences from another plan.")] = None,
     replan: Annotated[
         Path | None,
-        typer.Option(metavar="PLAN", help="Change this plan only where a faster step repays moving rows."),
+        typer.Option(metavar="PLAN", help="Start from this plan, and move rows only where a faster step repays it."),
     ] = None,
     torchrec: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan for TorchRec.")] = None,
 ) -> None:
-    """Find a sharding plan: on which ranks each table lives, how it is cut, and in which memory.
+    """Find a sharding plan: for each table its layout, its ranks and its memory tier.
 
-    Prints the predicted time of a step, and a lower bound of it for any plan. Does not need the machine itself.
+    Prints the predicted step time, and a lower bound for any plan. Does not need the machine itself.
 
     Example: rowwise plan --tables tables.csv --topology 8xa100-like --json plan.json
 
@@ -193,7 +199,7 @@ def plan(  # noqa: PLR0913 - one for each option
 
 
 def make_request(arguments: PlanArguments) -> "tuple[PlanRequest, tuple[str, ...]]":
-    """The request to the planner, and notes on values that it fills in or leaves out."""
+    """The request to the planner, and notes on values that were filled in or left out."""
     from rowwise.planning.perf.learned import profile_warnings
     from rowwise.planning.planner.machines import TOPOLOGIES, machine_named
     from rowwise.planning.planner.problem import PlanRequest
@@ -232,7 +238,7 @@ def _with_needed_tiers(request: "PlanRequest", notes: tuple[str, ...]) -> "tuple
 
 
 def _limit_memory(machine: "Machine", memory: str) -> "Machine":
-    """The machine with so much memory for the tables of a host, and with disks."""
+    """A copy of the machine with `memory` for tables on each host, and with disks."""
     from msgspec import structs
 
     from rowwise.planning.planner.machines import MAX_SIZE, parse_size
@@ -272,17 +278,17 @@ def _choose_model(arguments: PlanArguments, machine: "Machine", wire: Wire) -> "
 
 
 def _check_dense(request: "PlanRequest") -> None:
-    """Raise where a rank has no memory left for tables beside its dense parameters."""
+    """Raise if the dense parameters leave a rank no memory for tables."""
     if request.dense is None or request.limits_bytes[0]:
         return
     dense, topology, batch = request.dense, request.machine.topology, request.batch
-    room = request.machine.memory_bytes[0] * (1 - request.constraints.reserve)
-    least = min(dense.ways(topology), key=lambda side: side.memory_bytes(topology, batch))
-    size, min_size = (format_bytes(side.memory_bytes(topology, batch)) for side in (dense, least))
-    got = f"dense parameters with kind={dense.kind} take {size} of the {format_bytes(room)} of a rank"
-    fits = least.memory_bytes(topology, batch) < room
-    way_out = f"{least.setting()} ({min_size}), " if fits else ""
-    raise SpecError(got, f"{way_out}more memory or a smaller model")
+    available_bytes = request.machine.memory_bytes[0] * (1 - request.constraints.reserve)
+    smallest = min(dense.ways(topology), key=lambda side: side.memory_bytes(topology, batch))
+    size, min_size = (format_bytes(side.memory_bytes(topology, batch)) for side in (dense, smallest))
+    problem = f"dense parameters with kind={dense.kind} take {size} of the {format_bytes(available_bytes)} of a rank"
+    fits = smallest.memory_bytes(topology, batch) < available_bytes
+    alternative = f"{smallest.setting()} ({min_size}), " if fits else ""
+    raise SpecError(problem, f"{alternative}more memory or a smaller model")
 
 
 def _read_tables(arguments: PlanArguments, machine: "Machine") -> "tuple[PlanInputs, tuple[str, ...]]":
@@ -409,8 +415,8 @@ def _show(planned: "PlanResult", notes: tuple[str, ...], console: Console, old: 
     from rowwise.cli.plan_show import show_differences, show_note
 
     plan_show.show_plan(planned, console)
-    own = (*plan_show.note_one_device(planned), *plan_show.note_dense(planned))
-    for note in (*notes, *own, *plan_show.note_unsupported_tiers(planned.plan)):
+    plan_notes = (*plan_show.note_one_device(planned), *plan_show.note_dense(planned))
+    for note in (*notes, *plan_notes, *plan_show.note_unsupported_tiers(planned.plan)):
         show_note(note, console)
     for path, plan in old.items():
         show_differences(plan, planned.plan, console, str(path))
@@ -451,7 +457,7 @@ def check_outputs(files: "Mapping[str, Path | None]") -> None:
 def _write_files(
     planned: "PlanResult", explanation: "Explanation | None", files: "Mapping[str, Path | None]", console: Console
 ) -> None:
-    """Write the requested files; all texts are made first, so that an error leaves every file unchanged."""
+    """Write the requested files; all texts are rendered first, so that an error leaves every file unchanged."""
     texts: dict[Path, str] = {}
     for option, path in files.items():
         if path is None:

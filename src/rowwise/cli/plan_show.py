@@ -23,7 +23,7 @@ MAX_LINES = 200  # printed differences
 
 def show_plan(result: "PlanResult", console: Console) -> None:
     request, forecast = result.problem.request, result.plan.forecast
-    assert forecast is not None, "a plan that was made has a forecast"
+    assert forecast is not None, "the planner sets the forecast"
     tables = [workload.table for workload in request.workloads]
     rows = sum(table.rows for table in tables)
     size_bytes = sum(map(stored_bytes, tables))
@@ -37,34 +37,34 @@ def show_plan(result: "PlanResult", console: Console) -> None:
     }
     if request.dense is not None:
         lines["dense"] = _describe_dense(request.dense, request)
-    for lead, text in lines.items():
-        say(console, f"{lead:8}{text}")
+    for name, text in lines.items():
+        say(console, f"{name:8}{text}")
     if result.searched.out_of_time:
-        advice = "the search ran out of time, so another run may find another plan; --seconds gives it more"
+        advice = "the search ran out of time, so its result may vary; --seconds extends the budget"
         show_note(advice, console)
 
 
 def _describe_dense(dense: "DenseSide", request: "PlanRequest") -> str:
     topology, hardware = request.machine.topology, request.machine.hardware
-    held, sent = dense.cost(topology).memory_bytes, dense.sent_bytes(topology)
+    memory_bytes, sent_bytes = dense.cost(topology).memory_bytes, dense.sent_bytes(topology)
     activations = "activations not counted"
     if dense.activations.kept:
         recomputed = ", recomputed" if dense.recompute else ""
         activations = f"{format_bytes(dense.activation_bytes(topology, request.batch))} of activations{recomputed}"
-    memory = f"kind={dense.kind}: {format_bytes(held)} of each rank's memory, {activations}"
+    memory = f"kind={dense.kind}: {format_bytes(memory_bytes)} of each rank's memory, {activations}"
     time = format_seconds(dense.seconds(topology, hardware))
-    return f"{memory}; a rank sends {format_bytes(sent)} in a step, which takes {time}"
+    return f"{memory}; a rank sends {format_bytes(sent_bytes)} in a step, which takes {time}"
 
 
 def note_dense(result: "PlanResult") -> tuple[str, ...]:
-    """A note if another kind of `train.dense_parallel` fits beside the tables and is predicted to be faster."""
+    """A note if another kind of `train.dense_parallel` fits with the tables and is predicted to be faster."""
     request, forecast = result.problem.request, result.plan.forecast
     if request.dense is None or forecast is None:
         return ()
     machine, used_bytes = request.machine, max(row[0] for row in forecast.memory_bytes)
     topology, hardware = machine.topology, machine.hardware
-    room_bytes = machine.memory_bytes[0] * (1 - request.constraints.reserve) - used_bytes
-    best = request.dense.fastest(topology, hardware, request.batch, room_bytes)
+    available_bytes = machine.memory_bytes[0] * (1 - request.constraints.reserve) - used_bytes
+    best = request.dense.fastest(topology, hardware, request.batch, available_bytes)
     if best is None or best.seconds(topology, hardware) >= request.dense.seconds(topology, hardware):
         return ()
     memory = format_bytes(best.memory_bytes(topology, request.batch))
@@ -93,7 +93,7 @@ def show_differences(old: Plan, new: Plan, console: Console, name: str) -> None:
 
 
 def note_unsupported_tiers(plan: Plan) -> tuple[str, ...]:
-    """Notes if rows are on disk, or parts of rows in host memory: rowwise has no GPU before them yet."""
+    """Notes on tiers without GPU support yet: rows on disk, or column shards in host memory."""
     widths = {name: max(t.cols[1] for t in plan.tiles if t.table == name) for name in {t.table for t in plan.tiles}}
     on_disk = {tile.table for tile in plan.tiles if tile.tier == "disk"}
     cut = {t.table for t in plan.tiles if t.tier == "host" and t.cols != (0, widths[t.table])}
@@ -115,13 +115,11 @@ def note_one_device(result: "PlanResult") -> tuple[str, ...]:
     if forecast is None or one_device is None or one_device.step_s > forecast.step_s:
         return ()
     alone_time, time = format_seconds(one_device.step_s), format_seconds(forecast.step_s)
-    return (
-        f"one device is enough: it holds all tables, and their part of a step takes {alone_time} there, {time} here",
-    )
+    return (f"one device is enough: it holds all tables, and takes {alone_time} for them in a step, this plan {time}",)
 
 
 def describe_replan(replanned: "ReplanResult") -> tuple[str, ...]:
-    """Notes on a replan: bytes to move, the time of a step with both plans, and cuts whose cost is a guess."""
+    """Notes on a replan: bytes to move, the step time of both plans, and cuts whose cost is extrapolated."""
     notes: list[str] = []
     before = f"{format_seconds(replanned.old_cost)} without" if replanned.old_fits else "and it would not fit without"
     if replanned.changed:
@@ -130,10 +128,10 @@ def describe_replan(replanned: "ReplanResult") -> tuple[str, ...]:
             f"({replanned.moved_share:.1%}); a step takes {format_seconds(replanned.new_cost)}, {before}"
         )
     else:
-        notes.append("nothing moves: no change is worth its cost")
+        notes.append("no change: none repays the cost of moving rows")
     if replanned.recut:
         names = ", ".join(replanned.recut[:8])
-        notes.append(f"tables cut in a way that is no layout, so their costs are guessed: {names}")
+        notes.append(f"tables cut in no standard layout, so their costs are guessed: {names}")
     return tuple(notes)
 
 
@@ -147,18 +145,18 @@ def _describe_step(forecast: Forecast, wire: str) -> str:
     slowest = max(range(len(forecast.operators_s)), key=forecast.operators_s.__getitem__)
     busiest = max(range(len(forecast.links_s)), key=forecast.links_s.__getitem__)
     operators = f"operators {format_seconds(forecast.operators_s[slowest])} on rank {slowest}"
-    operators += f" (least {format_seconds(min(forecast.operators_s))})"
-    least = format_seconds(min(forecast.links_s))
-    links = f"links {format_seconds(forecast.links_s[busiest])} on rank {busiest} (least {least})"
+    operators += f" (fastest {format_seconds(min(forecast.operators_s))})"
+    min_links = format_seconds(min(forecast.links_s))
+    links = f"links {format_seconds(forecast.links_s[busiest])} on rank {busiest} (fastest {min_links})"
     how = f"{forecast.model}, {forecast.batch:,} samples" + (f", vectors as {wire}" if wire else "")
     return f"{format_seconds(forecast.step_s)} for all tables by {how}: {operators}, {links}"
 
 
 def _describe_bound(forecast: Forecast) -> str:
     if forecast.bound_s is None or forecast.gap is None:
-        return "not known"
-    least = f"no plan takes less than {format_seconds(forecast.bound_s)} ({forecast.bound})"
-    return f"{least}; this one is {'the best there is' if forecast.gap < OPTIMAL_GAP else f'{forecast.gap:.1%} above'}"
+        return "unknown"
+    bound = f"at least {format_seconds(forecast.bound_s)} ({forecast.bound})"
+    return f"{bound}; this one is {'optimal' if forecast.gap < OPTIMAL_GAP else f'{forecast.gap:.1%} above'}"
 
 
 def _describe_memory(forecast: Forecast) -> str:

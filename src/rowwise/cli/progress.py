@@ -1,4 +1,4 @@
-"""Shows progress bars: over splits, or over long work that reports its current part and the fraction done."""
+"""Progress bars: over splits, over work of unknown length, or over a fraction with a current stage."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from rowwise.cli.console import LOG_S
 
 @contextmanager
 def splits_bar(console: Console, what: str) -> Iterator[Callable[[float, float], None]]:
-    """Show a bar on terminals; yields a function of (splits done, splits in all) that moves it."""
+    """Show a bar on terminals; yields a function of (splits done, total splits) that updates it."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
@@ -21,7 +21,7 @@ def splits_bar(console: Console, what: str) -> Iterator[Callable[[float, float],
 
 @contextmanager
 def activity_bar(console: Console, what: str, *, hidden: bool = False) -> Iterator[None]:
-    """Show on terminals that work goes on, whose end nobody knows."""
+    """Show on terminals that work of unknown length is in progress."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
         bar.add_task(what, total=None)
@@ -32,7 +32,7 @@ def activity_bar(console: Console, what: str, *, hidden: bool = False) -> Iterat
 def fraction_bar(
     console: Console, columns: tuple[ProgressColumn, ...], prefix: str = ""
 ) -> Iterator[Callable[[str, float], None]]:
-    """Show a bar; yields a function of (current work, fraction done). Off terminals, print both every ten seconds."""
+    """Show a bar; yields a function of (current stage, fraction done). Off terminals, print both every ten seconds."""
     shown_s = monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=1.0)

@@ -1,6 +1,6 @@
 """The work of one rank of train or resume, started alone, by `--nproc` or by torchrun. Only the first rank prints.
 
-Apart from `launch` because it loads torch, which the process that starts and watches ranks does without.
+Separate from `launch` because it loads torch, which the launching process avoids.
 """
 
 import json
@@ -41,7 +41,7 @@ def run_rank(
 ) -> int:
     """Start or resume a run and train to its end; returns the exit code.
 
-    `watched`: a parent process handles Ctrl-C. `network` has ordered the hosts of `comm`.
+    `watched`: a parent process handles Ctrl-C. `network`: the network that ordered the hosts of `comm`.
     """
     comm = comm or solo()
     is_first = comm.rank == 0
@@ -70,13 +70,13 @@ def run_rank(
     if not received and result.status != "stopped":
         return 0
     command = request.resume_command(run.folder.path, comm.topology)
-    lacking = f"{run.mirror_problem}; " if run.mirror_problem is not None else ""
-    say(console, f"{lacking}resume it with: {command}")
+    problem = f"{run.mirror_problem}; " if run.mirror_problem is not None else ""
+    say(console, f"{problem}resume it with: {command}")
     return 128 + (received[0] if received else signal.SIGTERM)
 
 
 def _compare_with_trees(request: RunRequest, run: Path, comm: Comm, console: "Console") -> None:
-    """Compare with trees if it is asked for; unasked for a new run on few rows of files, by one rank."""
+    """Compare with trees on request; by default for a new run on few rows of files with one rank."""
     from rowwise.cli.measure import compare_with_trees, suggest_trees
 
     if request.baseline:
@@ -88,15 +88,15 @@ def _compare_with_trees(request: RunRequest, run: Path, comm: Comm, console: "Co
 def _open_run(
     request: RunRequest, comm: Comm, notes: NoteStore | None, tell: OnStep | None, network: NetworkOfRun | None
 ) -> TrainingRun:
-    """The requested run; after a restart by torchrun the run of the earlier attempt, from its last checkpoint."""
+    """The requested run, or after a restart by torchrun the run of the earlier attempt, from its last checkpoint."""
     earlier_run = on_first_rank(comm, lambda: None if notes is None else notes.get(RUN))
     if earlier_run is not None:
         return TrainingRun.resume(Path(earlier_run), tell=tell, comm=comm, network=network)
     if request.run is not None and on_first_rank(comm, partial(_has_begun, request.run, request.recipe)):
         return TrainingRun.resume(request.run, tell=tell, comm=comm, network=network)
     if request.recipe is not None:
-        place = request.folder if request.run is None else RunFolder(request.run)
-        return TrainingRun.start(request.recipe, place, tell, comm, network)
+        folder = request.folder if request.run is None else RunFolder(request.run)
+        return TrainingRun.start(request.recipe, folder, tell, comm, network)
     which, changes = request.which, request.changes
     return TrainingRun.resume(request.folder, changes, which=which, tell=tell, comm=comm, network=network)
 
@@ -109,10 +109,10 @@ def _show_finished(run: Path, *, as_json: bool) -> None:
 
 
 def _has_begun(run: Path, recipe: "Recipe | None") -> bool:
-    """Whether a run is there; raises for one of another recipe."""
+    """Whether the folder has a run; raises if it is of another recipe."""
     if not RunFolder(run).has_begun:
         return False
-    there = read(run / RECIPE).name
-    if recipe is not None and there != recipe.name:
-        raise SpecError(f"--run {run} has a run of the recipe {there!r}, not {recipe.name!r}", "another folder")
+    existing = read(run / RECIPE).name
+    if recipe is not None and existing != recipe.name:
+        raise SpecError(f"--run {run} has a run of the recipe {existing!r}, not {recipe.name!r}", "another folder")
     return True

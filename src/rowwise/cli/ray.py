@@ -1,4 +1,4 @@
-"""Ray: the script of a job, its submission, its state and its end, by Ray's API of jobs (HTTP).
+"""Ray: job script, submission, state and cancellation, by the HTTP API of Ray jobs.
 
 The script starts a driver, `ray_job`, on the head node of the cluster.
 """
@@ -20,12 +20,12 @@ from rowwise.base.textfile import decode_json
 from rowwise.cli.job import MAX_SHOWN, Job, JobRequest, State, check_keys, check_number
 
 GRACE_S = 120  # from SIGTERM to SIGKILL
-WAIT_S = 60  # for another node in the place of a lost one, before the job goes on with fewer
+WAIT_S = 60  # for a replacement of a lost node, before the job continues with fewer nodes
 ANSWER_S = 20.0
-MAX_ANSWER_bytes = 4 << 20  # of an answer
-AGENT_S, NO_AGENT = 60.0, "No available agent"  # of a cluster that has just started
+MAX_ANSWER_bytes = 4 << 20  # of a response
+AGENT_S, NO_AGENT = 60.0, "No available agent"  # retry time, and error, of a cluster that has just started
 DEFAULTS = {"address": "http://127.0.0.1:8265", "cpus": "1", "gpus": "0", "grace": str(GRACE_S), "wait": str(WAIT_S)}
-LEAST = {"cpus": 1, "gpus": 0, "grace": 1, "wait": 0}
+MINIMA = {"cpus": 1, "gpus": 0, "grace": 1, "wait": 0}
 DASHBOARD = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 WORDS: dict[str, State] = {"PENDING": "pending", "SUCCEEDED": "completed", "STOPPED": "cancelled", "FAILED": "failed"}
 
@@ -37,9 +37,9 @@ SCRIPT = r"""#!/bin/bash
 name={name}
 run={run}
 
-# The driver reserves nodes, cores and GPUs (--cpus and --gpus are of a rank), and starts the ranks. When a node is
-# lost, it waits some seconds for another one. Then it goes on from the newest checkpoint in $run, on as many nodes as
-# are there, of the numbers in --nodes. SIGTERM, of ray job stop, ends ranks after the same step, with a checkpoint.
+# The driver reserves nodes, cores and GPUs (--cpus and --gpus are per rank), and starts the ranks. When a node is
+# lost, it waits some seconds for a replacement. Then it resumes from the newest checkpoint in $run, on the largest
+# available number of nodes in --nodes. SIGTERM, from ray job stop, ends ranks after the same step, with a checkpoint.
 cd {cwd} || exit
 exec {python} -m rowwise.cli.ray_job --nodes {counts} --nproc {nproc} --cpus {cpus} --gpus {gpus} --wait {wait} \
   --log "$name.log" --run "$run" -- {command}
@@ -47,14 +47,14 @@ exec {python} -m rowwise.cli.ray_job --nodes {counts} --nproc {nproc} --cpus {cp
 
 
 def make_script(request: JobRequest, name: str = "ray-$(date +%Y%m%d-%H%M%S)") -> str:
-    """The script of a job: what Ray runs on its head node."""
-    settings = _checked(request)
+    """The script of a job, which Ray runs on its head node."""
+    settings = _check_settings(request)
     runs = shlex.quote(str(request.runs / request.recipe))
     return SCRIPT.format(
         recipe=request.recipe,
         nodes=request.nodes,
         nproc=request.nproc,
-        counts=_in_words(request.node_counts or (request.nodes,)),
+        counts=_format_counts(request.node_counts or (request.nodes,)),
         address=shlex.quote(settings["address"]),
         environment=json.dumps(_environment(settings)),
         name=name,
@@ -66,7 +66,7 @@ def make_script(request: JobRequest, name: str = "ray-$(date +%Y%m%d-%H%M%S)") -
     )
 
 
-def _checked(request: JobRequest) -> dict[str, str]:
+def _check_settings(request: JobRequest) -> dict[str, str]:
     settings = {**DEFAULTS, **request.settings}
     check_keys(settings, DEFAULTS)
     if not DASHBOARD.fullmatch(settings["address"]):
@@ -74,25 +74,25 @@ def _checked(request: JobRequest) -> dict[str, str]:
             f"{settings['address']!r}",
             f"the URL of Ray's dashboard, such as {DEFAULTS['address']}, by --job address=URL or RAY_ADDRESS",
         )
-    for key, least in LEAST.items():
-        check_number(settings, key, least)
+    for key, minimum in MINIMA.items():
+        check_number(settings, key, minimum)
     return settings
 
 
-def _in_words(counts: tuple[int, ...]) -> str:
-    """Numbers of nodes, as the driver reads them: 1-4, or 1,2,4."""
-    every = counts == tuple(range(counts[0], counts[-1] + 1)) and len(counts) > 1
-    return f"{counts[0]}-{counts[-1]}" if every else ",".join(map(str, counts))
+def _format_counts(counts: tuple[int, ...]) -> str:
+    """Node counts in the format of `ray_job`: 1-4, or 1,2,4."""
+    is_range = counts == tuple(range(counts[0], counts[-1] + 1)) and len(counts) > 1
+    return f"{counts[0]}-{counts[-1]}" if is_range else ",".join(map(str, counts))
 
 
 def _environment(settings: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Of Ray's process that runs the script: it sends SIGTERM, and after this time SIGKILL."""
+    """Runtime environment of the script: the time between SIGTERM and SIGKILL."""
     return {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": settings["grace"]}}
 
 
 def submit(request: JobRequest) -> Job:
-    settings = _checked(request)
-    if importlib.util.find_spec("ray") is None:  # the job runs with this Python
+    settings = _check_settings(request)
+    if importlib.util.find_spec("ray") is None:  # the job uses this Python
         raise SpecError("--on ray needs Ray", hint="pip install 'rowwise[cluster]', or print the script with --dry-run")
     name = f"ray-{secrets.token_hex(4)}"
     job = request.submitted(name, name, f"{name}.log", settings["address"])
@@ -104,7 +104,7 @@ def submit(request: JobRequest) -> Job:
     end_s = time.monotonic() + AGENT_S
     while True:
         try:
-            _ask(job.cluster, "api/jobs/", body)
+            _request(job.cluster, "api/jobs/", body)
         except DataError as error:
             if NO_AGENT not in str(error) or time.monotonic() > end_s:
                 raise
@@ -114,49 +114,49 @@ def submit(request: JobRequest) -> Job:
 
 
 def find_state(job: Job) -> tuple[State, str]:
-    """The state of a job, and what Ray says about it."""
+    """The state of a job, and the message of Ray."""
     try:
-        answer = _ask(job.cluster, f"api/jobs/{job.id}")
-    except _Unknown:
+        answer = _request(job.cluster, f"api/jobs/{job.id}")
+    except _UnknownJob:
         return "gone", "Ray has forgotten it"
     status, message = str(answer.get("status")), str(answer.get("message") or "")
     return WORDS.get(status, "running"), message.partition("\n")[0].partition(",")[0] or status
 
 
 def cancel(job: Job) -> None:
-    _ask(job.cluster, f"api/jobs/{job.id}/stop", {})
+    _request(job.cluster, f"api/jobs/{job.id}/stop", {})
 
 
-def _read(answer: http.client.HTTPResponse) -> bytes:
-    """The body of an answer up to a size and a time; what is cut is no JSON."""
-    read, end_s = bytearray(), time.monotonic() + ANSWER_S
-    while len(read) < MAX_ANSWER_bytes and time.monotonic() < end_s and (piece := answer.read1(1 << 16)):
-        read += piece
-    return bytes(read)
+def _read_body(answer: http.client.HTTPResponse) -> bytes:
+    """The body of a response up to a limit of size and time; a truncated body is invalid JSON."""
+    body, end_s = bytearray(), time.monotonic() + ANSWER_S
+    while len(body) < MAX_ANSWER_bytes and time.monotonic() < end_s and (piece := answer.read1(1 << 16)):
+        body += piece
+    return bytes(body)
 
 
-class _Unknown(DataError):
+class _UnknownJob(DataError):
     """No job of this name."""
 
 
-def _ask(address: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What the API answers: to a POST with a body, or to a GET."""
+def _request(address: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Response of the API to a POST with a body, or to a GET."""
     url = f"{address.rstrip('/')}/{path}"
     data = None if body is None else json.dumps(body).encode()
     try:
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-            found = decode_json(_read(answer), dict[str, Any])
+            result = decode_json(_read_body(answer), dict[str, Any])
     except urllib.error.HTTPError as error:
         with error:
-            said = error.read(MAX_SHOWN).decode(errors="replace").strip().splitlines() or [""]
+            lines = error.read(MAX_SHOWN).decode(errors="replace").strip().splitlines() or [""]
         if error.code == http.HTTPStatus.NOT_FOUND and path.startswith("api/jobs/") and body is None:
-            raise _Unknown(f"{url}: {said[-1]}") from None
-        raise DataError(f"Ray at {address} refuses ({error.code} {error.reason}): {said[-1]}") from None
+            raise _UnknownJob(f"{url}: {lines[-1]}") from None
+        raise DataError(f"Ray at {address} refuses ({error.code} {error.reason}): {lines[-1]}") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise DataError(
             f"no Ray answers at {address} ({getattr(error, 'reason', error)})",
             "the URL of a running cluster's dashboard (--job address=URL)",
             hint="or start a cluster here: ray start --head",
         ) from None
-    return found
+    return result

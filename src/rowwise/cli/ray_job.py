@@ -1,7 +1,7 @@
-"""The driver of a job on Ray, `python -m rowwise.cli.ray_job`: reserves nodes, starts ranks, and outlives lost nodes.
+"""The driver of a job on Ray, `python -m rowwise.cli.ray_job`: reserves nodes, starts ranks, restarts on a lost node.
 
-Ray reserves nodes (a placement group with a bundle for each), starts an actor on each, and notices when one is lost.
-Ranks are processes of the actors: the same command as everywhere, with the variables of torchrun.
+Ray reserves nodes (a placement group with one bundle per node), starts an actor on each, and detects lost nodes. Ranks
+are child processes of the actors: the usual command, with the environment variables of torchrun.
 """
 
 import argparse
@@ -28,24 +28,24 @@ from rowwise.base.value import MAX_RANKS
 from rowwise.cli.environment import LISTENER
 from rowwise.parallel.comm.spawn import describe_exit
 
-POLL_S = 1.0  # between two looks at the ranks
-ANSWER_S = 60.0  # of an actor, with its start; later ones are lost
-LINGER_S = 300.0  # the longest that ranks take to end after one that failed or was stopped; the first writes a report
-RESTARTS = 5  # most in a row that have not saved a checkpoint
+POLL_S = 1.0  # polling interval of ranks
+ANSWER_S = 60.0  # timeout of an actor call, with its start
+LINGER_S = 300.0  # timeout for the remaining ranks after one has failed or stopped; the first writes a report
+RESTARTS = 5  # maximum in a row without a new checkpoint
 STOPPED = 128 + signal.SIGTERM
 PR_SET_PDEATHSIG = 1
-KEPT_bytes, PIECE_bytes = 4 << 20, 1 << 16  # of what ranks print, until the driver takes it
-WAITING = 4096  # connections to rank 0 before it answers
+KEPT_bytes, PIECE_bytes = 4 << 20, 1 << 16  # buffer and read size of the output of ranks
+WAITING = 4096  # backlog of connections to rank 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The arguments of the driver."""
 
-    nodes: tuple[int, ...]  # numbers of nodes on which the recipe can run, the smallest first
+    nodes: tuple[int, ...]  # node counts on which the recipe can run, in ascending order
     nproc: int
-    cpus: int  # a rank
-    gpus: int  # a rank
+    cpus: int  # per rank
+    gpus: int  # per rank
     wait: int
     log: str
     run: str
@@ -53,41 +53,41 @@ class Options:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What a node has to have."""
+        """Resources required on each node."""
         amounts = {"CPU": self.cpus * self.nproc, "GPU": self.gpus * self.nproc}
         return {kind: float(amount) for kind, amount in amounts.items() if amount}
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
-    """Numbers of nodes, the smallest first, of 1-4 or 1,2,4."""
+    """Node counts in ascending order, from 1-4 or 1,2,4."""
     first, dash, last = text.partition("-")
-    numbers = [parse_whole(one) or 0 for one in ((first, last) if dash else text.split(","))]
+    numbers = [parse_whole(number) or 0 for number in ((first, last) if dash else text.split(","))]
     if min(numbers) < 1 or max(numbers) > MAX_RANKS or (dash and numbers[0] > numbers[1]):
         raise ValueError
     return tuple(range(numbers[0], numbers[1] + 1)) if dash else tuple(sorted(set(numbers)))
 
 
-def choose_count(counts: Sequence[int], there: int) -> int:
-    """The largest of these numbers of nodes that is there; 0: none."""
-    return max((count for count in counts if count <= there), default=0)
+def choose_count(counts: Sequence[int], available: int) -> int:
+    """The largest count that is available, or 0."""
+    return max((count for count in counts if count <= available), default=0)
 
 
 def decide_code(codes: Sequence[int | None], lost: int, *, stopped: bool) -> int | None:
-    """The exit code of the job by those of its ranks, None if on a lost node; None: start again."""
-    bad = [code for code in codes if code]
-    if not lost and not bad:
+    """The exit code of the job, or None to restart; the code of a rank on a lost node is None."""
+    errors = [code for code in codes if code]
+    if not lost and not errors:
         return 0
     if stopped:
         return STOPPED
-    guilty = [code for code in bad if code not in (STOPPED, -signal.SIGTERM)]  # SIGTERM of a node that is about to end
-    if lost or not guilty:
+    failures = [code for code in errors if code not in (STOPPED, -signal.SIGTERM)]  # SIGTERM: its node shuts down
+    if lost or not failures:
         return None
-    return max(128 - code if code < 0 else code for code in guilty)
+    return max(128 - code if code < 0 else code for code in failures)
 
 
 @final
 class RankOutput:
-    """What processes print into a pipe: all that nobody has taken yet, and no more than its last KEPT_bytes."""
+    """Buffered output of processes from a pipe: what was not acknowledged yet, up to the last KEPT_bytes."""
 
     def __init__(self) -> None:
         self._source, self.target = os.pipe()
@@ -96,20 +96,20 @@ class RankOutput:
         threading.Thread(target=self._follow, daemon=True).start()
 
     def since(self, begin: int) -> tuple[int, bytes]:
-        """The number of the first byte kept from `begin` on, and the output from there; older output is dropped."""
+        """The offset of the first kept byte at or after `begin`, and the output from there; drops older output."""
         self._receive()
         with self._lock:
             self._drop(begin - self._begin)
             return self._begin, bytes(self._kept)
 
     def _follow(self) -> None:
-        there = select.poll()
-        there.register(self._source, select.POLLIN)
-        while there.poll() and self._receive():
+        poller = select.poll()
+        poller.register(self._source, select.POLLIN)
+        while poller.poll() and self._receive():
             pass
 
     def _receive(self) -> bool:
-        """Read what is in the pipe; false after its end."""
+        """Drain the pipe; false at end of file."""
         with self._lock:
             try:
                 while piece := os.read(self._source, PIECE_bytes):
@@ -127,7 +127,7 @@ class RankOutput:
 
 @final
 class RanksOfNode:
-    """The ranks of one node, in an actor. They are killed when it ends."""
+    """Actor with the ranks of one node, which are killed when it ends."""
 
     def __init__(self) -> None:
         self._ranks: list[subprocess.Popen[bytes]] = []
@@ -135,7 +135,7 @@ class RanksOfNode:
         self._listener = socket.create_server(("", 0), backlog=WAITING)
 
     def meet(self, cwd: str) -> tuple[str, int]:
-        """The address of this node, and a port at which this actor listens until it hands it to rank 0."""
+        """The address of this node, and the port of a listening socket that rank 0 will inherit."""
         address = _ray().util.get_node_ip_address()
         if not os.path.isdir(cwd):
             raise SpecError(
@@ -146,29 +146,29 @@ class RanksOfNode:
 
     def start(self, command: Sequence[str], cwd: str, variables: Sequence[dict[str, str]]) -> None:
         with self._listener:
-            for given in variables:
-                own = {LISTENER: str(self._listener.fileno())} if given["RANK"] == "0" else {}
+            for environment in variables:
+                inherited = {LISTENER: str(self._listener.fileno())} if environment["RANK"] == "0" else {}
                 process = subprocess.Popen(
                     command,
                     cwd=cwd,
-                    env={**os.environ, **given, **own},  # noqa: TID251 - Ray names the GPUs of this actor there
+                    env={**os.environ, **environment, **inherited},  # noqa: TID251 - Ray has set the GPUs of this actor
                     stdin=subprocess.DEVNULL,
                     stdout=self._output.target,
                     stderr=self._output.target,
                     preexec_fn=_die_with_parent(),
-                    pass_fds=[*map(int, own.values())],
+                    pass_fds=[*map(int, inherited.values())],
                 )
                 self._ranks.append(process)
         os.close(self._output.target)
 
     def poll(self, begin: int) -> tuple[int, bytes, list[int | None]]:
-        """Lines of the ranks from a byte on, or from a later one, and their exit codes."""
+        """Offset and complete lines of the output from `begin` on, and the exit codes of the ranks."""
         codes = [rank.poll() for rank in self._ranks]
         begin, text = self._output.since(begin)
         return begin, text[: text.rfind(b"\n") + 1] if None in codes else text, codes
 
     def stop(self) -> None:
-        """Ask all ranks to save and to end."""
+        """Send SIGTERM: ranks save a checkpoint and exit."""
         for rank in self._ranks:
             rank.terminate()
 
@@ -180,7 +180,7 @@ class RanksOfNode:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """What a new process calls, so that Linux kills it however this one ends."""
+    """A preexec function with which Linux kills the child when this process ends."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl
@@ -188,11 +188,11 @@ def _die_with_parent() -> Callable[[], None] | None:
 
 
 @final
-class Start:
-    """A start of the ranks on nodes that are reserved."""
+class Attempt:
+    """One attempt: ranks on the reserved nodes."""
 
-    def __init__(self, options: Options, actors: list[Any], say: Callable[[str], None]) -> None:
-        self._options, self._actors, self._say = options, actors, say
+    def __init__(self, options: Options, actors: list[Any], report: Callable[[str], None]) -> None:
+        self._options, self._actors, self._report = options, actors, report
         self._codes: list[list[int | None]] = [[None] * options.nproc for _ in actors]
         self._addresses = [f"number {place}" for place in range(len(actors))]
         self._read = [0] * len(actors)
@@ -200,7 +200,7 @@ class Start:
 
     @property
     def codes(self) -> list[int | None]:
-        """The exit code of each rank; None: unknown."""
+        """The exit code of each rank, or None if unknown."""
         return [code for codes in self._codes for code in codes]
 
     @property
@@ -209,74 +209,80 @@ class Start:
         return [self._addresses[place] for place in sorted(self._lost)]
 
     def start(self) -> None:
-        """Start all ranks, unless a node is lost before."""
+        """Start all ranks, unless a node was lost before."""
         nproc, cwd = self._options.nproc, os.getcwd()
-        met = self._ask("meet", [(cwd,)] * len(self._actors), must=True)
-        self._addresses = [one[0] if one else name for one, name in zip(met, self._addresses, strict=True)]
+        endpoints = self._ask("meet", [(cwd,)] * len(self._actors), must=True)
+        self._addresses = [
+            endpoint[0] if endpoint else name for endpoint, name in zip(endpoints, self._addresses, strict=True)
+        ]
         if self._lost:
             return
-        world = {"MASTER_ADDR": met[0][0], "MASTER_PORT": str(met[0][1]), "WORLD_SIZE": str(len(self.codes))}
+        world = {
+            "MASTER_ADDR": endpoints[0][0],
+            "MASTER_PORT": str(endpoints[0][1]),
+            "WORLD_SIZE": str(len(self.codes)),
+        }
         world["OMP_NUM_THREADS"] = str(self._options.cpus)
         variables = [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank % nproc)} for rank in range(len(self.codes))]
         command = [sys.executable, "-m", "rowwise", *self._options.command, "--run", self._options.run]
-        of_nodes = [variables[first : first + nproc] for first in range(0, len(variables), nproc)]
-        self._ask("start", [(command, cwd, given) for given in of_nodes], must=True)
+        variables_by_node = [variables[first : first + nproc] for first in range(0, len(variables), nproc)]
+        self._ask("start", [(command, cwd, environments) for environments in variables_by_node], must=True)
 
     def follow(self, is_stopped: Callable[[], bool]) -> None:
-        """Pass on what ranks say until all have ended; those that do not end after a failure are killed."""
-        asked, end_s = False, None
+        """Forward the output of ranks until all have ended; after a failure, kill the rest on a timeout."""
+        is_stopping, end_s = False, None
         while self._running and (end_s is None or time.monotonic() < end_s):
-            if is_stopped() and not asked:
-                self._say("SIGTERM: ranks save and end\n")
+            if is_stopped() and not is_stopping:
+                self._report("SIGTERM: ranks save and end\n")
                 self._ask("stop", [()] * len(self._actors))
-                asked = True
+                is_stopping = True
             time.sleep(POLL_S)
-            for place, found in enumerate(self._ask("poll", [(begin,) for begin in self._read])):
-                if found is not None:
-                    begin, text, self._codes[place] = found
-                    if begin > self._read[place]:
-                        self._say(f"[{begin - self._read[place]:,} bytes are left out]\n")
-                    self._read[place] = begin + len(text)
-                    self._say(text.decode(errors="replace"))
+            for index, answer in enumerate(self._ask("poll", [(begin,) for begin in self._read])):
+                if answer is not None:
+                    begin, text, self._codes[index] = answer
+                    if begin > self._read[index]:
+                        self._report(f"[{begin - self._read[index]:,} bytes are left out]\n")
+                    self._read[index] = begin + len(text)
+                    self._report(text.decode(errors="replace"))
             if end_s is None and (self._lost or any(self.codes)):
                 end_s = time.monotonic() + LINGER_S
         self._ask("kill", [()] * len(self._actors))
         for rank, code in enumerate(self.codes):
             if code is not None and code < 0:
-                self._say(f"rowwise: rank {rank} {describe_exit(code)}\n")
+                self._report(f"rowwise: rank {rank} {describe_exit(code)}\n")
 
     @property
     def _running(self) -> bool:
         return any(None in codes for place, codes in enumerate(self._codes) if place not in self._lost)
 
     def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]], *, must: bool = False) -> list[Any]:
-        """The answer of each actor; None: lost, or not reached this time, which means lost where it `must` answer."""
-        there = [place for place in range(len(self._actors)) if place not in self._lost]
-        asked = {place: getattr(self._actors[place], method).remote(*arguments[place]) for place in there}
+        """The answer of each actor, or None if it is lost or unreachable; with `must`, unreachable actors are lost."""
+        alive = [index for index in range(len(self._actors)) if index not in self._lost]
+        calls = {index: getattr(self._actors[index], method).remote(*arguments[index]) for index in alive}
         answers: list[Any] = [None] * len(self._actors)
         errors = _ray().exceptions
-        for place, answer in asked.items():
+        for index, answer in calls.items():
             try:
-                answers[place] = _ray().get(answer, timeout=ANSWER_S)
+                answers[index] = _ray().get(answer, timeout=ANSWER_S)
             except (errors.ActorUnavailableError, errors.GetTimeoutError):
-                self._lost |= {place} if must else set()
+                self._lost |= {index} if must else set()
             except errors.RayActorError:
-                self._lost.add(place)
+                self._lost.add(index)
         return answers
 
 
 @final
 class Driver:
-    """Starts the ranks as often as nodes are lost, and says what happens."""
+    """Starts ranks, restarts them after lost nodes, and logs both."""
 
     def __init__(self, options: Options, log: TextIO) -> None:
         self._options, self._log, self._stopped = options, log, False
 
     def run(self) -> int:
         """The exit code of the job."""
-        idle, first = 0, True
+        failures, first = 0, True
         while True:
-            saved = self._saved()
+            saved = self._list_checkpoints()
             group = self._reserve(patient=first)
             if group is None:
                 return STOPPED
@@ -287,51 +293,54 @@ class Driver:
             code = decide_code(start.codes, len(start.lost), stopped=self._stopped)
             if code is not None:
                 return code
-            idle, first = (0 if self._saved() - saved else idle + 1), False
+            failures, first = (0 if self._list_checkpoints() - saved else failures + 1), False
             lost = f"lost {pluralise(len(start.lost), 'node')} ({', '.join(start.lost)})"
-            why = lost if start.lost else "stopped by SIGTERM"
-            if idle > RESTARTS:
-                self._say(f"rowwise: {why}; {idle} starts have saved no checkpoint in {self._options.run}\n")
+            reason = lost if start.lost else "stopped by SIGTERM"
+            if failures > RESTARTS:
+                self._report(f"rowwise: {reason}; {failures} starts have saved no checkpoint in {self._options.run}\n")
                 return 1
-            self._say(f"{why}: ranks start again\n")
+            self._report(f"{reason}: ranks start again\n")
 
     def stop(self, *_: object) -> None:
         self._stopped = True
 
     def _reserve(self, *, patient: bool) -> Any:
-        """A placement group, of fewer nodes where no more are there after `wait`; None: stopped before."""
+        """A placement group, of fewer nodes if the rest is unavailable after `wait` seconds; None if stopped before."""
         options, util = self._options, _ray().util
         end_s = time.monotonic() + options.wait
-        group, count, made_s, most_free = None, -1, 0.0, options.nodes[-1]
+        group, count, requested_s, max_count = None, -1, 0.0, options.nodes[-1]
         while not self._stopped:
-            most = patient or time.monotonic() < end_s
-            if not most and count > 0 and time.monotonic() - made_s > options.wait:  # others have some of them
-                most_free = choose_count(options.nodes, count - 1) or count
-            wanted = options.nodes[-1] if most else choose_count(options.nodes, min(self._count_nodes(), most_free))
-            if wanted != count:
-                made_s = time.monotonic()
+            is_full = patient or time.monotonic() < end_s
+            if not is_full and count > 0 and time.monotonic() - requested_s > options.wait:  # other jobs use some nodes
+                max_count = choose_count(options.nodes, count - 1) or count
+            target = options.nodes[-1] if is_full else choose_count(options.nodes, min(self._count_nodes(), max_count))
+            if target != count:
+                requested_s = time.monotonic()
                 if group is not None:
                     util.remove_placement_group(group)
-                group = util.placement_group([options.bundle] * wanted, strategy="STRICT_SPREAD") if wanted else None
-                count = wanted
+                group = util.placement_group([options.bundle] * target, strategy="STRICT_SPREAD") if target else None
+                count = target
                 amounts = ", ".join(f"{amount:g} {kind}" for kind, amount in options.bundle.items())
-                self._say(f"waits for {pluralise(count or options.nodes[0], 'node')} with {amounts}\n")
+                self._report(f"waits for {pluralise(count or options.nodes[0], 'node')} with {amounts}\n")
             if group is None:
                 time.sleep(POLL_S)
             elif group.wait(POLL_S):
-                self._say(f"starts {pluralise(options.nproc * count, 'rank')} on {pluralise(count, 'node')}\n")
+                self._report(f"starts {pluralise(options.nproc * count, 'rank')} on {pluralise(count, 'node')}\n")
                 return group
         if group is not None:
             util.remove_placement_group(group)
-        self._say("SIGTERM: no rank was running\n")
+        self._report("SIGTERM: no rank was running\n")
         return None
 
     def _count_nodes(self) -> int:
-        """Nodes that are large enough, busy ones as well."""
-        there = [node["Resources"] for node in _ray().nodes() if node["Alive"]]
-        return sum(all(has.get(kind, 0.0) >= amount for kind, amount in self._options.bundle.items()) for has in there)
+        """Number of live nodes with the required resources, busy or not."""
+        resources = [node["Resources"] for node in _ray().nodes() if node["Alive"]]
+        return sum(
+            all(node_resources.get(kind, 0.0) >= amount for kind, amount in self._options.bundle.items())
+            for node_resources in resources
+        )
 
-    def _start(self, group: Any) -> Start:
+    def _start(self, group: Any) -> Attempt:
         strategy = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
         options = self._options
         actor = _ray().remote(RanksOfNode)
@@ -343,17 +352,17 @@ class Driver:
             ).remote()
             for place in range(len(group.bundle_specs))
         ]
-        start = Start(options, actors, self._say)
+        start = Attempt(options, actors, self._report)
         start.start()
         start.follow(lambda: self._stopped)
         return start
 
-    def _saved(self) -> set[str]:
-        """Checkpoints that are complete."""
+    def _list_checkpoints(self) -> set[str]:
+        """Names of complete checkpoints."""
         return {path.parent.name for path in Path(self._options.run).glob("ckpt/step-*/manifest.json")}
 
-    def _say(self, text: str) -> None:
-        """Print to Ray's log of the job, and to the file that `rowwise ps` follows."""
+    def _report(self, text: str) -> None:
+        """Print to the job log of Ray, and to the file that `rowwise ps` follows."""
         print(text, end="", flush=True)
         self._log.write(text)
 
@@ -365,13 +374,13 @@ def _ray() -> Any:
 
 def _parse(arguments: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(prog="python -m rowwise.cli.ray_job")
-    parser.add_argument("--nodes", type=parse_counts, required=True, help="numbers of nodes, such as 1-4 or 1,2,4")
-    parser.add_argument("--nproc", type=int, default=1, help="ranks on each node")
-    parser.add_argument("--cpus", type=int, default=1, help="cores of a rank")
-    parser.add_argument("--gpus", type=int, default=0, help="GPUs of a rank")
-    parser.add_argument("--wait", type=int, default=60, help="seconds for a node in the place of a lost one")
-    parser.add_argument("--log", default=os.devnull, help="a file for what the job prints")
-    parser.add_argument("--run", required=True, help="the folder of the run")
+    parser.add_argument("--nodes", type=parse_counts, required=True, help="node counts, such as 1-4 or 1,2,4")
+    parser.add_argument("--nproc", type=int, default=1, help="ranks per node")
+    parser.add_argument("--cpus", type=int, default=1, help="cores per rank")
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs per rank")
+    parser.add_argument("--wait", type=int, default=60, help="seconds to wait for a replacement of a lost node")
+    parser.add_argument("--log", default=os.devnull, help="log file of the job")
+    parser.add_argument("--run", required=True, help="run folder")
     parser.add_argument("command", nargs="+", help="-- train RECIPE ...")
     return Options(**vars(parser.parse_args(arguments)))
 
@@ -386,7 +395,7 @@ def main() -> int:
     ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     with open(options.log, "a", buffering=1) as log:
         driver = Driver(options, log)
-        signal.signal(signal.SIGTERM, driver.stop)  # in the place of Ray's handler
+        signal.signal(signal.SIGTERM, driver.stop)  # replaces the handler of Ray
         try:
             return driver.run()
         except ray.exceptions.RayTaskError as error:
@@ -399,6 +408,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from rowwise.cli import ray_job  # actors are of a module that nodes can import, and not of __main__
+    from rowwise.cli import ray_job  # actors need a module that nodes can import, not __main__
 
     sys.exit(ray_job.main())

@@ -37,9 +37,9 @@ def ls() -> None:
 
 def cp(
     recipe: RecipeName,
-    to: Annotated[Path, typer.Argument(help="The new YAML file, or the folder to put it into.")] = Path(),
+    to: Annotated[Path, typer.Argument(help="New YAML file, or a folder for it.")] = Path(),
 ) -> None:
-    """Copy a recipe into a file that you can edit.
+    """Copy a recipe into a new file to edit.
 
     Example: rowwise cp dlrm-synthetic my.yaml
     """

@@ -9,7 +9,7 @@ from rowwise.tables.spec import Topology
 if TYPE_CHECKING:
     from rowwise.recipes.recipe import Recipe
 
-RUN = "run"  # the name of the note with the folder of the run
+RUN = "run"  # key of the note with the run folder
 
 
 class NoteStore(Protocol):
@@ -22,7 +22,7 @@ class NoteStore(Protocol):
 
 @final
 class MemoryNotes:
-    """Notes of this process."""
+    """Notes in the memory of this process."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
@@ -39,16 +39,16 @@ class RunRequest:
     """A new run of a recipe, or without a recipe an existing run to resume."""
 
     recipe: "Recipe | None" = None
-    folder: Path  # of all runs for a new run; else that of the run to resume
-    run: Path | None = None  # the folder of a recipe's run: a new one, or one to resume; None: a number in `folder`
+    folder: Path  # parent folder of runs for a new run, else the run to resume
+    run: Path | None = None  # folder of the run of a recipe, new or to resume; None for a numbered one in `folder`
     changes: tuple[str, ...] = ()
     which: str = "last"
     as_json: bool = False
-    baseline: bool | None = None  # train trees on the same rows afterwards; None: where it takes seconds
+    baseline: bool | None = None  # train trees on the same rows afterwards; None: if it takes only seconds
 
     @property
     def network(self) -> str | None:
-        """What orders hosts, by the recipe or a change of it; None: a resume without such a change; empty: nothing."""
+        """The network to order hosts by; empty for none, and None for a resume that does not change it."""
         from rowwise.recipes.text import apply_changes
 
         if self.recipe is not None:
@@ -58,7 +58,7 @@ class RunRequest:
         return (changed["network"] or "") if changed else None
 
     def check_network(self) -> None:
-        """Raise unless the network is one that can be read."""
+        """Raise unless the network file is valid."""
         from rowwise.planning.perf.links import read_network
         from rowwise.recipes.recipe import PROBE
 
@@ -66,7 +66,7 @@ class RunRequest:
             read_network(self.network)
 
     def resume_command(self, run: Path, topology: Topology) -> str:
-        """The shell command that resumes a run on as many ranks as it has now."""
+        """The shell command that resumes a run on the same number of ranks."""
         if topology.hosts > 1:
             return f"torchrun ... -m rowwise resume {run}"
         return f"rowwise resume {run}" + (f" --nproc {topology.world}" if topology.world > 1 else "")

@@ -1,4 +1,4 @@
-"""`rowwise serve`: answers requests for predictions over HTTP."""
+"""`rowwise serve`: serves predictions over HTTP."""
 
 import os
 from contextlib import contextmanager
@@ -24,78 +24,83 @@ if TYPE_CHECKING:
     from rowwise.serve.row_tiers import DeviceRows, RowTiers
     from rowwise.serve.traffic import Traffic
 
-PATIENCE_s = 20.0  # with a store, before what there is goes on answering
+STORE_TIMEOUT_s = 20.0  # for an unavailable store, before local versions are served
 PACKAGES = ("starlette", "uvicorn", "prometheus_client")
-METRICS = "PROMETHEUS_MULTIPROC_DIR"  # a folder in which workers have their numbers
+METRICS = "PROMETHEUS_MULTIPROC_DIR"  # folder of the metrics of all workers
 
 
 def serve(  # noqa: PLR0913 - one for each option
     folder: Annotated[
-        str, typer.Argument(metavar="DIR|URL", help="A folder or URL that rowwise export wrote to, or a version.")
+        str, typer.Argument(metavar="DIR|URL", help="Folder or URL that rowwise export wrote to, or one version.")
     ],
     version: Annotated[
         int | None,
-        typer.Option(min=1, help="Serve this version, whatever becomes current (default: follow the folder)."),
+        typer.Option(min=1, help="Serve only this version (default: follow the current version)."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Processes that answer (default: one for each core).")
+        int | None, typer.Option(min=1, max=1024, help="Number of worker processes (default: one per core).")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all of this machine.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8080,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")] = 8080,
     expect: Annotated[
         str | None,
-        typer.Option(metavar="DIGEST", help="Serve this digest only, whatever becomes current; see rowwise versions."),
+        typer.Option(metavar="DIGEST", help="Serve only the version with this digest; see rowwise versions."),
     ] = None,
-    rows_at_once: Annotated[int, typer.Option(min=1, max=65536, help="Most rows that are computed together.")] = 256,
+    rows_at_once: Annotated[int, typer.Option(min=1, max=65536, help="Maximum batch size in rows.")] = 256,
     timeout: Annotated[
-        int, typer.Option(min=1, max=3_600_000, metavar="MS", help="Milliseconds for requests that name none.")
+        int, typer.Option(min=1, max=3_600_000, metavar="MS", help="Default timeout of a request, in milliseconds.")
     ] = 5000,
     record: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Keep requests and answers in this folder, for rowwise audit.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Record requests and answers in this folder, for rowwise audit."),
     ] = None,
     record_share: Annotated[
-        str | None, typer.Option(metavar="SHARE", help="How many requests --record keeps (default: 1%).")
+        str | None, typer.Option(metavar="SHARE", help="Share of requests that --record samples (default: 1%).")
     ] = None,
     memory: MemoryForRows = None,
     redis: Redis = None,
     hit_rate: Annotated[
         str | None,
         typer.Option(
-            metavar="SHARE", help="Answer at once if so many rows are cached; the others count as default rows."
+            metavar="SHARE", help="Minimum cache hit rate to answer without waiting; missing rows get default rows."
         ),
     ] = None,
     default_row: Annotated[
         str | None,
         typer.Option(
-            metavar="zero|mean", help="What --hit-rate answers with for a row: zeros, or its table's mean row."
+            metavar="zero|mean", help="Default row for --hit-rate: zeros, or the mean row of the table (default: zero)."
         ),
     ] = None,
     cache: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Copy versions of a URL to this folder (default: a temporary one)."),
+        typer.Option(metavar="FOLDER", help="Download versions of a URL to this folder (default: a temporary one)."),
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(metavar="cpu|cuda", help="Compute on a GPU, with hot rows in its memory (default: cpu)."),
+        typer.Option(
+            metavar="cpu|cuda", help="Device to compute on; a GPU caches hot rows in its memory (default: cpu)."
+        ),
     ] = None,
     device_memory: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="GPU memory for a version's rows in a worker (default: two versions take most of it)."
+            metavar="SIZE", help="GPU memory for the rows of one version, per worker (default: two versions fit)."
         ),
     ] = None,
     limit: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A limit of requests or connections, such as idle_s=60."),
+        typer.Option(
+            metavar="NAME=VALUE", help="Limit on requests or connections, such as idle_s=60; may be repeated."
+        ),
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Show where rows would be, and end.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Print the placement of rows, and exit.")] = False,
 ) -> None:
-    """Answer requests for predictions over HTTP, with the bits that rowwise predict gives.
+    """Serve predictions over HTTP, bitwise equal to those of rowwise predict.
 
-    Requests are JSON or Arrow. The server is ready when the rows that came with the version have come out right. When
-    another version becomes the current one, it is loaded beside the old one, and requests move to it without a pause.
-    Versions of a URL are copied to this machine; while its store is away, the server goes on with those that it has.
-    Opening a version runs the transforms and models that are in it: serve only what you trust.
+    Requests are JSON or Arrow. The server is ready once it has reproduced the golden rows of the version. When the
+    current version changes, the new one is loaded beside the old one, and requests move to it without downtime.
+    Versions of a URL are downloaded; while the store is unavailable, the server keeps serving its local versions.
+    Opening a version runs the transforms and models in it: serve only versions that you trust.
 
     Example: rowwise serve served/
 
@@ -121,11 +126,11 @@ def serve(  # noqa: PLR0913 - one for each option
 
     limits = make_limits(limit or (), rows_at_once=rows_at_once, timeout_s=timeout / 1000)
     recording = None if record is None else _recording(record, record_share or "1%")
-    tell = partial(print, flush=True)
+    log = partial(print, flush=True)
     with (
         bind(host, port) as bound,
         Scratch() as metrics,
-        open_versions(folder, version, cache, expect, tell) as versions,
+        open_versions(folder, version, cache, expect, log) as versions,
     ):
         os.environ[METRICS] = str(metrics.path)  # noqa: TID251 - prometheus_client reads it when it is loaded
         from rowwise.recipes.served import load_rows, open_version, read_model
@@ -144,7 +149,7 @@ def serve(  # noqa: PLR0913 - one for each option
         if explain:
             on_device = None
             if tiers.device is not None:
-                on_device = _on_device(served, tiers.device)
+                on_device = _device_cache_rows(served, tiers.device)
             _explain(tiers.layout, on_device)
             return
         task = HostTask(
@@ -159,31 +164,31 @@ def serve(  # noqa: PLR0913 - one for each option
             metrics=metrics.path,
             load_s=limits.load_s,
         )
-        ServerHost(task, bound, tell).run()
+        ServerHost(task, bound, log).run()
 
 
-def make_limits(texts: "Sequence[str]", **given: float) -> "ServiceLimits":
-    """Limits of a server, of NAME=VALUE; `given`: those that have an option of their own."""
+def make_limits(texts: "Sequence[str]", **preset: float) -> "ServiceLimits":
+    """Limits of a server from NAME=VALUE texts; `preset` has those with an option of their own."""
     import msgspec
 
     from rowwise.planning.planner.machines import parse_size
     from rowwise.serve.admission import ServiceLimits
 
-    names = [name for name in ServiceLimits.__struct_fields__ if name not in given]
-    found: dict[str, float | str] = dict(given)
+    names = [name for name in ServiceLimits.__struct_fields__ if name not in preset]
+    values: dict[str, float | str] = dict(preset)
     for text in texts:
         name, _, value = text.partition("=")
         if name not in names or not value:
             raise SpecError(f"--limit {text}", f"NAME=VALUE, where NAME is one of {', '.join(names)}")
-        found[name] = parse_size(value, f"--limit {name}") if name.endswith("_bytes") else value
+        values[name] = parse_size(value, f"--limit {name}") if name.endswith("_bytes") else value
     try:
-        return msgspec.convert(found, ServiceLimits, strict=False)
+        return msgspec.convert(values, ServiceLimits, strict=False)
     except msgspec.ValidationError as error:
         raise SpecError(f"--limit: {error}", "a number") from None
 
 
 class VersionSource(NamedTuple):
-    """A folder of this machine, and which of its versions to answer by."""
+    """A local folder of versions, and the share of requests that each version serves."""
 
     folder: Path
     read_traffic: "Callable[[Collection[int]], Traffic]"
@@ -191,20 +196,20 @@ class VersionSource(NamedTuple):
 
 @contextmanager
 def open_versions(
-    path: str, version: int | None, cache: Path | None, expect: str | None, tell: "Callable[[str], None]"
+    path: str, version: int | None, cache: Path | None, expect: str | None, log: "Callable[[str], None]"
 ) -> "Iterator[VersionSource]":
-    """The versions of a folder, or those of a URL in the folder that they are copied to, until the block ends.
+    """The versions of a folder, or of a URL as downloaded to a local folder, until the block ends.
 
-    With `expect` a private copy of one version, whose digest that is.
+    With `expect`, a private copy of the version, checked against this digest.
     """
     from rowwise.serve.follow_store import StoreFollower
     from rowwise.serve.package import find_version, read_traffic
     from rowwise.serve.traffic import Traffic
 
-    with open_store(path, cache, PATIENCE_s) as store:
+    with open_store(path, cache, STORE_TIMEOUT_s) as store:
         folder = Path(path) if store is None else store.folder
         if store is not None and version is None:
-            follower = StoreFollower(store, tell)
+            follower = StoreFollower(store, log)
             if expect is None:
                 with follower:
                     yield VersionSource(folder, follower.read_traffic)
@@ -213,7 +218,7 @@ def open_versions(
         if store is not None and version is not None:
             try:
                 store.fetch(version)
-            except StorageError:  # away; the version may be here
+            except StorageError:  # unavailable; the version may be local
                 if version not in store.complete():
                     raise
             store.keep({version})
@@ -230,7 +235,7 @@ def open_versions(
 def make_row_tiers(
     version: Path, memory: str | None, redis: str | None, hit_rate: str | None = None, default_row: str | None = None
 ) -> "RowTiers":
-    """Where the rows of a version will be; raises for options that are none."""
+    """The row tiers of a version; raises for invalid options."""
     from rowwise.checkpoint.manifest import CheckpointManifest
     from rowwise.planning.planner.machines import parse_size
     from rowwise.serve.default_rows import DefaultRow, read_mean_rows
@@ -241,23 +246,23 @@ def make_row_tiers(
     if default_row is not None and default_row not in tuple(DefaultRow):
         raise SpecError(f"--default-row {default_row}", "zero or mean")
     try:
-        least = None if hit_rate is None else parse_share(hit_rate)
+        min_hit_rate = None if hit_rate is None else parse_share(hit_rate)
     except ValueError:
-        least = -1.0
-    if least is not None and not 0 <= least <= 1:
+        min_hit_rate = -1.0
+    if min_hit_rate is not None and not 0 <= min_hit_rate <= 1:
         raise SpecError(f"--hit-rate {hit_rate}", "a share of the rows, such as 90%")
     size = None if memory is None else parse_size(memory, "--memory")
     addresses = () if redis is None else parse_addresses(redis)
     default = DefaultRow(default_row or DefaultRow.ZERO)
     if default is DefaultRow.MEAN:
         read_mean_rows(version)  # raises before a server is started
-    return make_tiers(CheckpointManifest.read(version), size, addresses, least, default)
+    return make_tiers(CheckpointManifest.read(version), size, addresses, min_hit_rate, default)
 
 
 def _device_rows(
     device: str, memory: str | None, host_memory: str | None, rows_at_once: int, workers: int
 ) -> "DeviceRows | None":
-    """The memory of a device for rows; None: of a CPU without a limit, which is that of the host."""
+    """The budget of device memory for rows; None for a CPU without a limit, which uses the rows in host memory."""
     import torch
 
     from rowwise.models.inference import FIXED_ROWS, LARGER_ROWS
@@ -276,25 +281,25 @@ def _device_rows(
     if where.type == "cpu" and memory is None:
         return None
     if host_memory is not None:
-        got = f"--memory {host_memory} with --device {device}"
-        raise SpecError(f"{got}: a device reads rows in the memory of the host, which has to have all of them")
+        problem = f"--memory {host_memory} with --device {device}"
+        raise SpecError(f"{problem}: the rows of a device cache are read from host memory, which must hold all of them")
     size = memory_for_versions(where) // workers if memory is None else parse_size(memory, "--device-memory")
     return DeviceRows(device, size, max(rows_at_once, FIXED_ROWS) + LARGER_ROWS)
 
 
-def _on_device(served: "ServedModel", given: "DeviceRows") -> dict[str, int | None]:
-    """How many rows of each table a device caches, by tensor; None: all of them."""
+def _device_cache_rows(served: "ServedModel", device: "DeviceRows") -> dict[str, int | None]:
+    """Rows that the device caches, by tensor of a table; None if it holds all rows."""
     from rowwise.checkpoint.tables import full_name, table_modules
     from rowwise.recipes.compose import build_model
     from rowwise.recipes.device_tables import choose_served
 
     model = build_model(served.parts, on_meta=True)
-    chosen = choose_served(model, given, {})
+    chosen = choose_served(model, device, {})
     paths = [path for path, _ in table_modules(model)]
     return {
-        f"model/{full_name(path, table)}": one.cache_rows.get(table.name)
-        for path, one in zip(paths, chosen, strict=True)
-        for table in one.module.tables
+        f"model/{full_name(path, table)}": plan.cache_rows.get(table.name)
+        for path, plan in zip(paths, chosen, strict=True)
+        for table in plan.module.tables
     }
 
 
@@ -310,29 +315,29 @@ def _recording(folder: Path, share: str) -> "Recording":
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SpecError(f"--record {folder}: {error.strerror}", "a writable folder for requests") from None
+        raise SpecError(f"--record {folder}: {error.strerror}", "a writable folder") from None
     return recording
 
 
 def _explain(memory: "RowMemory | None", on_device: dict[str, int | None] | None) -> None:
-    """Print the tables: which have all rows in memory, or on a device, and which a cache."""
+    """Print for each table whether memory, and the device, hold all its rows or a cache."""
     from rowwise.base.quantity import format_bytes, format_rows
 
     assert memory is not None
     places = ("in memory",) if on_device is None else ("in memory", "on the device")
-    shown = make_table(("table",), ("rows", "bytes"), places)
-    cache_of = {table.name: one for one in memory.caches for table in one.tables}
+    grid = make_table(("table",), ("rows", "bytes"), places)
+    cache_of = {table.name: cache for cache in memory.caches for table in cache.tables}
     for table in sorted(memory.tables, key=lambda table: -table.size_bytes):
-        found = cache_of.get(table.name)
-        where = "all rows" if found is None else f"a cache of {format_rows(found.shape.slots)} rows"
-        if found is not None and len(found.tables) > 1:
-            where += f", with {len(found.tables) - 1} others"
+        cache = cache_of.get(table.name)
+        where = "all rows" if cache is None else f"a cache of {format_rows(cache.shape.slots)} rows"
+        if cache is not None and len(cache.tables) > 1:
+            where += f", with {len(cache.tables) - 1} others"
         cells = [format_rows(table.rows), format_bytes(table.size_bytes), where]
         if on_device is not None:
             slots = on_device[table.name]
             cells.append("all rows" if slots is None else f"a cache of {format_rows(slots)} rows")
-        shown.add_row(table.name.removeprefix("model/"), *cells)
+        grid.add_row(table.name.removeprefix("model/"), *cells)
     terminal = make_terminal()
-    terminal.print(shown)
+    terminal.print(grid)
     caches = f", {format_bytes(memory.cache_bytes)} are caches" if memory.caches else ""
     terminal.print(f"{format_bytes(memory.resident_bytes)} of rows are in memory{caches}; all workers share both")

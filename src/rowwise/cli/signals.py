@@ -1,4 +1,4 @@
-"""What a command does at Ctrl-C and SIGTERM while it works."""
+"""Signal handlers for Ctrl-C and SIGTERM during a command."""
 
 import signal
 import threading
@@ -11,7 +11,7 @@ BOTH = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def handle_signals(handle: Callable[[int], object], numbers: Sequence[int] = BOTH) -> Iterator[None]:
-    """Call a function at these signals; outside of the main thread, which alone gets signals, do nothing."""
+    """Call `handle` on these signals; a no-op outside of the main thread, as only it receives signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -31,9 +31,9 @@ def handle_signals(handle: Callable[[int], object], numbers: Sequence[int] = BOT
 def note_signals(
     act: Callable[[], object] = lambda: None, numbers: Sequence[int] = BOTH, *, again: bool = True
 ) -> Iterator[list[int]]:
-    """Act at the first of these signals, and stop at once at the next; yields those received.
+    """Call `act` on the first of these signals, and raise KeyboardInterrupt on the next; yields the signals received.
 
-    With `again=False` further ones are left to another process.
+    With `again=False` further signals are ignored here, as another process handles them.
     """
     received: list[int] = []
 

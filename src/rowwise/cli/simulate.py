@@ -1,6 +1,6 @@
-"""`rowwise simulate`: what a training step takes on a machine that is not here.
+"""`rowwise simulate`: predicts the time and memory of a training step on another machine.
 
-Tables of a file and layers by their widths need no torch; a recipe's layers are those of its model, which does.
+Tables from a file and layers by their widths need no torch; the layers of a recipe need its model and torch.
 """
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ DENSE = "512,256,64:512,256,1"
 
 def simulate(  # noqa: PLR0913 - one for each option
     recipe: Annotated[
-        str | None, typer.Argument(help="A recipe by name or path; or --tables and --dense instead.")
+        str | None, typer.Argument(help="Name or path of a recipe; instead of --tables and --dense.")
     ] = None,
     changes: Changes = None,
     tables: Annotated[
@@ -40,7 +40,7 @@ def simulate(  # noqa: PLR0913 - one for each option
         str | None,
         typer.Option(
             metavar="WIDTHS:WIDTHS",
-            help=f"With --tables: the MLPs before and after the vectors, 826*22 for 22 alike (default: {DENSE}).",
+            help=f"With --tables: bottom and top MLP; 826*22 repeats 826 22 times (default: {DENSE}).",
         ),
     ] = None,
     dim: Dim = None,
@@ -50,19 +50,20 @@ def simulate(  # noqa: PLR0913 - one for each option
     ] = None,
     batch: GlobalBatch = None,
     network: Annotated[
-        Path | None, typer.Option(metavar="NET", help="A network between the hosts, instead of the profile's rates.")
+        Path | None,
+        typer.Option(metavar="NET", help="Network (from rowwise net probe), instead of the rates of the profile."),
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(metavar="PLAN", help="Where tables are (default: a searched plan).")
+        Path | None, typer.Option(metavar="PLAN", help="Sharding plan (default: the result of a search).")
     ] = None,
     even: Annotated[
-        bool, typer.Option("--even", help="As if every table could be shared evenly: no plan is faster without cuts.")
+        bool, typer.Option("--even", help="Assume perfectly even sharding of all tables (a lower bound).")
     ] = False,
     vary: Annotated[
         list[str] | None,
         typer.Option(
             metavar="WHAT=A,B,...",
-            help="Try all combinations: hardware, hosts, devices, memory, network (2x), batch, depth, dense, wire.",
+            help="Sweep all combinations: hardware, hosts, devices, memory, network (2x), batch, depth, dense, wire.",
         ),
     ] = None,
     html: HtmlFile = None,
@@ -74,9 +75,9 @@ def simulate(  # noqa: PLR0913 - one for each option
         Path | None, typer.Option(metavar="RUN", help="Compare a run with its simulation, stage by stage.")
     ] = None,
 ) -> None:
-    """Predict a training step on a machine that is not here: time, memory, what limits it and what would help.
+    """Predict a training step on another machine: time, memory, the bottleneck and possible speedups.
 
-    Presets have rates of data sheets, profiles of rowwise calibrate measured ones. Every result says which it has.
+    Presets have rates from data sheets, profiles of rowwise calibrate have measured ones; each result names its source.
 
     Example: rowwise simulate dlrm-synthetic --topology 2x8xh100-like
 
@@ -94,43 +95,43 @@ def simulate(  # noqa: PLR0913 - one for each option
     model = _read_model(recipe, tuple(changes or ()), tables, dense, dim, machine)
     if batch is not None:
         model = replace(model, batch=batch)
-    place = _place(machine, network, plan, even=even)
+    target = _make_machine(machine, network, plan, even=even)
     console = make_terminal(quiet=as_json)
     if vary:
-        swept = _sweep(model, place, vary)
+        swept = _sweep(model, target, vary)
         show_sweep(swept, console)
         _write(swept, html, console, as_json=as_json)
         return
-    found = _simulate(model, place, trace)
-    if not found.fits:
-        raise SpecError(_describe_misfit(found))
-    show_simulation(found, console)
-    _write(found, html, console, as_json=as_json)
+    result = _simulate(model, target, trace)
+    if not result.fits:
+        raise SpecError(_describe_misfit(result))
+    show_simulation(result, console)
+    _write(result, html, console, as_json=as_json)
 
 
-def _write(found: "Simulation | Sweep", html: Path | None, console: Console, *, as_json: bool) -> None:
+def _write(result: "Simulation | Sweep", html: Path | None, console: Console, *, as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(result)
     if html is not None:
         from rowwise.report.simulation import draw_simulation
 
-        write_atomically(html, draw_simulation(found))
+        write_atomically(html, draw_simulation(result))
         say(console, f"wrote   {html}")
 
 
-def _simulate(model: "SimulatedModel", place: "SimulatedMachine", trace: Path | None) -> "Simulation":
+def _simulate(model: "SimulatedModel", target: "SimulatedMachine", trace: Path | None) -> "Simulation":
     from rowwise.planning.simulate.simulation import MissingMemory, make_request, simulate, step_work, table_loads
     from rowwise.planning.simulate.trace import chrome_trace
 
-    found = simulate(model, place)
-    if trace is not None and found.step_s is not None:
-        loads = table_loads(model, place, make_request(model, place.machine))
+    result = simulate(model, target)
+    if trace is not None and result.step_s is not None:
+        loads = table_loads(model, target, make_request(model, target.machine))
         assert not isinstance(loads, MissingMemory)
-        write_atomically(trace, chrome_trace(step_work(model, place, loads).stages(model.depth), found.step_s))
-    return found
+        write_atomically(trace, chrome_trace(step_work(model, target, loads).stages(model.depth), result.step_s))
+    return result
 
 
-def _sweep(model: "SimulatedModel", place: "SimulatedMachine", vary: list[str]) -> "Sweep":
+def _sweep(model: "SimulatedModel", target: "SimulatedMachine", vary: list[str]) -> "Sweep":
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
     from rowwise.planning.simulate.sweep import Case, parse_vary, sweep
@@ -138,17 +139,17 @@ def _sweep(model: "SimulatedModel", place: "SimulatedMachine", vary: list[str]) 
     varied = parse_vary(vary)
     columns = (TextColumn("simulating{task.description}"), BarColumn(), TimeRemainingColumn())
     with fraction_bar(make_terminal(stderr=True), columns, "") as report:
-        return sweep(Case(model, place), varied, partial(report, ""))
+        return sweep(Case(model, target), varied, partial(report, ""))
 
 
 def _check(run: Path, *, as_json: bool) -> None:
     from rowwise.recipes.simulated_run import check_run
 
-    found = check_run(run)
+    result = check_run(run)
     if as_json:
-        print_json(found)
+        print_json(result)
     else:
-        show_check(found, make_terminal())
+        show_check(result, make_terminal())
 
 
 def _read_machine(topology: str | None, network: Path | None) -> "Machine":
@@ -162,25 +163,25 @@ def _read_machine(topology: str | None, network: Path | None) -> "Machine":
 
 
 def _on_network(machine: "Machine", network: "Network", path: Path) -> "Machine":
-    """The machine with the groups of the network's first hosts."""
+    """The machine, with its hosts grouped like the first hosts of the network."""
     from msgspec import structs
 
     hosts, devices = machine.topology.hosts, machine.topology.devices
     if len(network.hosts) < hosts:
         raise SpecError(
-            f"{path}: {len(network.hosts)} hosts, and the machine has {hosts}",
+            f"{path}: {len(network.hosts)} hosts, but the machine has {hosts}",
             "fewer hosts in --topology, or another network",
         )
-    other = next((host for host in network.hosts[:hosts] if host.devices != devices), None)
-    if other is not None:
+    mismatch = next((host for host in network.hosts[:hosts] if host.devices != devices), None)
+    if mismatch is not None:
         raise SpecError(
-            f"{path}: host {other.name} has {other.devices} devices, and the machine {devices}",
-            "as many devices in --topology",
+            f"{path}: host {mismatch.name} has {mismatch.devices} devices, but the machine {devices}",
+            "the same number of devices in --topology",
         )
     return structs.replace(machine, topology=network.topology(range(hosts)))
 
 
-def _place(machine: "Machine", network: Path | None, plan: Path | None, *, even: bool) -> "SimulatedMachine":
+def _make_machine(machine: "Machine", network: Path | None, plan: Path | None, *, even: bool) -> "SimulatedMachine":
     from rowwise.planning.perf.links import read_network
     from rowwise.planning.simulate.simulation import SimulatedMachine
 
@@ -215,9 +216,9 @@ def _read_model(
     )
 
 
-def _describe_misfit(found: "Simulation") -> str:
+def _describe_misfit(result: "Simulation") -> str:
     from rowwise.base.quantity import format_bytes
     from rowwise.planning.simulate.simulation import describe_memory
 
-    lacks = f"a rank lacks {format_bytes(found.lacking_bytes)}"
-    return f"it does not fit: {lacks} ({describe_memory(found.memory)}): expected more ranks, memory or smaller tables"
+    lacks = f"a rank lacks {format_bytes(result.lacking_bytes)}"
+    return f"it does not fit: {lacks} ({describe_memory(result.memory)}): expected more ranks, memory or smaller tables"

@@ -1,4 +1,4 @@
-"""Prints simulations: one step with what would help, a sweep as a table, a run beside its simulation."""
+"""Prints simulations: a step with possible speedups, a sweep as a table, a run compared with its simulation."""
 
 from typing import TYPE_CHECKING
 
@@ -11,42 +11,43 @@ if TYPE_CHECKING:
     from rowwise.base.records import Simulation, Sweep, SweptRow
     from rowwise.recipes.simulated_run import CheckedRun
 
-HELPFUL = 0.005  # share of a step that a line is printed for
+HELPFUL = 0.005  # smallest printed saving, as a share of a step
 MAX_ROWS = 60
 
 
-def show_simulation(found: "Simulation", console: Console) -> None:
+def show_simulation(result: "Simulation", console: Console) -> None:
     from rowwise.planning.simulate.simulation import describe_memory
 
+    dense = f"dense layers {result.dense}, {result.wire} on the wire"
     lines = {
-        "model": f"{found.model}: {found.batch:,} samples a step, dense layers {found.dense}, {found.wire} on the wire",
-        "machine": describe_machine(found),
-        "memory": f"of a rank: {describe_memory(found.memory)}",
+        "model": f"{result.model}: {result.batch:,} samples a step, {dense}",
+        "machine": describe_machine(result),
+        "memory": f"of a rank: {describe_memory(result.memory)}",
     }
-    if found.step_s is not None:
-        lines["step"] = f"{format_seconds(found.step_s)}, {format_rate(found.samples_s)} samples/s"
+    if result.step_s is not None:
+        lines["step"] = f"{format_seconds(result.step_s)}, {format_rate(result.samples_s)} samples/s"
     for lead, text in lines.items():
-        _line(console, lead, text)
-    if found.uses:
+        _print_line(console, lead, text)
+    if result.uses:
         table = make_table(("resource",), ("busy", "exposed"))
-        for use in found.uses:
+        for use in result.uses:
             table.add_row(use.resource, format_seconds(use.busy_s), format_seconds(use.exposed_s))
         console.print(table, markup=False)
-    _show_help(found, console)
-    _show_notes(found.notes, console, runs_here=found.runs_here)
+    _show_help(result, console)
+    _show_notes(result.notes, console, runs_here=result.runs_here)
 
 
-def _show_help(found: "Simulation", console: Console) -> None:
-    """What would help, and what limits."""
-    if found.help:
+def _show_help(result: "Simulation", console: Console) -> None:
+    """Print possible speedups, and the bottleneck."""
+    if result.help:
         table = make_table(("what would help",), ("a step", "less"))
-        for one in found.help:
-            if one.saved >= HELPFUL:
-                how = "no latency" if one.what == "latency" else f"{one.what} twice as fast"
-                table.add_row(how, format_seconds(one.step_s), f"{one.saved:.0%}")
+        for speedup in result.help:
+            if speedup.saved >= HELPFUL:
+                how = "no latency" if speedup.what == "latency" else f"{speedup.what} twice as fast"
+                table.add_row(how, format_seconds(speedup.step_s), f"{speedup.saved:.0%}")
         console.print(table, markup=False)
-    if found.limits:
-        _line(console, "limits", found.limits)
+    if result.limits:
+        _print_line(console, "limits", result.limits)
 
 
 def show_sweep(swept: "Sweep", console: Console) -> None:
@@ -61,26 +62,26 @@ def show_sweep(swept: "Sweep", console: Console) -> None:
         best = swept.best(kind)
         if best is not None:
             chosen = ", ".join(f"{name}={value}" for name, value in best.settings.items())
-            _line(console, "best", f"{kind}: {chosen}, {format_rate(best.simulation.samples_s)} samples/s")
+            _print_line(console, "best", f"{kind}: {chosen}, {format_rate(best.simulation.samples_s)} samples/s")
     if swept.fastest is not None:
         _show_help(swept.fastest, console)
     notes = dict.fromkeys(note for row in swept.rows for note in row.simulation.notes)
     _show_notes(tuple(notes), console, runs_here=all(row.simulation.runs_here for row in swept.rows))
 
 
-def show_check(found: "CheckedRun", console: Console) -> None:
+def show_check(run: "CheckedRun", console: Console) -> None:
     table = make_table(("stage",), ("predicted", "measured", "predicted over measured"))
-    for stage in found.stages:
-        table.add_row(stage.stage, *_beside(stage.predicted_s, stage.measured_s))
-    table.add_row("step", *_beside(found.predicted_s, found.measured_s))
-    _line(console, "run", found.run)
+    for stage in run.stages:
+        table.add_row(stage.stage, *_compare(stage.predicted_s, stage.measured_s))
+    table.add_row("step", *_compare(run.predicted_s, run.measured_s))
+    _print_line(console, "run", run.run)
     console.print(table, markup=False)
-    _show_notes(found.notes, console)
+    _show_notes(run.notes, console)
 
 
-def describe_machine(found: "Simulation") -> str:
-    hosts = f"{found.hosts:,} host{'s' * (found.hosts != 1)}"
-    return f"{found.hosts * found.devices:,} ranks: {hosts} of {found.devices} {found.machine}"
+def describe_machine(result: "Simulation") -> str:
+    hosts = f"{result.hosts:,} host{'s' * (result.hosts != 1)}"
+    return f"{result.hosts * result.devices:,} ranks: {hosts} of {result.devices} {result.machine}"
 
 
 def format_rate(samples_s: float) -> str:
@@ -89,25 +90,25 @@ def format_rate(samples_s: float) -> str:
 
 
 def _cells(row: "SweptRow") -> tuple[str, str, str, str]:
-    found = row.simulation
-    if found.step_s is None:
-        return "does not fit", "", "", f"lacks {format_bytes(found.lacking_bytes)}"
+    result = row.simulation
+    if result.step_s is None:
+        return "does not fit", "", "", f"lacks {format_bytes(result.lacking_bytes)}"
     factor = "" if row.factor is None else f"{row.factor:.2f}x"
-    remarks = [f"best {row.best}" if row.best else "", "" if found.runs_here else "not run here"]
-    return format_seconds(found.step_s), format_rate(found.samples_s), factor, ", ".join(filter(None, remarks))
+    remarks = [f"best {row.best}" if row.best else "", "" if result.runs_here else "not run here"]
+    return format_seconds(result.step_s), format_rate(result.samples_s), factor, ", ".join(filter(None, remarks))
 
 
-def _beside(predicted_s: float, measured_s: float) -> tuple[str, str, str]:
+def _compare(predicted_s: float, measured_s: float) -> tuple[str, str, str]:
     ratio = f"{predicted_s / measured_s:.2f}" if measured_s > 0 else ""
     return format_seconds(predicted_s), format_seconds(measured_s), ratio
 
 
 def _show_notes(notes: tuple[str, ...], console: Console, *, runs_here: bool = True) -> None:
     for note in notes:
-        _line(console, "note", note)
+        _print_line(console, "note", note)
     if not runs_here:
-        _line(console, "note", "tp is not run here: this library does not cut dense layers by tensors")
+        _print_line(console, "note", "tp is not run here: this library does not cut dense layers by tensors")
 
 
-def _line(console: Console, lead: str, text: str) -> None:
+def _print_line(console: Console, lead: str, text: str) -> None:
     say(console, f"{lead:8}{text}")

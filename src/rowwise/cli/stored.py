@@ -1,4 +1,4 @@
-"""Versions of a model at the URL of an object store, and the folder that a command copies them to."""
+"""Opens versions of a model in an object store, with a local folder for downloads."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_store(path: str, cache: Path | None, patience_s: float | None = None) -> "Iterator[VersionStore | None]":
-    """The store at a URL; None: the path is that of a folder.
+    """The store at a URL, or None if the path is a local folder.
 
     Args:
-        path: of a folder, or a URL.
-        cache: the folder for copies; None: a temporary one.
-        patience_s: how long requests that fail are repeated; None: as long as usual.
+        path: a folder or a URL.
+        cache: folder for downloads, or None for a temporary one.
+        patience_s: total time to retry a failed request, or None for the default.
     """
-    place = parse_folder(path, None if patience_s is None else RetryPolicy(patience_s))
-    if isinstance(place, Path):
+    storage = parse_folder(path, None if patience_s is None else Patience(patience_s))
+    if isinstance(storage, Path):
         if cache is not None:
-            raise SpecError(f"--cache {cache} with {path}, which is no URL: versions in a folder are not copied")
+            raise SpecError(f"--cache {cache} with {path}, which is not a URL: versions in a folder are not copied")
         yield None
         return
     from rowwise.base.scratch import Scratch
@@ -34,5 +34,5 @@ def open_store(path: str, cache: Path | None, patience_s: float | None = None) -
     with Scratch() if cache is None else nullcontext() as scratch:
         folder = scratch.path / "versions" if scratch is not None else cache
         assert folder is not None
-        with VersionStore(place, folder) as store:
+        with VersionStore(storage, folder) as store:
             yield store

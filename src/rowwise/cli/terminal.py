@@ -1,6 +1,6 @@
 """Prints names and values from files as text, never as control sequences.
 
-Names of tables, columns, tensors and files come from strangers. An escape sequence in one could clear the screen,
+Names of tables, columns, tensors and files are untrusted. An escape sequence in one of them could clear the screen,
 change a title or hide other output.
 """
 
@@ -31,7 +31,7 @@ class Terminal(Console):
 
 
 def make_terminal(*, stderr: bool = False, quiet: bool = False, width: int = WIDTH) -> Terminal:
-    """Standard output, or standard error; `width` applies to files and pipes, which have none of their own."""
+    """Standard output, or standard error; `width` applies to files and pipes."""
     make = partial(Terminal, stderr=stderr, highlight=False, emoji=False, quiet=quiet)
     return terminal if (terminal := make()).is_terminal else make(width=width)
 
@@ -43,12 +43,12 @@ def refuse_nan(option: str, value: float | None, expected: str) -> None:
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print a line as it is: without markup, and however long it is."""
+    """Print a line verbatim, without markup and without wrapping."""
     console.print(text, style=style, markup=False, soft_wrap=True)
 
 
 def make_table(left: Iterable[str], right: Iterable[str] = (), last: Iterable[str] = ()) -> Table:
-    """A table of columns to the left, then of numbers to the right, then to the left again."""
+    """A table whose columns are aligned left, then right (for numbers), then left again."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for names, justify in ((left, "left"), (right, "right"), (last, "left")):
         for name in names:

@@ -24,34 +24,36 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 MAX_NODES = 10_000
 SCHEDULERS = ("slurm", "ray", "kubernetes")
-FEWEST_SEEDS, MAX_SEEDS = 2, 100
+MIN_SEEDS, MAX_SEEDS = 2, 100
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object, and nothing else.")]
 Nproc = Annotated[
-    int | None, typer.Option(metavar="N", help="Number of ranks, as processes on this machine. Not with torchrun.")
+    int | None, typer.Option(metavar="N", help="Number of ranks on this machine, one process each; not with torchrun.")
 ]
 PlanFile = Annotated[
     Path | None,
-    typer.Option("--plan", metavar="FILE", help="Place tables by a sharding plan (JSON, from rowwise plan)."),
+    typer.Option("--plan", metavar="FILE", help="Sharding plan to use (JSON, from rowwise plan)."),
 ]
 HardwareName = Annotated[
     str | None,
     typer.Option(
-        "--hardware", metavar="NAME", help="Plan by a hardware preset, or a profile (from rowwise calibrate)."
+        "--hardware", metavar="NAME", help="Hardware preset or profile (from rowwise calibrate) for the planner."
     ),
 ]
 Memory = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Memory of a host for tables, such as 4GB; others go to disk (default: free)."),
+    typer.Option(
+        metavar="SIZE", help="Host memory for tables, such as 4GB; the rest is on disk (default: free memory)."
+    ),
 ]
 NetworkFile = Annotated[
     str | None,
     typer.Option(
-        "--network", metavar="FILE", help="Order hosts by a network (from rowwise net probe), or probe: before the run."
+        "--network", metavar="FILE", help="Network (from rowwise net probe) to order hosts by; probe measures it first."
     ),
 ]
 Timeout = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help=f"Longest time that ranks wait for each other (default: {TIMEOUT_S:g})."),
+    typer.Option(metavar="SECONDS", help=f"Timeout of a rank that waits for others (default: {TIMEOUT_S:g})."),
 ]
 Profile = Annotated[
     str | None, typer.Option(metavar="FIRST:LAST", help="Trace these steps with torch.profiler: --profile steps=10:20.")
@@ -62,12 +64,13 @@ def train(  # noqa: PLR0913 - one for each option
     ctx: typer.Context,
     recipe: RecipeName,
     changes: Changes = None,
-    runs: Annotated[Path | None, typer.Option(help=f"Folder of all runs (default: {RUNS}).")] = None,
+    runs: Annotated[Path | None, typer.Option(help=f"Parent folder of runs (default: {RUNS}).")] = None,
     run: Annotated[
-        Path | None, typer.Option(help="Folder of this run, instead of a number; a run that is there is resumed.")
+        Path | None, typer.Option(help="Folder of this run (default: a numbered one); an existing run is resumed.")
     ] = None,
     init_from: Annotated[
-        str | None, typer.Option(help="Warm start: load weights of the same names from a run or a checkpoint (or URL).")
+        str | None,
+        typer.Option(help="Warm start: load weights with matching names from a run or checkpoint (path or URL)."),
     ] = None,
     nproc: Nproc = None,
     plan: PlanFile = None,
@@ -79,39 +82,42 @@ def train(  # noqa: PLR0913 - one for each option
     baseline: Annotated[
         bool | None,
         typer.Option(
-            help="Train boosted trees (LightGBM) on the same rows, and compare (default: on few rows of files).",
+            help="Train boosted trees (LightGBM) on the same rows, and compare (default: for small datasets in files).",
         ),
     ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Train N runs, with the recipe's seed and those after it, and measure their mean."
+            metavar="N", help="Train N runs with consecutive seeds, from the recipe's, and evaluate their ensemble."
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything and print what would be trained; write nothing.")
+        bool, typer.Option("--dry-run", help="Check everything and print a summary of the run; write nothing.")
     ] = False,
     on: Annotated[
         str | None,
         typer.Option(
             "--on",
             metavar="SCHEDULER",
-            help="Submit to slurm or ray; --dry-run prints the script, or a manifest of kubernetes.",
+            help="Submit to slurm or ray; --dry-run prints the job script, or a kubernetes manifest.",
         ),
     ] = None,
-    nodes: Annotated[int | None, typer.Option(metavar="N", help="Nodes of --on, with --nproc ranks each.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of nodes with --on, with --nproc ranks each.")
+    ] = None,
     job: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE", help="For the scheduler, such as partition=gpu or image=NAME, or a YAML file of them."
+            metavar="KEY=VALUE",
+            help="Scheduler setting, such as partition=gpu or image=NAME, or a YAML file; may be repeated.",
         ),
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Submit, and do not follow the job.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Submit the job and return at once.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train the model of a recipe, test it, and write a report.
+    """Train the model of a recipe, evaluate it on the test rows, and write a report.
 
-    Everything goes to the folder runs/<recipe>/<n>/. Ctrl-C saves a checkpoint and prints the command that resumes.
+    All output goes to the folder runs/<recipe>/<n>/. Ctrl-C saves a checkpoint and prints the command that resumes.
     With --nproc or torchrun, tables and batches are sharded over ranks; torchrun also runs several hosts and restarts
     killed ranks.
 
@@ -156,8 +162,8 @@ def train(  # noqa: PLR0913 - one for each option
     if on is not None:
         command = ("train", recipe, *(text for change in all_changes for text in ("--set", change)))
         command += () if timeout is None else ("--timeout", f"{timeout:g}")
-        found = {"address": environment.ray_address} if on == "ray" and environment.ray_address else {}
-        asked = JobRequest(
+        address = {"address": environment.ray_address} if on == "ray" and environment.ray_address else {}
+        job_request = JobRequest(
             recipe=loaded.name,
             command=command,
             cwd=Path.cwd(),
@@ -166,27 +172,25 @@ def train(  # noqa: PLR0913 - one for each option
             nodes=nodes or 1,
             nproc=nproc or 1,
             node_counts=_find_node_counts(loaded, nodes or 1, nproc or 1),
-            settings={**found, **parse_settings(job or [])},
+            settings={**address, **parse_settings(job or [])},
         )
-        _submit(asked, on, dry_run=dry_run, detach=detach)
+        _submit(job_request, on, dry_run=dry_run, detach=detach)
     elif not dry_run:
         request = RunRequest(recipe=loaded, folder=runs or RUNS, run=run, as_json=as_json, baseline=baseline)
         if seeds is None:
             launch(request, nproc, timeout, environment)
         else:
-            _train_seeds(request, seeds, lambda one: launch(one, nproc, timeout, environment))
+            _train_seeds(request, seeds, lambda seeded: launch(seeded, nproc, timeout, environment))
     elif _is_first(environment):
         _dry_run(loaded, ranks, as_json=as_json)
 
 
 def resume(  # noqa: PLR0913 - one for each option
     ctx: typer.Context,
-    run: Annotated[
-        str, typer.Argument(help="The folder of a run, such as runs/dlrm-synthetic/1, or the URL of its mirror.")
-    ],
+    run: Annotated[str, typer.Argument(help="Run folder, such as runs/dlrm-synthetic/1, or the URL of its mirror.")],
     changes: Changes = None,
     which: Annotated[
-        str, typer.Option("--from", help="The checkpoint to resume from: last, step-<number> or failed.")
+        str, typer.Option("--from", help="Checkpoint to resume from: last, step-<number> or failed.")
     ] = "last",
     nproc: Nproc = None,
     plan: PlanFile = None,
@@ -198,8 +202,9 @@ def resume(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Resume a run that was stopped or killed, from its last checkpoint, on any number of ranks.
 
-    Ends with the bits of an uninterrupted run on as many ranks; with train.determinism=elastic, on any number of ranks.
-    A run that save.mirror has copied to an object store is brought to runs/<recipe>/<last part of the URL> first.
+    The result is bitwise that of an uninterrupted run on the same number of ranks; with train.determinism=elastic, on
+    any number of ranks.
+    A run in an object store (save.mirror) is downloaded to runs/<recipe>/<last part of the URL> first.
 
     Example: rowwise resume runs/dlrm-synthetic/1
 
@@ -211,7 +216,7 @@ def resume(  # noqa: PLR0913 - one for each option
     """
     all_changes = (*(changes or ()), *_as_changes(plan=plan, hardware=hardware, memory=memory, network=network))
     if _is_mirrored(run) and not any(change.startswith("save.mirror=") for change in all_changes):
-        all_changes += (f"save.mirror={_quote_yaml(run)}",)  # the recipe may be that of a mirror which was copied
+        all_changes += (f"save.mirror={_quote_yaml(run)}",)  # a copied mirror may name its source in the recipe
     environment = _get_environment(ctx)
     parse_ranks(nproc, timeout, environment)
     first = _is_first(environment)
@@ -235,7 +240,7 @@ def _is_mirrored(run: str) -> bool:
 
 
 def _local_folder(run: str, which: str, *, fetch: bool, quiet: bool) -> Path:
-    """The folder of a run on this machine, to which the first rank brings a mirrored one; it tells the others."""
+    """The local folder of a run. The first rank alone downloads a mirrored run, and sends its path to the others."""
     if not _is_mirrored(run):
         return Path(run)
     if not fetch:
@@ -247,7 +252,7 @@ def _local_folder(run: str, which: str, *, fetch: bool, quiet: bool) -> Path:
 
 
 def _find_node_counts(recipe: "Recipe", nodes: int, nproc: int) -> tuple[int, ...]:
-    """Numbers of nodes on which a run of the recipe can go on; raises if `nodes` is none of them."""
+    """Node counts up to `nodes` on which the recipe can run, for restarts on fewer; raises if `nodes` is not one."""
     from rowwise.recipes.recipe import check_ranks
 
     check_ranks(recipe, nodes * nproc)
@@ -286,14 +291,14 @@ def _check_scheduler(environment: CommandEnvironment, on: str, nodes: int | None
 
 
 def _check_seeds(seeds: int, environment: CommandEnvironment) -> None:
-    if not FEWEST_SEEDS <= seeds <= MAX_SEEDS:
-        raise SpecError(f"--seeds {seeds}", f"{FEWEST_SEEDS} to {MAX_SEEDS}, as it is a number of runs")
+    if not MIN_SEEDS <= seeds <= MAX_SEEDS:
+        raise SpecError(f"--seeds {seeds}", f"{MIN_SEEDS} to {MAX_SEEDS} runs")
     if environment.torchrun is not None:
         raise SpecError(f"--seeds {seeds} under torchrun, which starts the ranks of one run", "--nproc N")
 
 
 def _train_seeds(request: RunRequest, seeds: int, launch_run: Callable[[RunRequest], Path | None]) -> None:
-    """Train a run for each seed, and measure all of them together on the test rows."""
+    """Train one run per seed, and evaluate their ensemble on the test rows."""
     from msgspec import structs
 
     from rowwise.cli.ensemble import check_recipe, compare_runs
@@ -303,8 +308,8 @@ def _train_seeds(request: RunRequest, seeds: int, launch_run: Callable[[RunReque
     check_recipe(recipe, seeds)
     done: list[Path] = []
     for number in range(seeds):
-        one = structs.replace(recipe, seed=recipe.seed + number)
-        run = launch_run(replace(request, recipe=one, baseline=request.baseline if number == 0 else False))
+        seeded = structs.replace(recipe, seed=recipe.seed + number)
+        run = launch_run(replace(request, recipe=seeded, baseline=request.baseline if number == 0 else False))
         assert run is not None
         done.append(run)
     compare_runs(done)

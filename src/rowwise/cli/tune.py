@@ -1,4 +1,4 @@
-"""`rowwise tune`: searches better settings for a recipe."""
+"""`rowwise tune`: hyperparameter search for a recipe."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 def tune(  # noqa: PLR0913 - one for each option
     recipe: RecipeName,
     changes: Changes = None,
-    trials: Annotated[int, typer.Option(min=1, max=100_000, help="Trials of the study in all.")] = 25,
-    minutes: Annotated[float | None, typer.Option(min=0, max=1e6, help="Begin no trial later than this.")] = None,
-    nproc: Annotated[int, typer.Option(min=1, max=256, help="Trials that run at the same time, as processes.")] = 1,
+    trials: Annotated[int, typer.Option(min=1, max=100_000, help="Total number of trials of the study.")] = 25,
+    minutes: Annotated[float | None, typer.Option(min=0, max=1e6, help="Time budget: no trial begins later.")] = None,
+    nproc: Annotated[int, typer.Option(min=1, max=256, help="Number of parallel trials, one process each.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder of the study (default: tune/RECIPE).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Search better settings for a recipe, by its metric on the validation rows.
+    """Tune the hyperparameters of a recipe, by its metric on the validation rows.
 
-    The recipe's section `tune` says what is tried; without it learning rates, batch, dims, layers, dropout and weight
-    decay of rows are. The recipe's own settings are tried first. The same command goes on after a kill, or with more
+    The section `tune` of the recipe is the search space; by default learning rates, batch, dims, layers, dropout and
+    weight decay of rows. The first trial has the settings of the recipe. The same command resumes after a kill, or adds
     trials. The test rows are read once, at the end. Needs Optuna, the extra `tune`.
 
     Example: rowwise tune movielens-dlrm --trials 25
@@ -57,18 +57,18 @@ def tune(  # noqa: PLR0913 - one for each option
 
 
 def _show(outcome: "StudyOutcome", folder: Path) -> None:
-    ended = [one for one in outcome.trials if one.value is not None]
-    best = next((one for one in ended if one.number == outcome.best), None)
-    states = [one.state for one in outcome.trials]
+    ended = [trial for trial in outcome.trials if trial.value is not None]
+    best = next((trial for trial in ended if trial.number == outcome.best), None)
+    states = [trial.state for trial in outcome.trials]
     pruned, failed = states.count("pruned"), states.count("failed")
     print_line(f"{len(states)} trials, {pruned} pruned, {failed} failed")
     if best is None:
         print_line("no trial is complete; give more trials or minutes")
         return
-    own = next((one for one in ended if one.number == 0), None)
-    before = f", of the recipe as it is {format_metric(own.value or 0.0)}" if own is not None else ""
+    baseline = next((trial for trial in ended if trial.number == 0), None)
+    comparison = f", of the recipe as it is {format_metric(baseline.value or 0.0)}" if baseline is not None else ""
     value = f"{format_metric(best.value or 0.0)} (trial {best.number})"
-    print_line(f"best {outcome.metric} on validation rows {value}{before}")
+    print_line(f"best {outcome.metric} on validation rows {value}{comparison}")
     table = make_table(("setting", "value", "importance"))
     for key, value in best.values.items():
         share = outcome.importance.get(key)

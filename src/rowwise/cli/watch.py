@@ -29,18 +29,18 @@ def watch(
     path: Annotated[
         str, typer.Argument(metavar="RUN|RUNS", help="A run, a folder of runs, or the URL of a mirror or of several.")
     ],
-    every: Annotated[float, typer.Option(min=MIN_S, max=86400.0, help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    every: Annotated[float, typer.Option(min=MIN_S, max=86400.0, help="Polling interval in seconds.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the status once, and exit.")] = False,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Answer /metrics and a page at this port; 0: a free one.")
+        int | None, typer.Option(min=0, max=65535, help="Serve /metrics and a page at this port; 0 for any free port.")
     ] = None,
-    host: Annotated[str | None, typer.Option(help=f"The address to listen at (default: {HOST}).")] = None,
+    host: Annotated[str | None, typer.Option(help=f"Address to listen on (default: {HOST}).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each change of a run.")] = False,
 ) -> None:
-    """Follow runs of this or another machine, until they are over.
+    """Follow runs of this or another machine, until they have ended.
 
-    Reads the files of runs and nothing else, so it can begin and end at any time. With --port it goes on until Ctrl-C,
-    also where there is no run yet.
+    Reads only the files of runs, so it can start and stop at any time. With --port it continues until Ctrl-C, even
+    before the first run.
     Exits with 1 if a run has failed or was killed.
 
     Example: rowwise watch runs/dlrm-synthetic/1
@@ -54,33 +54,33 @@ def watch(
     refuse_nan("--every", every, "a number of seconds")
     from rowwise.report.watched import LineAges, find_runs, read_status
 
-    place, ages = parse_folder(path), LineAges()
+    location, ages = parse_folder(path), LineAges()
 
     runs: list[RunStatus] = []
 
-    def look() -> "list[RunStatus]":
-        """Runs as they are; with --port those of the last look where there is none, or the place cannot be read."""
+    def refresh() -> "list[RunStatus]":
+        """The status of runs; with --port, errors of reading keep the last status."""
         nonlocal runs
         try:
-            runs = [read_status(name, one, ages) for name, one in find_runs(place).items()]
+            runs = [read_status(name, run, ages) for name, run in find_runs(location).items()]
         except (RowwiseError, OSError):
             if port is None:
                 raise
         return runs
 
-    look()
-    with _answering(place, look, host or HOST, port), _shown(as_json=as_json) as show:
+    refresh()
+    with _serve_pages(location, refresh, host or HOST, port), _open_display(as_json=as_json) as show:
         show(runs)
-        while not once and (port is not None or not all(one.is_over for one in runs)):
+        while not once and (port is not None or not all(run.is_over for run in runs)):
             time.sleep(every)
-            show(look())
-    if any(one.state in DIED for one in runs):
+            show(refresh())
+    if any(run.state in DIED for run in runs):
         raise typer.Exit(1)
 
 
 @contextmanager
-def _shown(*, as_json: bool) -> Iterator[Callable[[Sequence["RunStatus"]], None]]:
-    """Shows runs: in one place of a terminal, elsewhere a line for each change."""
+def _open_display(*, as_json: bool) -> Iterator[Callable[[Sequence["RunStatus"]], None]]:
+    """Yields a function that shows runs: a live table on terminals, elsewhere a line for each change."""
     console = make_terminal()
     if console.is_terminal and not as_json:
         from rich.live import Live
@@ -92,20 +92,20 @@ def _shown(*, as_json: bool) -> Iterator[Callable[[Sequence["RunStatus"]], None]
 
     from rowwise.report.watch_pages import COLUMNS, cells_of
 
-    former: dict[str, tuple[object, ...]] = {}
+    last_states: dict[str, tuple[object, ...]] = {}
 
     def show(runs: Sequence["RunStatus"]) -> None:
-        for one in runs:
-            state = (one.state, one.step, one.metrics, one.warnings)
-            if former.get(one.run) == state:
+        for run in runs:
+            state = (run.state, run.step, run.metrics, run.warnings)
+            if last_states.get(run.run) == state:
                 continue
-            former[one.run] = state
+            last_states[run.run] = state
             if as_json:
-                print(escape_json(msgspec.json.encode(one).decode()), flush=True)
+                print(escape_json(msgspec.json.encode(run).decode()), flush=True)
             else:
-                run, word, *cells = cells_of(one)
-                named = (f"{name} {cell}" for name, cell in zip(COLUMNS[2:], cells, strict=True) if cell)
-                say(console, f"{run} {word}: {', '.join(named)}")
+                name, state_word, *cells = cells_of(run)
+                cells_by_name = (f"{column} {cell}" for column, cell in zip(COLUMNS[2:], cells, strict=True) if cell)
+                say(console, f"{name} {state_word}: {', '.join(cells_by_name)}")
 
     yield show
 
@@ -116,25 +116,25 @@ def _table(runs: Sequence["RunStatus"]) -> "Table":
     from rowwise.report.watch_pages import COLUMNS, cells_of
 
     table = make_table(COLUMNS)
-    for one in runs:
-        table.add_row(*map(escape, cells_of(one)))
-    for one in runs:
-        for line in (one.message, *one.warnings[-1:]):
+    for run in runs:
+        table.add_row(*map(escape, cells_of(run)))
+    for run in runs:
+        for line in (run.message, *run.warnings[-1:]):
             if line:
-                table.caption = f"{table.caption or ''}{escape(one.run)}: {escape(line)}\n"
+                table.caption = f"{table.caption or ''}{escape(run.run)}: {escape(line)}\n"
     return table
 
 
 @contextmanager
-def _answering(
-    place: "Folder", look: Callable[[], "Sequence[RunStatus]"], host: str, port: int | None
+def _serve_pages(
+    location: "Folder", refresh: Callable[[], "Sequence[RunStatus]"], host: str, port: int | None
 ) -> Iterator[None]:
-    """Answers requests in a thread."""
+    """Serve the pages in a thread until the block ends."""
     if port is None:
         yield
         return
     if any(find_spec(name) is None for name in PACKAGES):
-        raise SpecError("--port needs packages that are not there: pip install 'rowwise[serve]'")
+        raise SpecError("--port needs packages that are not installed: pip install 'rowwise[serve]'")
     import uvicorn
 
     from rowwise.report.watch_pages import make_pages
@@ -146,13 +146,13 @@ def _answering(
         raise SpecError(
             f"--host {host} --port {port}: {error.strerror or error}", "another --host or --port, or --port 0"
         ) from None
-    config = uvicorn.Config(make_pages(lambda: find_runs(place), look), log_level="warning", lifespan="off")
+    config = uvicorn.Config(make_pages(lambda: find_runs(location), refresh), log_level="warning", lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     with listener:
         thread.start()
-        where = f"http://{host}:{listener.getsockname()[1]}"
-        say(make_terminal(stderr=True), f"{where}/ and {where}/metrics")
+        url = f"http://{host}:{listener.getsockname()[1]}"
+        say(make_terminal(stderr=True), f"{url}/ and {url}/metrics")
         try:
             yield
         finally:

@@ -61,7 +61,7 @@ def asgi_app(
             tiers = make_tiers(CheckpointManifest.read(first.path), parse_size(memory, "memory"), (), None)
         opening = partial(open_version, path, expect, tiers=tiers)
         await _move(service, opening, traffic)
-        service.metrics.wanted.show(traffic, 0.0)
+        service.metrics.wanted.set(traffic, 0.0)
         following = None if fixed else asyncio.create_task(_follow(service, path, opening, traffic))
         yield
         if following is not None:
@@ -82,7 +82,7 @@ async def _follow(service: ScoringService, path: Path, opening: OpenVersion, see
             if wanted != seen and (moving is None or moving.done()):
                 seen = wanted
                 moving = group.create_task(_move(service, opening, wanted))
-            service.metrics.wanted.show(wanted, lag.seconds(wanted, service.traffic, seen, time.monotonic()))
+            service.metrics.wanted.set(wanted, lag.seconds(wanted, service.traffic, seen, time.monotonic()))
 
 
 async def _move(service: ScoringService, opening: OpenVersion, traffic: Traffic) -> None:

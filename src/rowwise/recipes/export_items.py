@@ -26,7 +26,7 @@ from rowwise.recipes.towers import ItemTower, TowerInput, item_tower, user_vecto
 from rowwise.serve.forward import Forward, arrays_of
 from rowwise.serve.item_index import ItemIndex, choose_lists, require_faiss
 from rowwise.serve.items import (
-    PROPOSED,
+    OVERSAMPLING,
     ChosenProbes,
     IndexFacts,
     MeasuredRecall,
@@ -135,11 +135,11 @@ def measure(index: ItemIndex, items_ID: Tensor, queries_QD: Tensor, lists: int, 
     measured: list[MeasuredRecall] = []
     chosen: dict[int, int] = {}
     for probes in (1 << n for n in range((lists // 2).bit_length())):  # of more, an exact search takes as long
-        proposed = [index.propose(query_D, PROPOSED * max(ks), probes) for query_D in queries_QD]
+        proposed = [index.propose(query_D, OVERSAMPLING * max(ks), probes) for query_D in queries_QD]
         compared = float(np.mean([index.items_compared(query_D, probes) for query_D in queries_QD]))
         for k in ks:
             pairs = zip(best, proposed, strict=True)
-            share_Q = [len(np.intersect1d(b[:k], p[: PROPOSED * k], assume_unique=True)) / k for b, p in pairs]
+            share_Q = [len(np.intersect1d(b[:k], p[: OVERSAMPLING * k], assume_unique=True)) / k for b, p in pairs]
             share = float(np.mean(share_Q))
             measured.append(MeasuredRecall(k, probes, share, compared))
             if share - ERRORS * float(np.std(share_Q)) / len(share_Q) ** 0.5 >= recall:
