@@ -55,7 +55,7 @@ def test_the_reference_of_commands_has_every_option(tools):
     import docs_commands
 
     commands, text = docs_commands.all_commands(), docs_commands.reference()
-    assert list(docs_commands.panels()) == ["Start", "Train", "Understand", "Scale", "Serve", "Look after"]
+    assert list(docs_commands.panels()) == ["Start", "Train", "Understand", "Scale", "Serve", "Maintain"]
     assert {"rowwise train", "rowwise eval", "rowwise data inspect", "rowwise ckpt import"} <= commands.keys()
     for name, command in commands.items():
         section = text.split(f"### {name}\n")[1].split("\n##")[0]

@@ -49,7 +49,7 @@ def test_a_call_takes_one_connection():
 
 
 def test_a_worker_without_files_takes_connections_later(monkeypatch, capsys):
-    monkeypatch.setattr("rowwise.serve.worker.FULL_s", 0.01)
+    monkeypatch.setattr("rowwise.serve.worker.ACCEPT_RETRY_s", 0.01)
 
     class Full:
         """A socket whose process has no file left, twice."""
@@ -77,4 +77,4 @@ def test_a_worker_without_files_takes_connections_later(monkeypatch, capsys):
                 await close_all(server)
 
     asyncio.run(asyncio.wait_for(go(), 30))
-    assert capsys.readouterr().err.count("no connection can be taken: Too many open files") == 2
+    assert capsys.readouterr().err.count("no connection can be accepted: Too many open files") == 2

@@ -111,7 +111,7 @@ def test_what_is_on_a_device_is_shown(increments, command):
             "--device cuda:99: torch finds no such GPU: expected --device cpu; see rowwise doctor",
         ),
         (("--device", "cpu", "--device-memory", "1kB"), "--device-memory 1.0 kB is too small for the version's tables"),
-        (("--device", "cpu", "--device-memory", "1MB", "--memory", "1MB"), "--memory 1MB with --device cpu: a device"),
+        (("--device", "cpu", "--device-memory", "1MB", "--memory", "1MB"), "--memory 1MB with --device cpu: the rows"),
     ],
 )
 def test_options_that_fit_no_device_are_one_line(increments, command, options, message):

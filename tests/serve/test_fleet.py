@@ -22,7 +22,7 @@ LINES = [(1e-3, 4e-4), (5e-3, 1e-4), (0.0, 2e-3)]
 def sizes_of_batches(rate, times):
     """The share of batches of each size, as a Markov chain: of a batch, the next one is of those that came in it."""
     size_N = np.arange(1, 161)
-    mean_N = rate * np.array([times.of(size) for size in size_N])
+    mean_N = rate * np.array([times.seconds_of(size) for size in size_N])
     logs = np.cumsum(np.log(size_N))
     arrivals_NK = np.exp(size_N * np.log(mean_N)[:, None] - mean_N[:, None] - logs)
     none_N = np.exp(-mean_N)
@@ -35,7 +35,7 @@ def sizes_of_batches(rate, times):
 def quantiles(rate, times):
     """Of a request: the rest of the batch that it came in, and its own batch."""
     size_N, share_N, arrivals_NK, none_N = sizes_of_batches(rate, times)
-    seconds_N = np.array([times.of(size) for size in size_N])
+    seconds_N = np.array([times.seconds_of(size) for size in size_N])
     rest_P = (np.arange(32) + 0.5) / 32
     latency_NKP = rest_P * seconds_N[:, None, None] + seconds_N[None, :, None]
     weight_NK = share_N[:, None] * arrivals_NK * size_N
@@ -50,8 +50,8 @@ def quantiles(rate, times):
 @pytest.mark.parametrize("line", LINES)
 @pytest.mark.parametrize("load", [0.05, 0.25, 0.5, 0.75])
 def test_latencies_are_those_of_a_chain_of_batches(line, load):
-    times = BatchTimes(*line, most=1e6)
-    rate = load * 64 / times.of(64)
+    times = BatchTimes(*line, max_requests=1e6)
+    rate = load * 64 / times.seconds_of(64)
     np.testing.assert_allclose(forecast(rate, times), quantiles(rate, times), rtol=0.06)
 
 
@@ -61,12 +61,12 @@ def test_batches_of_one_size_have_no_line():
         measured = [MeasuredBatches(requests * near, 0.02 * near) for near in (1.0, 1.001, 0.999, 1.0)]
         times = BatchTimes.fit(measured, requests, [0.02 / requests] * 3)
         assert (times.fixed_s, times.idle_s) == (0.0, 0.0)
-        assert times.of(requests) == pytest.approx(0.02)
+        assert times.seconds_of(requests) == pytest.approx(0.02)
         assert times.max_rate == pytest.approx(requests / 0.02)
 
 
 def test_latencies_are_those_of_the_times_at_which_requests_come():
-    times = BatchTimes(1e-3, 1e-3, most=3)
+    times = BatchTimes(1e-3, 1e-3, max_requests=3)
     found = latencies([0.0, 0.5e-3, 0.6e-3, 0.7e-3, 0.8e-3, 0.1], times)
     np.testing.assert_allclose(found, [2e-3, 5.5e-3, 5.4e-3, 5.3e-3, 7.2e-3, 2e-3])
 
@@ -75,14 +75,14 @@ def test_latencies_are_those_of_the_times_at_which_requests_come():
 def test_one_request_at_a_time_is_the_queue_of_textbooks(load):
     """M/M/1: seconds of a request are exponential, and so are latencies."""
     draw = np.random.default_rng(1).exponential(2e-3, 4000)
-    times = BatchTimes(2e-3, 0.0, most=1, pauses_s=tuple(draw - draw.mean()))
+    times = BatchTimes(2e-3, 0.0, max_requests=1, pauses_s=tuple(draw - draw.mean()))
     rest = 1 / 2e-3 - load / 2e-3
     wanted = [math.log(2) / rest, math.log(100) / rest]
     np.testing.assert_allclose(forecast(load / 2e-3, times), wanted, rtol=0.15)
 
 
 def test_a_request_of_more_rows_than_a_batch_takes_several():
-    times = BatchTimes(1e-3, 2e-3, most=0.4)
+    times = BatchTimes(1e-3, 2e-3, max_requests=0.4)
     assert times.max_rate == pytest.approx(0.4 / 1.8e-3)
     assert forecast(1.0, times).p50_s == pytest.approx(3 * 1e-3 + 2e-3)
 
@@ -103,11 +103,14 @@ def test_rounds_of_a_machine_that_changes_its_speed_have_one_line(slower):
     """Whatever sizes of batches a round has measured."""
     line, sizes = BatchTimes(1e-3, 4e-4, 256, 7e-4, (-2e-4, 2e-4)), (1.0, 1.5, 8.0, 20.0, 3.0)
     rounds = [
-        ([MeasuredBatches(n, factor * line.of(n)) for n in sizes[k:] + sizes[:1]], [factor * 1.9e-3, factor * 2.3e-3])
+        (
+            [MeasuredBatches(n, factor * line.seconds_of(n)) for n in sizes[k:] + sizes[:1]],
+            [factor * 1.9e-3, factor * 2.3e-3],
+        )
         for k, factor in enumerate(slower)
     ]
     for found, factor in zip(BatchTimes.fit_rounds(rounds, 256), slower, strict=True):
-        want = line.slower(factor)
+        want = line.scaled(factor)
         np.testing.assert_allclose(found[:4], want[:4], rtol=1e-2)
         np.testing.assert_allclose([min(found.pauses_s), max(found.pauses_s)], want.pauses_s, rtol=1e-2)
 

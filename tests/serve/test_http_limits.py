@@ -260,7 +260,7 @@ def test_clients_that_leave_or_speak_another_language_fill_no_log(version, capsy
         reader, writer = await connect()
         writer.write(b"nonsense\r\n\r\n")
         code, _, body = await answer(reader)
-        assert (code, "this is no HTTP/1.1" in json.loads(body)["error"]) == (400, True)
+        assert (code, "invalid HTTP/1.1" in json.loads(body)["error"]) == (400, True)
 
     run(version, go)
     assert capsys.readouterr() == ("", "")

@@ -256,7 +256,7 @@ def test_items_of_a_file(made, tmp_path):
     check_best({key: scores[key] for key in keys}, 100, found.items, found.scores)
     for items, kind, message in (
         ([], retriever.items.keys.type, "has no rows: expected at least one item"),
-        ([*keys, keys[0]], None, "is there twice"),
+        ([*keys, keys[0]], None, "occurs twice"),
         ([*keys, None], None, "has 1 null keys"),
         ([keys], None, "expected the types of the training data"),
     ):

@@ -108,7 +108,7 @@ def test_what_mistakes_are_told(change, message):
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ([tensor("user", "INT64", [1]), tensor("user", "INT64", [1])], "tensor 'user' is there twice"),
+        ([tensor("user", "INT64", [1]), tensor("user", "INT64", [1])], "tensor 'user' is given twice"),
         ([tensor("user", "INT64", [1], shape=[2])], "has 1 values and shape 2: expected 2 values"),
         ([tensor("user", "INT64", [1], shape=[1, 2])], "expected \\[rows\\] or \\[rows, 1\\]"),
         (

@@ -9,7 +9,7 @@ from launching import wait_for
 from redis_server import one_server, three_servers
 
 from rowwise import SpecError
-from rowwise.serve.redis_rows import PARTS, NodeState, Question, RedisNodes, RedisRows, parse_addresses
+from rowwise.serve.redis_rows import PARTS, NodeState, RedisCommand, RedisNodes, RedisRows, parse_addresses
 
 pytestmark = pytest.mark.slow
 BYTES = 36
@@ -77,9 +77,9 @@ def test_damaged_values_are_missing(nodes):
         draw, damaged = np.random.default_rng(1), 0
         for node in nodes:
             client, address = RedisNodes(parse_addresses(node.address), "m", 10.0), parse_addresses(node.address)[0]
-            (names,) = client._ask(address, [Question([b"KEYS", b"*"], 1 << 20, bool)])
+            (names,) = client._exchange(address, [RedisCommand([b"KEYS", b"*"], 1 << 20, bool)])
             for name in names:
-                (value,) = map(bytearray, client._ask(address, [Question([b"GET", name], 1 << 20, bool)]))
+                (value,) = map(bytearray, client._exchange(address, [RedisCommand([b"GET", name], 1 << 20, bool)]))
                 damaged += 1
                 match damaged % 3:
                     case 0:
@@ -88,7 +88,7 @@ def test_damaged_values_are_missing(nodes):
                         value = value[: draw.integers(len(value))]
                     case 2:
                         value += b"1"
-                assert client._ask(address, [Question([b"SET", name, bytes(value)], 1 << 20, bool)]) == [b"OK"]
+                assert client._exchange(address, [RedisCommand([b"SET", name, bytes(value)], 1 << 20, bool)]) == [b"OK"]
         assert damaged == 200
         assert not read(rows, keys_M, tags_M).any()
         rows.write_later(keys_M, tags_M, rows_of(keys_M, tags_M))  # the nodes are asked, and answer
@@ -135,16 +135,16 @@ def test_a_server_that_does_not_answer_costs_its_timeout_once(nodes):
 def test_a_node_is_left_alone_for_longer_each_time():
     node, now_s, away = NodeState(), 100.0, []
     for _ in range(9):
-        assert node.is_asked(now_s)
+        assert node.is_available(now_s)
         node.fail(now_s)
-        away.append(node.away_until_s - now_s)
-        assert not node.is_asked(now_s)
-        now_s = node.away_until_s
+        away.append(node.retry_at_s - now_s)
+        assert not node.is_available(now_s)
+        now_s = node.retry_at_s
     assert away[:4] == [0.5, 1, 2, 4]
     assert away[-1] == 30
     node.answer()
     node.fail(now_s)
-    assert node.away_until_s == now_s + 0.5
+    assert node.retry_at_s == now_s + 0.5
 
 
 @pytest.mark.parametrize(

@@ -300,7 +300,7 @@ def test_text_keys_one_item_and_no_items(tmp_path):
             "has no rows: expected at least one item",
         ),
         ({"item": ["i3"], "d2": [0.5]}, "no column 'd1', which the items' tower reads; there are item, d2"),
-        ({"item": ["i3", "i3"], "d1": [0.5, 1]}, "key 'i3' is there twice"),
+        ({"item": ["i3", "i3"], "d1": [0.5, 1]}, "key 'i3' occurs twice"),
         ({"item": ["i3", None], "d1": [0.5, 1]}, "has 1 null keys"),
         ({"item": ["i3"], "d1": ["x"]}, "expected the types of the training data"),
         ({"item": ["i3", "i4"], "d1": [0.5, np.inf]}, "items: row 1, column 'd1': inf"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rowwise import SpecError
 from rowwise.serve.traffic import Canary, Traffic
 from rowwise.serve.versions import (
-    ENDS,
+    MAX_DEATHS,
     CloseVersion,
     EndWorker,
     FreeRows,
@@ -18,9 +18,9 @@ from rowwise.serve.versions import (
     LoadRows,
     MoveTraffic,
     OpenVersion,
+    ReportRefused,
     RowsLoaded,
     ServedVersions,
-    TellRefused,
     TrafficMoved,
     TrafficRead,
     VersionOpened,
@@ -59,7 +59,7 @@ class Server:
                     self.queues[worker].append(command)
                 case CloseVersion(worker, _) | MoveTraffic(worker, _):
                     self.queues[worker].append(command)
-                case TellRefused(worker, why):
+                case ReportRefused(worker, why):
                     assert why == self.versions.refused
                     self.known[worker] = why
         active, wanted = self.versions.active, self.versions.wanted
@@ -67,7 +67,7 @@ class Server:
         self.moves += active != before
         if active == wanted or active != before or isinstance(event, VersionRefused):
             self.useless, self.killed = 0, 0
-        assert self.useless <= 2 or self.killed >= ENDS, "what is loaded is moved to"
+        assert self.useless <= 2 or self.killed >= MAX_DEATHS, "what is loaded is moved to"
 
     def will_have(self, worker):
         """The versions that a worker has open after the commands that wait."""
@@ -242,7 +242,7 @@ def test_a_version_that_ends_workers_which_open_it_is_given_up_for_another():
     versions = opened(Traffic(1))
     versions.handle(TrafficRead(Traffic(2)))
     versions.handle(RowsLoaded(2))
-    for worker in range(ENDS):
+    for worker in range(MAX_DEATHS):
         assert versions.target == Traffic(2)
         versions.handle(WorkerEnded(worker))
         versions.handle(WorkerStarted(worker + 1))
@@ -251,7 +251,7 @@ def test_a_version_that_ends_workers_which_open_it_is_given_up_for_another():
         assert found == [OpenVersion(worker + 1, 2)]  # nothing else is wanted
     assert versions.handle(TrafficRead(Traffic(1))) == []
     assert versions.target is None
-    assert versions.handle(WorkerEnded(ENDS)) == [FreeRows(2)]
+    assert versions.handle(WorkerEnded(MAX_DEATHS)) == [FreeRows(2)]
 
 
 def test_a_server_is_behind_from_the_first_wish_that_it_has_not_followed():
@@ -276,12 +276,12 @@ def test_a_version_that_a_worker_cannot_open_is_refused_and_its_rows_are_freed()
     assert versions.handle(TrafficRead(Traffic(2))) == [LoadRows(2)]
     assert versions.handle(RowsLoaded(2)) == [OpenVersion(0, 2)]
     assert versions.handle(VersionRefused(2, "other columns", 0)) == [
-        TellRefused(0, {2: "other columns"}),
+        ReportRefused(0, {2: "other columns"}),
         FreeRows(2),
     ]
     assert versions.refused == {2: "other columns"}
     assert versions.handle(TrafficRead(Traffic(2))) == []
-    assert versions.handle(WorkerStarted(1)) == [TellRefused(1, {2: "other columns"}), OpenVersion(1, 1)]
+    assert versions.handle(WorkerStarted(1)) == [ReportRefused(1, {2: "other columns"}), OpenVersion(1, 1)]
     assert versions.handle(VersionRefused(1, "memory", 1)) == [EndWorker(1)]  # the other answers by it
     assert versions.refused.keys() == {2}
 

@@ -192,7 +192,7 @@ def test_damage_in_the_store_is_found_and_leaves_no_version(store, tmp_path):
     name = next(name for name in objects if "/files/" in name and len(objects[name]) > 1000)
     objects[name] = bytes([objects[name][0] ^ 1]) + objects[name][1:]
     with elsewhere(store, tmp_path / "there") as there:
-        with pytest.raises(StorageError, match=f"{name} is damaged: its SHA-256 is another; remove the object"):
+        with pytest.raises(StorageError, match=f"{name} is damaged: its SHA-256 does not match; remove the object"):
             there.fetch(1)
         assert list_versions(there.folder) == []
         objects["models/versions/000001.json"] = b'{"digest": "x", "files": {"../x": {"sha256": "0", "size_bytes": 1}}}'
@@ -249,8 +249,8 @@ def test_an_export_goes_on_from_the_newest_version(store, tmp_path, increments):
 
 
 def test_a_follower_keeps_what_is_in_use_and_outlives_the_store(store, tmp_path, monkeypatch):
-    monkeypatch.setattr("rowwise.serve.follow_store.LOOK_s", 0.01)
-    monkeypatch.setattr("rowwise.serve.follow_store.LONGEST_WAIT_s", 0.02)
+    monkeypatch.setattr("rowwise.serve.follow_store.POLL_s", 0.01)
+    monkeypatch.setattr("rowwise.serve.follow_store.MAX_BACKOFF_s", 0.02)
     store.send(1)
     lines, storage = [], store.place.storage
     with elsewhere(store, tmp_path / "there") as there:

@@ -146,9 +146,9 @@ def copy(
 
     target, checkpoint = parse_folder(into), open_named(parse_folder(ckpt))
     with splits_bar(make_terminal(stderr=True), "copying") as tell:
-        place = copy_checkpoint(checkpoint, target, tell)
+        copied = copy_checkpoint(checkpoint, target, tell)
     size_bytes = sum(file.size_bytes for file in checkpoint.manifest.files.values())
-    print_line(f"wrote {place}: {len(checkpoint.manifest.tensors)} tensors, {format_bytes(size_bytes)}")
+    print_line(f"wrote {copied}: {len(checkpoint.manifest.tensors)} tensors, {format_bytes(size_bytes)}")
 
 
 def reshard(  # noqa: PLR0913 - one for each option

@@ -150,13 +150,13 @@ def _make_load(folder: Path, url: str, rows: int) -> "Load":
     from rowwise.serve.load import Load
     from rowwise.serve.package import find_version, read_golden
 
-    golden, place = read_golden(find_version(folder).path).rows, urlsplit(url)
+    golden, address = read_golden(find_version(folder).path).rows, urlsplit(url)
     bodies: list[bytes] = []
     for begin in range(golden.num_rows):
         chosen = golden.take([(begin + k) % golden.num_rows for k in range(rows)]).to_pydict()
         columns = {name: [_as_json(value) for value in values] for name, values in chosen.items()}
         bodies.append(json.dumps({"rows": columns}, default=str).encode())
-    return Load(str(place.hostname), place.port or 80, place.path, tuple(bodies), MIN_REQUESTS, 1)
+    return Load(str(address.hostname), address.port or 80, address.path, tuple(bodies), MIN_REQUESTS, 1)
 
 
 def _as_json(value: Any) -> Any:

@@ -48,10 +48,10 @@ def schedulers() -> dict[str, Scheduler]:
 
 
 def scheduler_of(job: Job) -> Scheduler:
-    found = schedulers().get(job.name.partition("-")[0])
-    if found is None:
+    scheduler = schedulers().get(job.name.partition("-")[0])
+    if scheduler is None:
         raise SpecError(f"{job.name!r}", f"the name of a job of {' or '.join(schedulers())}")
-    return found
+    return scheduler
 
 
 def ps(

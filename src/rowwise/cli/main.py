@@ -79,7 +79,7 @@ PANELS: dict[str, tuple[Callable[..., None] | CommandGroup, ...]] = {  # section
     "Understand": (measure.evaluate, measure.report, explain, measure.baseline),
     "Scale": (plan, simulate, calibrate, compress, NET),
     "Serve": (measure.predict, export, versions, serve, fleet, audit),
-    "Look after": (drill, bench, CKPT),
+    "Maintain": (drill, bench, CKPT),
 }
 NAMES = {"evaluate": "eval", "import_": "import"}  # functions that cannot have the name of their command
 

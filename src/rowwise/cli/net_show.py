@@ -128,9 +128,7 @@ def _picture(network: Network) -> list[str]:
         return []
     lines: list[str] = []
     for group in range(network.group_count):
-        names = [
-            host.name for host, host_group in zip(network.hosts, network.groups, strict=True) if host_group == group
-        ]
+        names = [host.name for host, number in zip(network.hosts, network.groups, strict=True) if number == group]
         uplink = _format_rate(network.uplink_Bps[group]) if network.uplink_Bps else "never limits"
         lines.append(f"==[ uplink {uplink} ]==[ group {group} ]-- {' '.join(names)}")
     return lines

@@ -106,8 +106,7 @@ def plan(  # noqa: PLR0913 - one for each option
     tiers: Annotated[
         str | None,
         typer.Option(
-            metavar="A,B,...",
-            help="Memory tiers to plan for: device,host,disk (default: device, others as tables need them).",
+            metavar="A,B,...", help="Memory tiers to plan for: device,host,disk (default: those that rowwise supports)."
         ),
     ] = None,
     memory: Annotated[
@@ -245,9 +244,9 @@ def _limit_memory(machine: "Machine", memory: str) -> "Machine":
 
     hardware, size = machine.hardware, parse_size(memory, "--memory")
     if hardware.host_bytes or not size:
-        got = "0 bytes" if not size else f"{hardware.name} has memory of its own and of its host"
-        raise SpecError(f"--memory {memory}: {got}", "a size such as 4GB for a machine without GPUs, else --tiers")
-    disk_bytes = hardware.disk_bytes or MAX_SIZE
+        problem = "0 bytes" if not size else f"{hardware.name} has memory of its own and of its host"
+        raise SpecError(f"--memory {memory}: {problem}", "a size such as 4GB for a machine without GPUs, else --tiers")
+    disk_bytes = hardware.disk_bytes or LARGEST
     limited = structs.replace(hardware, device_bytes=size // machine.topology.devices, disk_bytes=disk_bytes)
     return structs.replace(machine, hardware=limited)
 
@@ -345,8 +344,8 @@ def _parse_layouts(text: str) -> tuple[str, ...]:
     names = tuple(name.strip().replace("-", "_") for name in text.split(",") if name.strip())
     unknown = [name for name in names if name not in NAMES]
     if unknown or not names:
-        got = repr(unknown[0]) if unknown else "none"
-        raise SpecError(f"--layouts {text!r}: {got}", f"one or more of {', '.join(NAMES)}")
+        problem = repr(unknown[0]) if unknown else "none"
+        raise SpecError(f"--layouts {text!r}: {problem}", f"one or more of {', '.join(NAMES)}")
     return names
 
 
@@ -360,8 +359,8 @@ def _parse_tiers(text: str | None, machine: "Machine") -> "frozenset[Tier]":
     tiers = frozenset(tier for tier in TIERS if tier in names)
     unknown = sorted(names - tiers)
     if unknown or "device" not in tiers:
-        got = repr(unknown[0]) if unknown else "no device"
-        raise SpecError(f"--tiers {text!r}: {got}", f"device, and optionally {', '.join(TIERS[1:])}")
+        problem = repr(unknown[0]) if unknown else "no device"
+        raise SpecError(f"--tiers {text!r}: {problem}", f"device, and optionally {', '.join(TIERS[1:])}")
     for tier, size in zip(TIERS, machine.memory_bytes, strict=True):
         if tier in tiers and not size:
             raise SpecError(

@@ -217,11 +217,8 @@ class Attempt:
         ]
         if self._lost:
             return
-        world = {
-            "MASTER_ADDR": endpoints[0][0],
-            "MASTER_PORT": str(endpoints[0][1]),
-            "WORLD_SIZE": str(len(self.codes)),
-        }
+        host, port = endpoints[0]
+        world = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "WORLD_SIZE": str(len(self.codes))}
         world["OMP_NUM_THREADS"] = str(self._options.cpus)
         variables = [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank % nproc)} for rank in range(len(self.codes))]
         command = [sys.executable, "-m", "rowwise", *self._options.command, "--run", self._options.run]

@@ -44,7 +44,7 @@ class RunRequest:
     changes: tuple[str, ...] = ()
     which: str = "last"
     as_json: bool = False
-    baseline: bool | None = None  # train trees on the same rows afterwards; None: if it takes only seconds
+    baseline: bool | None = None  # train trees on the same rows afterwards; None if that is quick
 
     @property
     def network(self) -> str | None:

@@ -93,7 +93,7 @@ async def _move(service: ScoringService, opening: OpenVersion, traffic: Traffic)
             except Exception as error:  # a version's own code may raise anything
                 if service.traffic is None:
                     raise
-                service.refused = service.refused | {number: VersionRefused.because(number, error).why}
+                service.refused = service.refused | {number: VersionRefused.because(number, error).reason}
                 traffic = service.traffic
                 break
             service.refused = {other: why for other, why in service.refused.items() if other != number}

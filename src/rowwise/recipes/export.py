@@ -71,7 +71,7 @@ from rowwise.serve.package import (
 )
 from rowwise.serve.row_memory import StoredTable, divide_memory
 from rowwise.serve.row_tiers import make_tiers
-from rowwise.serve.shared_rows import memory_of_tables, room_of
+from rowwise.serve.shared_rows import memory_of_tables, spare_rows
 from rowwise.serve.sides import load_side
 from rowwise.serve.traffic import Traffic
 from rowwise.tables.spec import RowType, Table, Topology
@@ -311,7 +311,7 @@ def _write_changes(  # noqa: PLR0913 - used once
 
 def max_changed(tables: int, memory_bytes: int | None, table: Table) -> int:
     """How many changed rows of one of so many tables are written alone: they are in memory, twice while joined."""
-    most = room_of(table.rows)
+    most = spare_rows(table.rows)
     return most if memory_bytes is None else min(most, memory_bytes // (2 * tables * table.row_bytes))
 
 

@@ -1,6 +1,6 @@
-"""The ASGI application: scores over HTTP as JSON, Arrow or tensors, health, metrics, and what is served.
+"""The ASGI application: scores over HTTP as JSON, Arrow or tensors, health, metrics, and the served versions.
 
-It runs under any ASGI server. Metrics count each answer by its status; errors are JSON with one line.
+It runs under any ASGI server. Metrics count responses by status; errors are JSON with a one-line message.
 """
 
 import asyncio
@@ -37,15 +37,15 @@ from rowwise.serve.service import Predictions, ScoringService
 from rowwise.serve.version import ServedVersion
 
 OK, NOT_FOUND, TOO_LARGE = 200, 404, 413
-AGAIN_s = 1.0  # after which a request may come again that found no room
-PAUSE_s = 0.03  # between two large bodies
+RETRY_s = 1.0  # Retry-After of a request that found no memory
+PAUSE_s = 0.03  # between two large bodies, for other requests
 SHOWN = 80  # characters of a path in a message
 Answer = Callable[[ServedVersion, Predictions], Response]
 T = TypeVar("T")
 
 
 class RequestRefusedError(Exception):
-    """Ends a request; the rejection is its answer."""
+    """Ends a request with a rejection."""
 
     def __init__(self, rejection: Rejection) -> None:
         super().__init__(rejection.message)
@@ -53,7 +53,7 @@ class RequestRefusedError(Exception):
 
 
 def make_app(service: ScoringService, lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]]) -> Starlette:
-    """The application of a service that has versions open within `lifespan`."""
+    """The application of a service whose versions are open within `lifespan`."""
     handlers = _Handlers(service)
     models = ("models/{model}", "models/{model}/versions/{version}")
     routes = [
@@ -69,66 +69,68 @@ def make_app(service: ScoringService, lifespan: Callable[[Starlette], AbstractAs
         Route("/openapi.json", handlers.api),
         Route("/metrics", handlers.metrics),
     ]
-    refusals = {HTTPException: handlers.refuse_path, RequestRefusedError: handlers.refuse_request}
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=refusals)
-    app.router.redirect_slashes = False  # it would send clients to the host that they name
+    error_handlers = {HTTPException: handlers.refuse_path, RequestRefusedError: handlers.refuse_request}
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=error_handlers)
+    app.router.redirect_slashes = False  # it would redirect clients to the host of their Host header
     return app
 
 
 class _Handlers:
-    """Functions from requests to responses."""
+    """HTTP handlers of one service, with the limit on bodies in flight."""
 
     def __init__(self, service: ScoringService) -> None:
         self.service, self.retrieval = service, RetrievalService(service)
-        self._large = ThreadPoolExecutor(1, "bodies")  # reads large bodies one after the other, beside the loop
-        self._next_s = 0.0  # when the next one may be read
-        self._bodies_bytes = 0  # of all requests that are not answered
+        self._large = ThreadPoolExecutor(1, "bodies")  # decodes large bodies, one at a time, outside of the loop
+        self._next_s = 0.0  # earliest time of the next large body
+        self._bodies_bytes = 0  # of all requests in flight
 
     async def refuse_path(self, request: Request, error: Exception) -> Response:
-        """Of a path that is none, or of a method that it does not know."""
+        """404 for an unknown path, 405 for an unknown method."""
         assert isinstance(error, HTTPException)
         path = f"{request.method} {request.url.path[:SHOWN]!r}"
         if error.status_code == NOT_FOUND:
-            why = f"no {path}: expected POST /v1/models/{self.service.current.name}/score, or a path of /openapi.json"
+            message = (
+                f"no {path}: expected POST /v1/models/{self.service.current.name}/score, or a path of /openapi.json"
+            )
         else:
-            why = f"no {path}: expected {(error.headers or {}).get('Allow', 'another method')}"
-        return self._refuse(Rejection(error.status_code, why))
+            message = f"no {path}: expected {(error.headers or {}).get('Allow', 'another method')}"
+        return self._refuse(Rejection(error.status_code, message))
 
     async def refuse_request(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestRefusedError)
         return self._refuse(error.rejection)
 
     async def api(self, request: Request) -> Response:
-        """The paths, for programs: OpenAPI."""
-        return _respond(OK, describe_api(self.service.current))
+        """The OpenAPI description."""
+        return _json_response(OK, describe_api(self.service.current))
 
     async def live(self, request: Request) -> Response:
         return Response(status_code=OK)
 
     async def ready(self, request: Request) -> Response:
-        """No connection is taken before versions are open, so a server is ready until it drains."""
+        """Ready until the server drains, as it accepts no connections before its versions are open."""
         return Response(status_code=UNAVAILABLE if self.service.draining else OK)
 
     async def metrics(self, request: Request) -> Response:
         return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def versions(self, request: Request) -> Response:
-        """The current version, the canary, what is wanted, and versions that were refused."""
+        """The current version, the canary, the wanted version, and refused versions."""
         service, traffic = self.service, self.service.traffic
         canary = None if traffic is None else traffic.canary
-        second = None if canary is None else _describe(service.versions[canary.version]) | {"share": canary.share}
+        canary_facts = None if canary is None else _describe(service.versions[canary.version]) | {"share": canary.share}
         wanted, behind_s = service.metrics.read_wanted()
-        more = {"canary": second, "wanted": wanted, "behind_s": behind_s, "refused": service.refused}
-        return _respond(OK, _describe(service.current) | more)
+        status = {"canary": canary_facts, "wanted": wanted, "behind_s": behind_s, "refused": service.refused}
+        return _json_response(OK, _describe(service.current) | status)
 
     async def score(self, request: Request) -> Response:
         """Rows in, logits and probabilities out."""
-        accept, kind = request.headers.get("accept", JSON), request.headers.get("content-type", JSON)
+        accept, content_type = request.headers.get("accept", JSON), request.headers.get("content-type", JSON)
         return await self._answer(
             request,
             lambda reader, body: (
-                _read(reader, kind, body),
-                lambda version, predictions: _answer(version, predictions, accept),
+                _read(reader, content_type, body),
+                lambda version, predictions: _format_answer(version, predictions, accept),
             ),
         )
 
@@ -142,33 +144,35 @@ class _Handlers:
         return await self._answer(request, read)
 
     async def about_server(self, request: Request) -> Response:
-        found = {"name": "rowwise", "version": metadata.version("rowwise"), "extensions": ["binary_tensor_data"]}
-        return _respond(OK, found)
+        facts = {"name": "rowwise", "version": metadata.version("rowwise"), "extensions": ["binary_tensor_data"]}
+        return _json_response(OK, facts)
 
     async def about_model(self, request: Request) -> Response:
         """The tensors of a version."""
         version = self._choose(request.path_params)
         outputs = prediction_names(version.tasks, version.link)
-        return _respond(OK, describe_tensors(version.name, sorted(self.service.versions), version.schema, outputs))
+        return _json_response(
+            OK, describe_tensors(version.name, sorted(self.service.versions), version.schema, outputs)
+        )
 
     async def model_ready(self, request: Request) -> Response:
-        """Whether a model, or a version of it, answers."""
+        """Whether a model, or a version of it, is ready."""
         self._choose(request.path_params)
         return await self.ready(request)
 
     async def _answer(
         self, request: Request, read: Callable[[RequestReader, bytearray], tuple[RequestRows, Answer]]
     ) -> Response:
-        """The predictions of rows in some form: how the rows are read, and how the predictions are written."""
+        """Score a request; `read` decodes its rows and returns the function that encodes the predictions."""
         service, begin_s = self.service, self.service.clock()
         version = self._choose(request.path_params)
-        reader = service.reader_of(version)  # now: the version may be closed while the body comes
-        kind = _kind_of(request)
+        reader = service.reader_of(version)  # before the body is received, as the version may be closed meanwhile
+        body_format = _body_format(request)
         max_bytes = service.limits.max_bytes if _may_be_binary(request) else service.limits.max_json_bytes
 
         async def answer(body: bytearray, timeout_s: float | None) -> Response:
             rows, write = await self._read(body, partial(read, reader))
-            service.admission.observe_body(kind, max(1, len(body)), rows.rows)
+            service.admission.observe_body(body_format, max(1, len(body)), rows.rows)
             service.metrics.stage["decode"].observe(service.clock() - begin_s)
             self._count(rows)
             outcome = await service.score(version, rows, timeout_s, exact=_is_exact(request))
@@ -183,7 +187,9 @@ class _Handlers:
             service.metrics.stage["answer"].observe(service.clock() - answer_s)
             return response
 
-        return await self._complete(request, version, max_bytes, partial(service.refusal_unread, kind), answer, begin_s)
+        return await self._complete(
+            request, version, max_bytes, partial(service.refusal_unread, body_format), answer, begin_s
+        )
 
     async def retrieve(self, request: Request) -> Response:
         """A user's columns in, items out."""
@@ -191,23 +197,23 @@ class _Handlers:
         version = self._choose(request.path_params)
         retriever = version.retriever
         if retriever is None:
-            got = f"version {version.number} of {version.name!r} has no items to retrieve"
-            raise RequestRefusedError(Rejection(NOT_FOUND, f"{got}: expected two towers, or a model of lists"))
+            problem = f"version {version.number} of {version.name!r} has no items to retrieve"
+            raise RequestRefusedError(Rejection(NOT_FOUND, f"{problem}: expected a two-tower or sequence model"))
 
         async def answer(body: bytearray, timeout_s: float | None) -> Response:
             query = await self._read(body, lambda body: retriever.read_json(body, service.body_limits))
             service.metrics.stage["decode"].observe(service.clock() - begin_s)
             self._count(query.rows)
             service.metrics.unknown_items.inc(query.unknown)
-            found = await self.retrieval.retrieve(version, retriever, query, timeout_s)
-            if isinstance(found, Rejection):
-                raise RequestRefusedError(found)
+            result = await self.retrieval.retrieve(version, retriever, query, timeout_s)
+            if isinstance(result, Rejection):
+                raise RequestRefusedError(result)
             if service.recorder is not None:
-                service.recorder.add_search(version, query, found)
+                service.recorder.add_search(version, query, result)
             answer_s = service.clock()
             headers = {"rowwise-model": version.name, "rowwise-version": str(version.number)}
-            named = {"model": version.name, "version": version.number} | found._asdict()
-            response = Response(msgspec.json.encode(named), headers=headers, media_type=JSON)
+            content = {"model": version.name, "version": version.number} | result._asdict()
+            response = Response(msgspec.json.encode(content), headers=headers, media_type=JSON)
             service.metrics.stage["answer"].observe(service.clock() - answer_s)
             return response
 
@@ -217,13 +223,13 @@ class _Handlers:
         return await self._complete(request, version, service.limits.max_json_bytes, refusal, answer, begin_s)
 
     async def _read(self, body: bytearray, read: Callable[[bytearray], T]) -> T:
-        """What a body has; other requests are answered while a large one is read."""
+        """Decode a body; a large one in a thread, so that other requests are answered meanwhile."""
         if len(body) <= SMALL_bytes:
             return read(body)
         return await asyncio.get_running_loop().run_in_executor(self._large, self._read_large, body, read)
 
     def _read_large(self, body: bytearray, read: Callable[[bytearray], T]) -> T:
-        """Read a body in a thread. Before the next one, requests have the interpreter for a while."""
+        """Decode a body in a thread, with a pause before the next one that leaves the interpreter to requests."""
         time.sleep(max(0.0, self._next_s - time.perf_counter()))
         try:
             return read(body)
@@ -239,12 +245,12 @@ class _Handlers:
         answer: Callable[[bytearray, float | None], Awaitable[Response]],
         begin_s: float,
     ) -> Response:
-        """Read the body of a request, unless it is refused before, and answer it."""
+        """Receive the body of a request, unless it is refused before, and answer it."""
         service = self.service
-        body = bytearray()  # which grows in place
+        body = bytearray()  # grows in place
         try:
             timeout_s, length = _timeout_of(request), _length_of(request)
-            # Before the body is read, as reading takes longer than refusing.
+            # Before the body is received, as this takes longer than a refusal.
             self._check_size(length, max_bytes)
             refusal = refusal_unread(length, timeout_s)
             if refusal is not None:
@@ -255,11 +261,11 @@ class _Handlers:
                 self._check_size(len(body), max_bytes)  # the rest is not read
             response = await answer(body, timeout_s)
         except ClientDisconnect:
-            return Response()  # to nobody
+            return Response()  # the client is gone
         except RowwiseError as error:
             return self._refuse(Rejection(BAD_REQUEST, one_line(error) or ""))
         except MemoryError:
-            return self._refuse(Rejection(UNAVAILABLE, "no memory is left for this request: send fewer rows"))
+            return self._refuse(Rejection(UNAVAILABLE, "out of memory for this request: send fewer rows"))
         finally:
             self._bodies_bytes -= len(body)
         self._end_if_draining(response)
@@ -268,20 +274,20 @@ class _Handlers:
         return response
 
     def _choose(self, params: Mapping[str, str]) -> ServedVersion:
-        """The version that answers a request: the one of its path, or by the traffic."""
+        """The version for a request: from its path, else by the traffic split."""
         service, model = self.service, params["model"]
         if model != service.current.name:
-            got = f"no model {model[:80]!r}: expected {service.current.name!r}"
-            raise RequestRefusedError(Rejection(NOT_FOUND, got))
-        wanted = params.get("version")
-        if wanted is None:
+            problem = f"no model {model[:80]!r}: expected {service.current.name!r}"
+            raise RequestRefusedError(Rejection(NOT_FOUND, problem))
+        requested = params.get("version")
+        if requested is None:
             return service.choose()
         for number, version in service.versions.items():
-            if wanted == str(number):
+            if requested == str(number):
                 return version
-        there = ", ".join(map(str, sorted(service.versions)))
-        got = f"version {wanted[:20]!r} is not served: expected {there}"
-        raise RequestRefusedError(Rejection(NOT_FOUND, got))
+        served = ", ".join(map(str, sorted(service.versions)))
+        problem = f"version {requested[:20]!r} is not served: expected {served}"
+        raise RequestRefusedError(Rejection(NOT_FOUND, problem))
 
     def _count(self, rows: RequestRows) -> None:
         if rows.ignored:
@@ -293,35 +299,35 @@ class _Handlers:
                 self.service.metrics.nulls.labels(name).inc(array.null_count)
 
     def _end_if_draining(self, response: Response) -> None:
-        """Let the connection end with this response, if the server does."""
+        """Close the connection after this response if the server drains."""
         if self.service.draining:
             response.headers["connection"] = "close"
 
     def _check_size(self, size_bytes: int, max_bytes: int) -> None:
-        """Refuse a body of so many bytes, alone or beside those of other requests."""
+        """Refuse a body that exceeds its limit, or the limit of all bodies in flight."""
         if size_bytes > max_bytes:
-            why = f"the body is larger than {max_bytes} bytes: send fewer rows"
-            raise RequestRefusedError(Rejection(TOO_LARGE, why))
-        most = self.service.limits.bodies_bytes
-        if self._bodies_bytes > most:
-            why = f"the bodies of other requests take {most} bytes: send it later"
-            raise RequestRefusedError(Rejection(UNAVAILABLE, why, AGAIN_s))
+            message = f"the body is larger than {max_bytes} bytes: send fewer rows"
+            raise RequestRefusedError(Rejection(TOO_LARGE, message))
+        limit_bytes = self.service.limits.bodies_bytes
+        if self._bodies_bytes > limit_bytes:
+            message = f"the bodies of other requests take {limit_bytes} bytes: send it later"
+            raise RequestRefusedError(Rejection(UNAVAILABLE, message, RETRY_s))
 
     def _refuse(self, rejection: Rejection) -> Response:
         self.service.metrics.count(rejection.code)
-        response = _respond(rejection.code, {"error": rejection.message})
+        response = _json_response(rejection.code, {"error": rejection.message})
         self._end_if_draining(response)
         if rejection.retry_after_s is not None:
             response.headers["retry-after"] = str(max(1, round(rejection.retry_after_s)))
         return response
 
 
-def _read(reader: RequestReader, kind: str, body: bytearray) -> RequestRows:
-    if kind.startswith(JSON):
+def _read(reader: RequestReader, content_type: str, body: bytearray) -> RequestRows:
+    if content_type.startswith(JSON):
         return reader.read_json(body)
-    if kind.startswith(ARROW):
+    if content_type.startswith(ARROW):
         return reader.read_arrow(body)
-    raise DataError(f"content-type {kind[:80]!r}", f"{JSON} or {ARROW}")
+    raise DataError(f"content-type {content_type[:80]!r}", f"{JSON} or {ARROW}")
 
 
 def _infer_answer(form: InferForm, version: ServedVersion, predictions: Predictions) -> Response:
@@ -333,7 +339,7 @@ def _infer_answer(form: InferForm, version: ServedVersion, predictions: Predicti
     return Response(body, headers={HEADER: str(json_bytes)}, media_type="application/octet-stream")
 
 
-def _answer(version: ServedVersion, predictions: Predictions, accept: str) -> Response:
+def _format_answer(version: ServedVersion, predictions: Predictions, accept: str) -> Response:
     predictions_RP = predictions.values_RP
     headers = {"rowwise-model": version.name, "rowwise-version": str(version.number)}
     if accept.startswith(ARROW):
@@ -347,7 +353,7 @@ def _answer(version: ServedVersion, predictions: Predictions, accept: str) -> Re
 
 
 def _describe_defaults(predictions: Predictions) -> str:
-    """How many ids of a request had default rows, by table; names as in a URL."""
+    """Number of ids with default rows by table, in a header; names are URL-quoted."""
     return ", ".join(f"{quote(name)}={defaults_R.sum()}" for name, defaults_R in predictions.defaults_R.items())
 
 
@@ -376,29 +382,29 @@ def _describe_items(retriever: Retriever) -> dict[str, Any]:
     }
 
 
-def _respond(code: int, value: Any) -> Response:
+def _json_response(code: int, value: Any) -> Response:
     return Response(msgspec.json.encode(value), code, media_type=JSON)
 
 
 def _length_of(request: Request) -> int:
-    """Bytes of the body, by its header; 0: it has none."""
+    """Content-Length of the body, or 0 if absent."""
     return parse_whole(request.headers.get("content-length", "")[:MAX_DIGITS]) or 0
 
 
-def _kind_of(request: Request) -> str:
-    """What has another number of rows to a byte: Arrow, tensors, or JSON."""
+def _body_format(request: Request) -> str:
+    """Format of the body; rows per byte are estimated per format."""
     if request.headers.get("content-type", JSON).startswith(ARROW):
         return ARROW
     return request.url.path.rpartition("/")[2]
 
 
 def _may_be_binary(request: Request) -> bool:
-    """Whether more than JSON is in the body: Arrow, or tensors in binary."""
+    """Whether the body may be Arrow or have binary tensors."""
     return HEADER in request.headers or request.headers.get("content-type", JSON).startswith(ARROW)
 
 
 def _is_exact(request: Request) -> bool:
-    """Whether the request waits for all rows, by the header rowwise-exact."""
+    """Header rowwise-exact: whether the request waits for all rows."""
     text = request.headers.get("rowwise-exact", "false")
     if text not in ("true", "false"):
         raise DataError(f"rowwise-exact: {text[:80]!r}", "true or false")
@@ -406,7 +412,7 @@ def _is_exact(request: Request) -> bool:
 
 
 def _timeout_of(request: Request) -> float | None:
-    """Seconds of the header x-timeout-ms."""
+    """Header x-timeout-ms, in seconds; None if absent."""
     text = request.headers.get("x-timeout-ms")
     if text is None:
         return None

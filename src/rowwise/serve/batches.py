@@ -1,8 +1,8 @@
-"""Requests that wait, computed in batches of what has arrived, in one thread, between the events of its loop.
+"""Dynamic batching: waiting requests are computed in batches, in the thread of the event loop.
 
-While a batch is computed, new requests wait in their sockets; then all of them are read before the next batch is taken.
-So batches grow with the load, and no request waits for others to come. Where a process has several of these, their
-batches alternate, and each measures what passes between two of its own, so all refuse in time.
+While a batch is computed, new requests wait in their sockets; then all are read before the next batch is formed. So
+batches grow with the load, and no request waits for others to arrive. Several loops of a process alternate their
+batches, and each measures the time between two of its own, so all refuse in time.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ BAD_REQUEST, FAILED, UNAVAILABLE, TOO_LATE = 400, 500, 503, 504
 
 
 class Rejection(NamedTuple):
-    """Why a request has no answer, with a status of HTTP."""
+    """The HTTP status and message of a request that is not answered."""
 
     code: int
     message: str
     retry_after_s: float | None = None
 
 
-LATE = Rejection(TOO_LATE, "the time of the request was over before it was computed")
+LATE = Rejection(TOO_LATE, "the deadline of the request passed before it was computed")
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -35,12 +35,12 @@ T = TypeVar("T")
 def compute_apart(
     requests: Sequence[R], compute: Callable[[Sequence[R]], list[T]], explain: Callable[[R, RowwiseError], Rejection]
 ) -> list[T | Rejection]:
-    """The outcomes of requests that are computed together. One that is refused leaves the others alone.
+    """Outcomes of a batch of requests. If the batch fails, each request is computed alone, so only faulty ones fail.
 
     Args:
-        requests: or slices of them.
-        compute: an outcome for each; raises for all of them.
-        explain: why a request is refused, by the error of computing it alone.
+        requests: requests or slices of them.
+        compute: outcomes of a batch; raises for the whole batch.
+        explain: the rejection of a request, from the error of computing it alone.
     """
     try:
         return [*compute(requests)]
@@ -49,7 +49,7 @@ def compute_apart(
     except RowwiseError as error:
         if len(requests) == 1:
             return [explain(requests[0], error)]
-        return [outcome for one in requests for outcome in compute_apart([one], compute, explain)]
+        return [outcome for request in requests for outcome in compute_apart([request], compute, explain)]
 
 
 class WaitingRequest(Protocol):
@@ -64,15 +64,15 @@ W = TypeVar("W", bound=WaitingRequest)
 
 @final
 class BatchLoop(Generic[W]):
-    """Waiting requests by number, and when they are computed.
+    """Waiting requests by number, and the schedule of their batches.
 
     Args:
-        rows_at_once: most rows of a batch.
-        clock: seconds that never go back.
-        what: the rows of a request, in messages.
-        kind_of: slices that are computed together have one kind; kinds can be sorted.
-        compute: resolves slices of one kind. If it raises, their requests fail, and no others.
-        show: called with the rows that wait.
+        rows_at_once: maximum rows of a batch.
+        clock: monotonic seconds.
+        what: noun for the rows of a request, in messages.
+        kind_of: a sortable key; slices of one batch are computed together if their keys are equal.
+        compute: resolves slices of one key. If it raises, only their requests fail.
+        publish: called with the number of waiting rows.
     """
 
     def __init__(
@@ -83,59 +83,60 @@ class BatchLoop(Generic[W]):
         *,
         kind_of: Callable[[W], Any],
         compute: Callable[[Sequence[RequestSlice]], None],
-        show: Callable[[int], None],
+        publish: Callable[[int], None],
     ) -> None:
-        """Without a request that waits."""
         self._clock, self._what = clock, what
-        self._kind_of, self._compute, self._show = kind_of, compute, show
+        self._kind_of, self._compute, self._publish = kind_of, compute, publish
         self.admission = Admission(rows_at_once)
         self._queue = RequestQueue(rows_at_once)
         self.requests: dict[int, W] = {}
-        self._next = 0
-        self._left_at_s: float | None = None  # the end of the last batch, if it left requests waiting
+        self._next_number = 0
+        self._busy_since_s: float | None = None  # end of the last batch, if requests were left waiting
         self._scheduled = False
 
     @property
     def rows(self) -> int:
-        """Rows of requests that no batch has yet."""
+        """Waiting rows, which are in no batch yet."""
         return self._queue.rows
 
     def refusal(self, rows: int, left_s: float) -> Rejection | None:
-        """Why a request of so many rows cannot be answered in its time; None: it can."""
+        """The rejection of a request that would miss its deadline, or None."""
         delay_s = self.admission.delay_s(rows, self.rows, left_s)
         if delay_s is None:
             return None
         if not self.rows:
-            self.admission.doubt()  # nothing else would measure again what one slow batch has taught
+            self.admission.doubt()  # else one slow batch would refuse all later requests
         needed_s = self.admission.seconds(self.rows + rows)
-        took = f"about {max(1, round(1000 * needed_s)):,} ms are needed of the {1000 * left_s:,.0f} ms of the request"
+        needed = f"about {max(1, round(1000 * needed_s)):,} ms are needed of the {1000 * left_s:,.0f} ms of the request"
         if self.rows:
-            why = f"{self.rows:,} {self._what} wait before its {rows:,}: {took}: expected more time, or fewer requests"
+            message = (
+                f"{self.rows:,} {self._what} wait before its {rows:,}: {needed}: expected more time, or fewer requests"
+            )
         else:
-            why = f"it has {rows:,} {self._what}: {took}: expected more time, or fewer {self._what}"
-        return Rejection(UNAVAILABLE, why, delay_s)
+            message = f"it has {rows:,} {self._what}: {needed}: expected more time, or fewer {self._what}"
+        return Rejection(UNAVAILABLE, message, delay_s)
 
     async def answer(
         self, make: Callable[[asyncio.Future[Any]], W], rows: int, left_s: float, costs: Costs | None = None
     ) -> Any:
-        """What the future of a request gets, by its batches or because its time is over; or why it is refused."""
+        """The outcome of a request, or its rejection on admission or at its deadline."""
         refusal = self.refusal(rows, left_s)
         if refusal is not None:
             return refusal
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        number, self._next = self._next, self._next + 1
+        number, self._next_number = self._next_number, self._next_number + 1
         self.requests[number] = make(future)
         self._queue.add(number, rows, self._clock() + left_s, costs)
-        self._show(self.rows)
+        self._publish(self.rows)
         self._schedule()
         try:
             return await future
-        finally:  # also when the client has gone
+        finally:  # also if the client has disconnected
             self._queue.remove(number)
             self.requests.pop(number, None)
 
     def resolve(self, number: int, outcome: Any) -> None:
-        """Give a request its answer, unless its client has gone. No more of its rows are computed."""
+        """Set the outcome of a request, unless its client has disconnected; drops its remaining rows."""
         self._queue.remove(number)
         future = self.requests[number].future
         if not future.done():
@@ -147,13 +148,13 @@ class BatchLoop(Generic[W]):
             asyncio.get_running_loop().call_soon(self._work)
 
     def _work(self) -> None:
-        """Compute one batch; called by the loop after it has read what has arrived."""
+        """Compute one batch; called by the loop after it has read the arrived requests."""
         self._scheduled = False
         now_s = self._clock()
-        # While requests wait, the time of a batch is all that passes between two: requests are read in it, too.
-        begin_s = now_s if self._left_at_s is None else self._left_at_s
+        # Under load a batch costs all time since the last one, including that of reading requests.
+        begin_s = now_s if self._busy_since_s is None else self._busy_since_s
         batch = self._queue.take(now_s)
-        self._show(self.rows)
+        self._publish(self.rows)
         for number in batch.expired:
             self.resolve(number, LATE)
         for _, slices in groupby(sorted(batch.slices, key=self._kind_of_slice), self._kind_of_slice):
@@ -161,17 +162,17 @@ class BatchLoop(Generic[W]):
         end_s = self._clock()
         if batch.slices:
             self.admission.observe(sum(end - begin for _, begin, end in batch.slices), end_s - begin_s)
-        self._left_at_s = end_s if len(self._queue) else None
+        self._busy_since_s = end_s if len(self._queue) else None
         if len(self._queue):
             self._schedule()
 
-    def _kind_of_slice(self, one: RequestSlice) -> Any:
-        return self._kind_of(self.requests[one.request])
+    def _kind_of_slice(self, part: RequestSlice) -> Any:
+        return self._kind_of(self.requests[part.request])
 
     def _compute_or_fail(self, slices: Sequence[RequestSlice]) -> None:
         try:
             self._compute(slices)
-        except Exception:  # a bug, or the memory is full: no client may wait for ever, nor other requests fail
+        except Exception:  # a bug, or out of memory: fail these requests only, and let no client wait for ever
             traceback.print_exc()
             for number, _, _ in slices:
                 self.resolve(number, Rejection(FAILED, "the batch could not be computed: see the log of the server"))

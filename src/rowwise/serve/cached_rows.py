@@ -1,11 +1,10 @@
-"""Rows of tables that are larger than memory: from a cache that workers share, from Redis, and from files.
+"""Rows of tables larger than memory: from a cache shared by workers, from Redis, and from files.
 
-The rows that a batch needs are copied into the first places of their table's memory, which a process has for itself;
-the kernels read them there. So the memory of a table is that of the largest batch, and pages of large ones are given
-back.
+The rows of a batch are copied to the begin of the private memory of their table, where kernels read them. So a table
+takes the memory of its largest batch, and the pages of large batches are released.
 
-By default a batch waits for its rows. With a least hit rate, a batch that has this share of its rows in the cache does
-not wait: the others are default rows in its answer, which says so, and are fetched meanwhile. See `default_rows.py`.
+By default a batch waits for its rows. With a minimum hit rate, a batch with this share of its rows in the cache does
+not wait: missing rows become default rows, which the response reports, and are fetched later. See `default_rows.py`.
 """
 
 import ctypes
@@ -28,26 +27,26 @@ from rowwise.tables.ops.newer import RowPlaces
 from rowwise.tables.store.policy import Ints
 from rowwise.tables.store.shared_cache import Bytes, CachedFeatures, MissingRows, SharedCache
 
-KEPT_bytes = 64 << 20  # of the rows of a batch
-MAX_LATER = 64  # batches whose rows wait to be fetched
-WARMED = 1 << 16  # rows that are read together
+MAX_KEPT_bytes = 64 << 20  # of rows of a batch, above which pages are released
+MAX_LATER = 64  # batches in the queue of later fetches
+WARM_rows = 1 << 16  # rows per read of a warm-up
 NO_FEATURES = np.empty((0, 4), np.int64)
 
 
 class CachedTableMemory(NamedTuple):
-    """The memory of a cached table in this process."""
+    """The private memory of a cached table."""
 
     place: TableInArena
-    key: int  # of row 0
+    key: int  # cache key of row 0
     address: int
 
     def hot_keys(self, rows_M: Ints, counts_M: Ints) -> tuple[Ints, Ints]:
-        """The keys of rows, and their counts; numbers outside the table are left out."""
+        """Cache keys of rows, and their counts; drops rows outside the table."""
         inside_M = (rows_M >= 0) & (rows_M < self.place.table.rows)
         return self.key + rows_M[inside_M], counts_M[inside_M]
 
-    def give_back(self) -> None:
-        """Free the pages, which are then as they are in the file."""
+    def release_pages(self) -> None:
+        """Release the private pages, which revert to the file."""
         begin = -(-self.address // mmap.PAGESIZE) * mmap.PAGESIZE
         size_bytes = self.place.table.rows * self.place.table.row_bytes
         end = (self.address + size_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -57,12 +56,12 @@ class CachedTableMemory(NamedTuple):
 
 @dataclass(slots=True)
 class RowCounts:
-    """Where the distinct rows of batches came from."""
+    """Origins of the distinct rows of batches."""
 
     cache: int = 0
     redis: int = 0
     files: int = 0
-    defaults: int = 0  # they were not waited for
+    defaults: int = 0  # not waited for
 
     def add(self, other: "RowCounts") -> None:
         self.cache += other.cache
@@ -72,80 +71,80 @@ class RowCounts:
 
 
 class CachedGroup(NamedTuple):
-    """Cached tables of one width: their cache, and where rows are that it lacks."""
+    """Cached tables of one row width, with their cache and the tiers below it."""
 
     tables: tuple[CachedTableMemory, ...]
     cache: SharedCache
-    behind: SharedCache  # the same cache, for a thread
+    behind: SharedCache  # a second handle of the cache, for the background thread
     files: RowFiles  # has all rows
-    redis: RedisRows | None  # is asked before the files
-    defaults_TB: Bytes  # a row of each table, for those that are not waited for
+    redis: RedisRows | None  # tier before the files
+    defaults_TB: Bytes  # default row of each table
 
     def read(self, keys_M: Ints, counts: RowCounts) -> Bytes:
-        """Rows that the cache lacks."""
+        """Read cache misses from Redis, and from files."""
         rows_MB = np.empty((len(keys_M), self.cache.shape.row_bytes), np.uint8)
         if self.redis is None:
             self.files.read(keys_M, rows_MB)
             counts.files += len(keys_M)
             return rows_MB
         tags_M = self.files.tags(keys_M)
-        left_M = np.flatnonzero(~self.redis.read(keys_M, tags_M, rows_MB))
-        counts.redis += len(keys_M) - len(left_M)
-        counts.files += len(left_M)
-        if len(left_M):
-            keys_L, tags_L, rows_LB = keys_M[left_M], tags_M[left_M], np.empty_like(rows_MB[left_M])
+        missed_M = np.flatnonzero(~self.redis.read(keys_M, tags_M, rows_MB))
+        counts.redis += len(keys_M) - len(missed_M)
+        counts.files += len(missed_M)
+        if len(missed_M):
+            keys_L, tags_L, rows_LB = keys_M[missed_M], tags_M[missed_M], np.empty_like(rows_MB[missed_M])
             self.files.read(keys_L, rows_LB)
-            rows_MB[left_M] = rows_LB
+            rows_MB[missed_M] = rows_LB
             self.redis.write_later(keys_L, tags_L, rows_LB)
         return rows_MB
 
     def features_in(self, descriptors: Sequence[FeatureDescriptor]) -> CachedFeatures:
-        """The features of a batch whose tables are in this group."""
+        """The features whose tables are in this group."""
         numbers = {table.place.base: number for number, table in enumerate(self.tables)}
-        found = [
-            (one.source, self.tables[number].key, number, self.tables[number].address)
-            for one in descriptors
-            if (number := numbers.get(one.base)) is not None
+        features = [
+            (descriptor.source, self.tables[number].key, number, self.tables[number].address)
+            for descriptor in descriptors
+            if (number := numbers.get(descriptor.base)) is not None
         ]
-        return CachedFeatures(np.array(found, np.int64) if found else NO_FEATURES)
+        return CachedFeatures(np.array(features, np.int64) if features else NO_FEATURES)
 
 
 @final
 class CachedRows:
-    """Puts the rows of batches into the memory of their tables.
+    """Copies the rows of batches into the memory of their tables.
 
     Args:
-        newer: the places of all rows, where newer ones are behind a table's own ones.
-        groups: cached tables; others have all rows in memory.
-        hit_rate: the least hit rate of a batch that does not wait for rows; None: all batches wait.
+        newer: positions of all rows, including newer rows behind a table.
+        groups: the cached tables; all others are in memory.
+        hit_rate: minimum hit rate for a batch not to wait for its misses; None if all batches wait.
     """
 
     def __init__(self, newer: RowPlaces, groups: Sequence[CachedGroup], hit_rate: float | None = None) -> None:
         self._newer, self.groups, self._hit_rate = newer, tuple(groups), hit_rate
-        self._features: dict[bytes, list[CachedFeatures]] = {}  # by those of batches, of which a model has few
+        self._features: dict[bytes, list[CachedFeatures]] = {}  # by feature descriptors, of which a model has few
         self._later = LaterCalls(MAX_LATER)
-        self._large: list[CachedGroup] = []  # whose tables have pages of a large batch
+        self._large: list[CachedGroup] = []  # groups whose last batch was large
         self.counts = RowCounts()
-        self.exact = False  # whether batches wait whatever their hit rate
+        self.exact = False  # whether batches wait despite `hit_rate`
         self._defaults_B: dict[str, Ints] = {}
 
     def take_counts(self) -> RowCounts:
         """The counts since the last call."""
-        found, self.counts = self.counts, RowCounts()
-        return found
+        counts, self.counts = self.counts, RowCounts()
+        return counts
 
     def take_defaults(self) -> dict[str, Ints]:
-        """How many ids of each sample had default rows since the last call, by table."""
-        found = self._defaults_B
+        """Ids with default rows per sample since the last call, by table."""
+        defaults = self._defaults_B
         self._defaults_B = dict[str, Ints]()
-        return found
+        return defaults
 
     def find(self, features_FC: Tensor, values_N: Tensor, offsets: Tensor, batch: int) -> Tensor:
-        """The places of the rows of a batch, which are in memory until the next call."""
+        """Positions of the rows of a batch, which stay in memory until the next call."""
         places_N = self._newer.find(features_FC, values_N, offsets, batch)
         while self._large:
             for table in self._large.pop().tables:
-                table.give_back()
+                table.release_pages()
         places, bounds = places_N.numpy(), offsets.numpy()
         for group, features in zip(self.groups, self._features_of(features_FC), strict=True):
             missing = group.cache.take(features, bounds, batch, places)
@@ -155,7 +154,7 @@ class CachedRows:
             elif len(missing.rows_M4):
                 self._use_defaults(group, missing)
                 self._count_defaults(group, features, missing, bounds, batch, places)
-            if missing.distinct * group.cache.shape.row_bytes > KEPT_bytes:
+            if missing.distinct * group.cache.shape.row_bytes > MAX_KEPT_bytes:
                 self._large.append(group)
         return places_N
 
@@ -165,10 +164,10 @@ class CachedRows:
         return 1 - len(missing.rows_M4) / missing.distinct < self._hit_rate
 
     def _use_defaults(self, group: CachedGroup, missing: MissingRows) -> None:
-        """Let the missing rows be default ones, and fetch them for later batches."""
+        """Fill missing rows with defaults, and fetch them for later batches."""
         group.cache.put_defaults(missing, group.defaults_TB)
         self.counts.defaults += len(missing.rows_M4)
-        self._later.add(partial(_fill_cache, group, missing.keys_M))
+        self._later.submit(partial(_fill_cache, group, missing.keys_M))
 
     def _count_defaults(
         self, group: CachedGroup, features: CachedFeatures, missing: MissingRows, bounds: Ints, batch: int, places: Ints
@@ -176,11 +175,12 @@ class CachedRows:
         for source, _, number, _ in features.array.tolist():
             begin_B = bounds[source * batch : (source + 1) * batch]
             begin, end = bounds[source * batch], bounds[(source + 1) * batch]
-            at_Z = begin + np.flatnonzero(np.isin(places[begin:end], missing.places_of(number)))
-            if len(at_Z):
+            # Positions of default rows; each belongs to the last sample that begins at or before it.
+            positions_Z = begin + np.flatnonzero(np.isin(places[begin:end], missing.places_of(number)))
+            if len(positions_Z):
                 name = group.tables[number].place.table.name
                 defaults_B = self._defaults_B.setdefault(name, np.zeros(batch, np.int64))
-                defaults_B += np.bincount(np.searchsorted(begin_B, at_Z, "right") - 1, minlength=batch)
+                defaults_B += np.bincount(np.searchsorted(begin_B, positions_Z, "right") - 1, minlength=batch)
 
     def _features_of(self, features_FC: Tensor) -> list[CachedFeatures]:
         key = features_FC.numpy().tobytes()
@@ -195,49 +195,49 @@ def _fill_cache(group: CachedGroup, keys_M: Ints) -> None:
 
 
 def warm_up(tables: Sequence[CachedRows], hot: Mapping[str, tuple[Ints, Ints]]) -> None:
-    """Put rows into caches, those with the highest counts of each cache last; `hot`: rows and counts, by table."""
-    for group in (group for one in tables for group in one.groups):
-        found = [table.hot_keys(*hot[name]) for table in group.tables if (name := table.place.name) in hot]
-        if not found:
+    """Fill caches with hot rows, the hottest last; `hot` has rows and counts by table."""
+    for group in (group for cached in tables for group in cached.groups):
+        hot_parts = [table.hot_keys(*hot[name]) for table in group.tables if (name := table.place.name) in hot]
+        if not hot_parts:
             continue
-        keys_M, counts_M = (np.concatenate([one[k] for one in found]) for k in (0, 1))
+        keys_M, counts_M = (np.concatenate([pair[k] for pair in hot_parts]) for k in (0, 1))
         order = np.argsort(counts_M, kind="stable")[-group.cache.shape.slots :]
-        for part in (order[begin : begin + WARMED] for begin in range(0, len(order), WARMED)):
+        for part in (order[begin : begin + WARM_rows] for begin in range(0, len(order), WARM_rows)):
             rows_MB = np.empty((len(part), group.cache.shape.row_bytes), np.uint8)
             group.files.read(keys_M[part], rows_MB)
             group.cache.warm(keys_M[part], rows_MB, counts_M[part])
 
 
 class CachedBatches:
-    """What happened to the cached rows of a request's batches.
+    """Counts and default rows of the batches of a request.
 
     Args:
-        tables: of the version.
+        tables: cached tables of the version.
         exact: whether batches wait for all rows.
     """
 
     def __init__(self, tables: Sequence[CachedRows], *, exact: bool) -> None:
         self.tables, self.counts = tables, RowCounts()
         self._defaults: list[tuple[RowSpan, dict[str, Ints]]] = []
-        for one in tables:
-            one.exact = exact
-            one.take_counts(), one.take_defaults()  # of a batch that failed, or of a check
+        for cached in tables:
+            cached.exact = exact
+            cached.take_counts(), cached.take_defaults()  # discard those of a failed batch or a check
 
     def collect(self, span: RowSpan) -> None:
         """Called after each batch."""
-        for one in self.tables:
-            self.counts.add(one.take_counts())
-            defaults = one.take_defaults()
+        for cached in self.tables:
+            self.counts.add(cached.take_counts())
+            defaults = cached.take_defaults()
             if defaults:
                 self._defaults.append((span, defaults))
 
     def defaults_of(self, begin: int, rows: int) -> dict[str, Ints]:
-        """How many ids of each of these samples had default rows, by table."""
-        found: dict[str, Ints] = {}
+        """Ids with default rows per sample, by table."""
+        result: dict[str, Ints] = {}
         for span, defaults in self._defaults:
             first, end = max(begin, span.begin), min(begin + rows, span.end)
             for name, defaults_B in defaults.items():
                 part = defaults_B[first - span.begin : max(first, end) - span.begin]
                 if part.any():
-                    found.setdefault(name, np.zeros(rows, np.int64))[first - begin : end - begin] += part
-        return found
+                    result.setdefault(name, np.zeros(rows, np.int64))[first - begin : end - begin] += part
+        return result

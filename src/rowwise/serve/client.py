@@ -14,7 +14,7 @@ JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
 
 
 def arrow_stream(table: pa.Table) -> bytes:
-    """A table as it travels."""
+    """A table as an Arrow IPC stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -22,21 +22,21 @@ def arrow_stream(table: pa.Table) -> bytes:
 
 
 class FoundItems(NamedTuple):
-    """Items for a user, the best first, and the version that found them."""
+    """Items for a user, best first, and the version that retrieved them."""
 
     items: list[Any]  # keys
     scores: list[float]
     version: int
-    unknown: int  # keys in `among` and `without` that are of no item
+    unknown: int  # number of unknown keys in `among` and `without`
 
 
 @final
 class ScoringClient:
-    """Scores rows, and finds items, over one connection, which stays open. Not for several threads at once.
+    """Scores rows and retrieves items over one persistent connection. Not thread-safe.
 
     Args:
         url: of the server, such as http://127.0.0.1:8080.
-        timeout_s: for each request; the server computes none that would be late.
+        timeout_s: per request; also sent to the server as the deadline.
     """
 
     def __init__(self, url: str, timeout_s: float = 5.0) -> None:
@@ -54,19 +54,19 @@ class ScoringClient:
         self._connection.close()
 
     def versions(self) -> dict[str, Any]:
-        """The model that is served, its version, and the columns that it reads."""
+        """The served model, its version, and its input columns."""
         return json.loads(self._send("GET", "/v1/versions", None, JSON, JSON))
 
     def score(
         self, rows: Mapping[str, Sequence[Any]], context: Mapping[str, Any] | None = None
     ) -> dict[str, list[float]]:
-        """Logits and probabilities of rows, or of candidates that share a context: one value of each of its columns."""
+        """Logits and probabilities of rows, or of candidates that share one value per context column."""
         body = {"rows": rows} if context is None else {"context": context, "candidates": rows}
         answer = self._send("POST", f"/v1/models/{self.model}/score", json.dumps(body).encode(), JSON, JSON)
         return json.loads(answer)["outputs"]
 
     def score_table(self, rows: pa.Table) -> pa.Table:
-        """Logits and probabilities of the rows of a table, which travel as Arrow."""
+        """Logits and probabilities of the rows of a table, sent as Arrow."""
         answer = self._send("POST", f"/v1/models/{self.model}/score", arrow_stream(rows), ARROW, ARROW)
         return pa.ipc.open_stream(answer).read_all()
 
@@ -79,19 +79,19 @@ class ScoringClient:
         without: Sequence[Any] = (),
         exact: bool = False,
     ) -> FoundItems:
-        """The k items of largest score for a user, of two towers or a model of lists.
+        """The k items with the largest scores for a user, by a two-tower or sequence model.
 
         Args:
             context: the columns of the user, or the list.
-            k: items in the answer, if there are as many.
-            among: keys of items; no others are in the answer.
-            without: keys of items that are not in the answer.
-            exact: look at all items, and not at those that an index proposes.
+            k: maximum number of items.
+            among: keys of the items to choose from (default: all).
+            without: keys of items to exclude.
+            exact: search all items instead of using the index.
         """
         body = {"context": context, "k": k, "among": among, "without": without, "exact": exact}
         answer = self._send("POST", f"/v1/models/{self.model}/retrieve", json.dumps(body).encode(), JSON, JSON)
-        found = json.loads(answer)
-        return FoundItems(found["items"], found["scores"], found["version"], found["unknown"])
+        content = json.loads(answer)
+        return FoundItems(content["items"], content["scores"], content["version"], content["unknown"])
 
     def _send(self, method: str, path: str, body: bytes | None, kind: str, accept: str) -> bytes:
         timeout = str(max(1, int(1000 * self._timeout_s)))
@@ -101,7 +101,7 @@ class ScoringClient:
             response: HTTPResponse = self._connection.getresponse()
             answer = response.read()
         except (OSError, HTTPException) as error:
-            self._connection.close()  # a late answer belongs to this request; the next one connects again
+            self._connection.close()  # a late response must not be taken for that of the next request
             raise PeerError(f"{self.url}: {error or type(error).__name__}", "a server that answers") from None
         if response.status != 200:
             raise DataError(f"{self.url}: {response.status} {_reason(answer)}")

@@ -1,8 +1,8 @@
-"""A connection of a stranger: how long its requests may come, and how large their heads may be.
+"""A connection of an untrusted client: limits on the time and size of its requests.
 
-uvicorn reads heads of any length and waits for ever for what is missing. Here a connection has one deadline at a time:
-for the head that it sends, for the body, for its next request, or for reading what was answered. One that breaks a
-limit gets one line, if no answer is on its way, and is closed.
+uvicorn reads heads of any length and waits for ever for missing bytes. Here a connection has one deadline at a time:
+for the head, for the body, for its next request, or for reading a response. One that breaks a limit gets an error, if
+no response is in flight, and is closed.
 """
 
 import asyncio
@@ -17,19 +17,19 @@ from uvicorn.server import ServerState
 
 from rowwise.serve.admission import ServiceLimits
 
-BAD_REQUEST, LATE, HEAD_TOO_LARGE, FULL = 400, 408, 431, 503
-MAX_PIPELINED = 64  # requests of a connection that wait for the answers to others
-FEW_CHUNKS, SMALL_CHUNK_bytes = 1000, 64  # a body may have so many smaller parts
-LINGER_s = 0.5  # in which a client that goes on sending can read why it was refused
+BAD_REQUEST, TIMEOUT, HEAD_TOO_LARGE, UNAVAILABLE = 400, 408, 431, 503
+MAX_PIPELINED = 64  # pipelined requests of a connection
+MAX_SMALL_CHUNKS, SMALL_CHUNK_bytes = 1000, 64  # a body may have up to MAX_SMALL_CHUNKS below this size
+LINGER_s = 0.5  # time for a client that still sends to read its refusal
 
 
 class _Part(Enum):
-    """What a connection sends next."""
+    """The expected part of a request."""
 
-    NOTHING = auto()  # no request is begun
+    NOTHING = auto()  # between requests
     HEAD = auto()
     BODY = auto()
-    REFUSED = auto()  # what comes is not read
+    REFUSED = auto()  # further data is discarded
 
 
 @final
@@ -49,19 +49,19 @@ class BoundedConnection(HttpToolsProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
     ) -> None:
-        """Before it is connected."""
         super().__init__(config, server_state, app_state)
         self._limits, self._count = limits, count
-        self._part, self._went_on, self._held_up_bytes = _Part.NOTHING, False, 0
+        self._part, self._progressed, self._stalled_bytes = _Part.NOTHING, False, 0
         self._chunks = self._body_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
-        self._reading: asyncio.TimerHandle | None = None  # until when a client has to read what was answered
+        self._reader_timeout: asyncio.TimerHandle | None = None  # timeout of a client that does not read its response
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # pyrefly: ignore
         if len(self.connections) > self._limits.connections:
             self._refuse(
-                FULL, f"{self._limits.connections} connections are open: expected fewer connections, or more workers"
+                UNAVAILABLE,
+                f"{self._limits.connections} connections are open: expected fewer connections, or more workers",
             )
         else:
             self._await_request()
@@ -76,18 +76,18 @@ class BoundedConnection(HttpToolsProtocol):
         if self._part is _Part.REFUSED or self.transport.is_closing():
             return
         if self._part is _Part.NOTHING:
-            self._part, self._held_up_bytes = _Part.HEAD, 0
-        self._went_on = False
+            self._part, self._stalled_bytes = _Part.HEAD, 0
+        self._progressed = False
         super().data_received(data)
         if self._part is _Part.REFUSED or self.transport.is_closing():
             return
         if self._part is _Part.NOTHING:
             if self.cycle is not None and self.cycle.response_complete:
-                self._await_request()  # of a body that came after its answer
+                self._await_request()  # the rest of a body that was answered early
             return
-        self._held_up_bytes = 0 if self._went_on else self._held_up_bytes + len(data)
-        if self._held_up_bytes >= self._limits.head_bytes:
-            # Of a head, or of what is no part of a body: extensions and trailers of chunks.
+        self._stalled_bytes = 0 if self._progressed else self._stalled_bytes + len(data)
+        if self._stalled_bytes >= self._limits.head_bytes:
+            # In a head, or in chunk extensions and trailers, which are no part of a body.
             self._refuse(HEAD_TOO_LARGE, f"the head is larger than {self._limits.head_bytes} bytes: send fewer headers")
         elif self._deadline is None:
             self._set_deadline(self._limits.head_s if self._part is _Part.HEAD else self._limits.body_s)
@@ -98,42 +98,42 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        self._go_on(_Part.BODY)
+        self._enter(_Part.BODY)
         self._chunks = self._body_bytes = 0
         if len(self.pipeline) > MAX_PIPELINED:
             raise ValueError(f"more than {MAX_PIPELINED} requests wait")
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
-        self._went_on = True
+        self._progressed = True
         self._chunks += 1
         self._body_bytes += len(body)
-        if self._chunks > FEW_CHUNKS and self._body_bytes < self._chunks * SMALL_CHUNK_bytes:
+        if self._chunks > MAX_SMALL_CHUNKS and self._body_bytes < self._chunks * SMALL_CHUNK_bytes:
             raise ValueError(f"chunks of less than {SMALL_CHUNK_bytes} bytes")
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._go_on(_Part.NOTHING)
+        self._enter(_Part.NOTHING)
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(BAD_REQUEST, "this is no HTTP/1.1, or it comes in too many parts: expected a request at a time")
+        self._refuse(BAD_REQUEST, "invalid HTTP/1.1, or too many small chunks: expected one request at a time")
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Strangers may ask for WebSockets; nobody has to read that."""
+        """Do not log requests for WebSockets by untrusted clients."""
 
     def timeout_keep_alive_handler(self) -> None:
         self._close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._reading = self.loop.call_later(self._limits.body_s, self._close)
+        self._reader_timeout = self.loop.call_later(self._limits.body_s, self._close)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._stop_waiting_for_reader()
 
-    def _go_on(self, part: _Part) -> None:
-        self._part, self._went_on = part, True
+    def _enter(self, part: _Part) -> None:
+        self._part, self._progressed = part, True
         self._set_deadline(None)
 
     def _await_request(self) -> None:
@@ -146,16 +146,16 @@ class BoundedConnection(HttpToolsProtocol):
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self._refuse_late, seconds)
 
     def _stop_waiting_for_reader(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
+        if self._reader_timeout is not None:
+            self._reader_timeout.cancel()
+            self._reader_timeout = None
 
     def _refuse_late(self, seconds: float) -> None:
         what = "head" if self._part is _Part.HEAD else "body"
-        self._refuse(LATE, f"the {what} of the request took more than {seconds:g} s: send it at once")
+        self._refuse(TIMEOUT, f"the {what} of the request took more than {seconds:g} s: send it at once")
 
     def _refuse(self, code: int, message: str) -> None:
-        """Say why, unless another request of the connection is being answered, and close it."""
+        """Send the error, unless another response of the connection is in flight, and close it."""
         self._count(code)
         cycle = self.cycle
         is_answering = cycle is not None and not cycle.response_complete
@@ -163,20 +163,20 @@ class BoundedConnection(HttpToolsProtocol):
         self._part = _Part.REFUSED
         self._set_deadline(None)
         if is_answering:
-            cycle.disconnected = True  # nothing that is computed for it is sent
+            cycle.disconnected = True  # discards its response
             cycle.message_event.set()
         if may_answer:
             body = msgspec.json.encode({"error": message})
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[code] + head + body)
-        if may_answer and code != FULL:
+        if may_answer and code != UNAVAILABLE:
             self.transport.write_eof()
             self._deadline = self.loop.call_later(LINGER_s, self._close)
         else:
             self._close()
 
     def _close(self) -> None:
-        """Close at once, even if the client reads no answer: a transport would wait for that."""
+        """Close at once, without waiting for the client to read buffered data."""
         self.transport.close()
         if self.transport.get_write_buffer_size():
             self.transport.abort()

@@ -1,8 +1,8 @@
 """The files of a version by their SHA-256, and the digest of all of them.
 
-`files.json` has what an export wrote. It is a claim: whoever changes a file can change it, too. `open_checked` believes
-none of it. It copies a version to a folder of this process alone and hashes what it copies, so what was hashed is what
-is read from then on, however often, and whatever happens to the version meanwhile.
+`files.json` lists the files of an export. It is not trusted: whoever changes a file can change the list, too.
+`open_checked` copies a version to a private folder and hashes the copy, so all later reads see the hashed bytes,
+whatever happens to the version meanwhile.
 """
 
 import hashlib
@@ -26,25 +26,25 @@ from rowwise.base.textfile import decode_json, open_regular, read_bytes, refuse_
 from rowwise.tables.spec import Value
 
 LIST = "files.json"
-PIECE_bytes = 1 << 20  # read at once
-THREADS = 4  # that hash files; one file has one
+PIECE_bytes = 1 << 20  # read size
+THREADS = 4  # for hashing, one per file
 
 
 class StoredFile(Value, frozen=True):
-    """What a file of a version holds."""
+    """Checksum and size of a file of a version."""
 
     sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
     size_bytes: Annotated[int, msgspec.Meta(ge=0)]
 
     @classmethod
     def of(cls, path: Path, copy: Path | None = None) -> "StoredFile":
-        """Of a file, as long as it was when it was opened; `copy`: a new file that gets the bytes that are hashed."""
+        """Hash a file up to its size at opening; `copy`: a new file for the hashed bytes."""
         total, size = hashlib.sha256(), 0
         with ExitStack() as stack:
             file = stack.enter_context(open_regular(path, links=False))
             out = None if copy is None else stack.enter_context(copy.open("xb"))
-            most = os.fstat(file.fileno()).st_size
-            while piece := file.read(min(PIECE_bytes, most - size)):
+            size_limit = os.fstat(file.fileno()).st_size
+            while piece := file.read(min(PIECE_bytes, size_limit - size)):
                 total.update(piece)
                 size += len(piece)
                 if out is not None:
@@ -52,7 +52,7 @@ class StoredFile(Value, frozen=True):
         return cls(sha256=total.hexdigest(), size_bytes=size)
 
 
-Files = Mapping[str, StoredFile]  # by their paths
+Files = Mapping[str, StoredFile]  # by relative path
 
 
 def digest_of(files: Files) -> str:
@@ -64,7 +64,7 @@ def digest_of(files: Files) -> str:
 
 
 def file_names(version: Path) -> list[str]:
-    """The files of a version, but `files.json`; raises for a link, and for anything that is no regular file."""
+    """Relative paths of the files of a version without `files.json`; raises unless all are regular files."""
     names = [path.relative_to(version).as_posix() for path in refuse_links(version)]
     for name in names:
         if has_control(name):
@@ -79,8 +79,8 @@ def hash_files(version: Path, copy: Path | None = None, base: Path | None = None
 
     Args:
         version: its folder.
-        copy: a new folder that gets the bytes that are hashed.
-        base: a version whose files are believed where they are the same ones, by hard links.
+        copy: a new folder for the hashed bytes.
+        base: a version whose checksums are reused for shared hard links.
     """
     names = file_names(version)
     known: Files = {} if base is None else _same_files(version, base, names)
@@ -88,15 +88,15 @@ def hash_files(version: Path, copy: Path | None = None, base: Path | None = None
     for path in filter(None, copies.values()):
         path.parent.mkdir(parents=True, exist_ok=True)
 
-    def hashed(name: str) -> StoredFile:
+    def hash_file(name: str) -> StoredFile:
         return known.get(name) or StoredFile.of(version / name, copies[name])
 
     with ThreadPoolExecutor(THREADS) as pool:
-        return dict(zip(names, pool.map(hashed, names), strict=True))
+        return dict(zip(names, pool.map(hash_file, names), strict=True))
 
 
 def _same_files(version: Path, base: Path, names: Collection[str]) -> dict[str, StoredFile]:
-    with suppress(CheckpointError, OSError):  # the base is damaged: all are hashed
+    with suppress(CheckpointError, OSError):  # the base is damaged: hash all files
         known = read_files(base) or {}
         return {name: known[name] for name in known.keys() & names if (version / name).samefile(base / name)}
     return {}
@@ -107,7 +107,7 @@ def write_files(version: Path, files: Files) -> None:
 
 
 def read_files(version: Path) -> dict[str, StoredFile] | None:
-    """What `files.json` says; None: the version is of an earlier rowwise, which wrote none."""
+    """The content of `files.json`, or None for a version of an earlier rowwise, without it."""
     path = version / LIST
     with suppress(FileNotFoundError), reading_export(path):
         return decode_json(read_bytes(path, links=False), dict[str, StoredFile])
@@ -116,7 +116,7 @@ def read_files(version: Path) -> dict[str, StoredFile] | None:
 
 @contextmanager
 def reading_export(path: Folder, *others: type[Exception]) -> Iterator[None]:
-    """Turn what a damaged file of a version raises, and `others`, into a CheckpointError with the way out."""
+    """Convert errors of a damaged file, and `others`, to a CheckpointError with a hint."""
     try:
         yield
     except (pa.ArrowException, msgspec.MsgspecError, SpecError, *others) as error:
@@ -125,12 +125,12 @@ def reading_export(path: Folder, *others: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def open_checked(version: Path, name: str, expect: str | None) -> Iterator[Path]:
-    """A version that has nothing but regular files; with `expect` a private copy of it, if it has this digest.
+    """A version checked for regular files only; with `expect`, a private copy whose digest is verified.
 
     Args:
         version: its folder.
-        name: of the folder of the copy, which is there until the block ends.
-        expect: the only digest that is accepted.
+        name: folder name of the copy, which is deleted at the end of the block.
+        expect: the required digest.
     """
     names = file_names(version)
     if expect is None:
@@ -153,12 +153,12 @@ def open_checked(version: Path, name: str, expect: str | None) -> Iterator[Path]
 
 
 def find_changes(version: Path, listed: Files) -> Iterator[tuple[str, str]]:
-    """Files that are not as they were listed, and what is wrong with each."""
-    found = hash_files(version)
-    for name in sorted(found.keys() | listed.keys()):
-        if name not in found:
+    """Files that differ from the list, with the problem of each."""
+    actual = hash_files(version)
+    for name in sorted(actual.keys() | listed.keys()):
+        if name not in actual:
             yield name, f"{version / name} is missing"
         elif name not in listed:
             yield name, f"{version / name} is not in {LIST}"
-        elif found[name] != listed[name]:
+        elif actual[name] != listed[name]:
             yield name, f"{version / name} does not match its SHA-256"

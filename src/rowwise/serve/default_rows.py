@@ -1,7 +1,7 @@
-"""The mean row of each table, which a server may use for a row that it does not wait for.
+"""Default rows: the mean row of each table, in place of a row that a server does not wait for.
 
-The mean is weighted by how often training rows asked for each row, as far as an export has counted; of a table that no
-training row has asked for, it is that of all rows.
+The mean is weighted by the access counts of training, as far as an export has counted them. A table without counts has
+the mean of all rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,55 +25,57 @@ from rowwise.tables.store.shared_cache import Bytes
 
 MEANS = "mean_rows.arrow"
 MEANS_schema = pa.schema({"table": pa.string(), "row": pa.list_(pa.float32())})
-AT_ONCE = 1 << 16  # rows that are added up together
+CHUNK_rows = 1 << 16  # rows per summation block
 
 
 class DefaultRow(StrEnum):
-    """What stands for a row that a server does not wait for."""
+    """Kinds of default rows."""
 
     ZERO = "zero"
     MEAN = "mean"
 
 
 def mean_rows(version: Checkpoint, counts: Mapping[str, tuple[Ints, Ints]]) -> dict[str, Tensor]:
-    """The mean row of each table, by tensor; `counts`: rows and how often each was asked for."""
-    found: dict[str, Tensor] = {}
+    """The mean row of each table, by tensor; `counts` has rows and their access counts."""
+    means: dict[str, Tensor] = {}
     for name, entry in version.manifest.tensors.items():
         if entry.row_type is None:
             continue
         rows_M, counts_M = counts.get(name, (np.empty(0, np.int64),) * 2)
         total = float(counts_M.sum())
         order = rows_M.argsort()
-        asked = (rows_M[order], counts_M[order]) if total else None
+        weighted = (rows_M[order], counts_M[order]) if total else None
         total_D = torch.zeros(entry.columns, dtype=torch.float64)
-        for weights_R, values_RD in _rows_of(version, name, asked):
+        for weights_R, values_RD in _weighted_rows(version, name, weighted):
             total_D += (values_RD.double() * torch.from_numpy(weights_R).unsqueeze(1)).sum(0)
-        found[name] = (total_D / (total or entry.rows)).float()
-    return found
+        means[name] = (total_D / (total or entry.rows)).float()
+    return means
 
 
-def _rows_of(version: Checkpoint, name: str, asked: tuple[Ints, Ints] | None) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Weights, and rows in float32, of runs of rows; not of those whose weights are all 0.
+def _weighted_rows(
+    version: Checkpoint, name: str, weighted: tuple[Ints, Ints] | None
+) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Weights and float32 values of blocks of rows; skips windows of weight 0.
 
-    `asked`: rows, ascending, and how often each was asked for; None: all count alike.
+    `weighted`: ascending rows and their access counts, or None for equal weights.
     """
     entry = version.entry(name)
     assert entry.row_type is not None
     for first, end in windows(entry):
         weights_R = np.ones(end - first)
-        if asked is not None:
-            inside = slice(*np.searchsorted(asked[0], (first, end)))
-            weights_R = np.bincount(asked[0][inside] - first, asked[1][inside], end - first)
+        if weighted is not None:
+            inside = slice(*np.searchsorted(weighted[0], (first, end)))
+            weights_R = np.bincount(weighted[0][inside] - first, weighted[1][inside], end - first)
         if not weights_R.any():
             continue
         stored = version.load(name, (first, end))
-        for begin in range(0, end - first, AT_ONCE):
-            part = stored[begin : begin + AT_ONCE]
-            yield weights_R[begin : begin + AT_ONCE], unpack(part, entry.columns, entry.row_type, entry.column_group)
+        for begin in range(0, end - first, CHUNK_rows):
+            part = stored[begin : begin + CHUNK_rows]
+            yield weights_R[begin : begin + CHUNK_rows], unpack(part, entry.columns, entry.row_type, entry.column_group)
 
 
 def write_mean_rows(version: Path, means: Mapping[str, Tensor]) -> None:
-    """Write the mean rows of a version that is not there yet."""
+    """Write the mean rows of an unpublished version."""
     rows = [row_D.numpy() for row_D in means.values()]
     table = pa.table({"table": list(means), "row": rows}, schema=MEANS_schema)
     write_arrow_file(version / MEANS, table)
@@ -94,7 +96,7 @@ def read_mean_rows(version: Path) -> dict[str, Tensor]:
 
 
 def stored_default(means: Mapping[str, Tensor] | None, name: str, table: Table) -> Bytes:
-    """The default row of a table in its row type; `means`: None where it is zero."""
+    """The default row of a table in its row type; zero if `means` is None."""
     if means is None:
         return np.zeros(table.row_bytes, np.uint8)
     mean_D = means.get(name)

@@ -1,13 +1,13 @@
-"""How long requests take at a rate, and how many workers a rate needs: a queue whose server takes all that wait.
+"""Latencies at a rate of requests, and workers needed for a rate: a queue with bulk service of all waiting requests.
 
-A worker computes the requests that wait in one batch, and those that come meanwhile in the next. A batch takes a time
-that is a line over its requests, and pauses. One for which the worker has waited takes longer: its core did other work
-meanwhile, or slept. Pauses are those of requests alone, beyond their mean: a batch that takes as long as n of them has
-n. Requests come at random times (Poisson), and each worker has its part of them. The queue is simulated request by
-request, with the same random numbers for each rate.
+A worker computes all waiting requests in one batch, and later arrivals in the next. The time of a batch is linear in
+its requests, plus pauses. It is longer after an idle period: the core did other work meanwhile, or slept. Pauses are
+the deviations of single requests from their mean: a batch as long as n of them has n pauses. Arrivals are Poisson, and
+each worker has an equal part of them. The queue is simulated request by request, with the same random numbers for each
+rate.
 
-Near: answers of a batch come together; a request of more rows than a batch has is first in the next one. Ignored: work
-of other processes on the same cores.
+Approximations: all answers of a batch complete at its end; a request with more rows than a batch continues first in
+the next one. Ignored: other work on the same cores.
 """
 
 from bisect import bisect_right
@@ -18,99 +18,106 @@ import numpy as np
 
 from rowwise.base.errors import SpecError
 
-REQUESTS = 40_000  # that are simulated
+REQUESTS = 40_000  # simulated requests
 HALVINGS = 12
-PASSES = 8  # of the fit of rounds: for the line, and for how fast the machine was in each
-ALIKE = 1.05  # numbers of requests whose ratio is less
+FIT_PASSES = 8  # of the alternating fit of the line and of the speed of each round
+MIN_RATIO = 1.05  # between the requests of batches, from which on a line is fitted
 
 
 class MeasuredBatches(NamedTuple):
-    """Batches of a worker, on average."""
+    """Averages over batches of a worker."""
 
     requests: float
-    seconds: float  # in which it does nothing else
-    woken: float = 0.0  # share of the batches that it had waited for
+    seconds: float  # busy time of a batch
+    woken_share: float = 0.0  # share of batches after an idle period
 
 
 class BatchTimes(NamedTuple):
-    """The seconds of batches of requests in one worker."""
+    """A model of the seconds of a batch in one worker."""
 
     fixed_s: float
     request_s: float
-    most: float  # requests of a batch, by its rows; a part of one is computed with the next batch
-    idle_s: float = 0.0  # more, for a batch that the worker has waited for
-    pauses_s: tuple[float, ...] = (0.0,)  # of requests alone, beyond their mean
+    max_requests: float  # of a batch, by its rows; a request may be split between batches
+    idle_s: float = 0.0  # added to a batch after an idle period
+    pauses_s: tuple[float, ...] = (0.0,)  # deviations of single requests from their mean
 
     @classmethod
-    def fit(cls, measured: Sequence[MeasuredBatches], most: float, alone_s: Sequence[float]) -> "BatchTimes":
-        """A line through measured times; `alone_s`: of requests that the worker waited for."""
-        requests, seconds = ([one[k] for one in measured] for k in (0, 1))
-        if max(requests) < ALIKE * min(requests):  # one point and no line: a request has a batch, or several
+    def fit(cls, measured: Sequence[MeasuredBatches], max_requests: float, alone_s: Sequence[float]) -> "BatchTimes":
+        """Fit a line to measured times; `alone_s` are latencies of single requests on an idle worker."""
+        requests, seconds = ([batches[k] for batches in measured] for k in (0, 1))
+        if max(requests) < MIN_RATIO * min(requests):  # one point, no line: each request has one or several batches
             fixed_s, request_s = 0.0, float(np.mean(seconds) / np.mean(requests))
         else:
             fixed_s, request_s = _fit_line(measured)
         mean_s = float(np.mean(alone_s))
         idle_s = max(0.0, mean_s - fixed_s - request_s)
-        return cls(fixed_s, request_s, most, idle_s, tuple(one - mean_s for one in alone_s))
+        return cls(fixed_s, request_s, max_requests, idle_s, tuple(batches - mean_s for batches in alone_s))
 
     @classmethod
     def fit_rounds(
-        cls, rounds: Sequence[tuple[Sequence[MeasuredBatches], Sequence[float]]], most: float
+        cls, rounds: Sequence[tuple[Sequence[MeasuredBatches], Sequence[float]]], max_requests: float
     ) -> "list[BatchTimes]":
-        """The times in each of some rounds, of a machine that may be faster in one than in another.
+        """One model per round, for a machine whose speed varies between rounds.
 
-        What a request adds to a batch is the same share of it in all of them: a line through few batches is that of
-        chance.
+        The models differ by a factor only, as a line through the few batches of a round would be dominated by noise.
         """
-        slower, whole = [1.0] * len(rounds), cls(0.0, 0.0, most)
-        for _ in range(PASSES):
-            evenly = [
-                MeasuredBatches(one.requests, one.seconds / factor, one.woken)
-                for (batches, _), factor in zip(rounds, slower, strict=True)
-                for one in batches
+        slowdowns, mean_fit = [1.0] * len(rounds), cls(0.0, 0.0, max_requests)
+        # Alternate: fit one line to normalized times, then re-estimate the slowdown of each round.
+        for _ in range(FIT_PASSES):
+            normalized = [
+                MeasuredBatches(batch.requests, batch.seconds / factor, batch.woken_share)
+                for (batches, _), factor in zip(rounds, slowdowns, strict=True)
+                for batch in batches
             ]
-            alone_s = [one_s / factor for (_, alone), factor in zip(rounds, slower, strict=True) for one_s in alone]
-            whole = cls.fit(evenly, most, alone_s)
-            beside = [np.mean([one.seconds / whole.of(one.requests) for one in batches]) for batches, _ in rounds]
-            slower = [float(one / np.mean(beside)) for one in beside]  # than on average: waking up is in each round
-        return [whole.slower(factor) for factor in slower]
+            alone_s = [value / factor for (_, alone), factor in zip(rounds, slowdowns, strict=True) for value in alone]
+            mean_fit = cls.fit(normalized, max_requests, alone_s)
+            ratios = [
+                np.mean([batch.seconds / mean_fit.seconds_of(batch.requests) for batch in batches])
+                for batches, _ in rounds
+            ]
+            slowdowns = [float(ratio / np.mean(ratios)) for ratio in ratios]  # relative to the average round
+        return [mean_fit.scaled(factor) for factor in slowdowns]
 
-    def slower(self, factor: float) -> "BatchTimes":
-        """All seconds so many times as long."""
-        pauses_s = tuple(factor * one for one in self.pauses_s)
-        return BatchTimes(factor * self.fixed_s, factor * self.request_s, self.most, factor * self.idle_s, pauses_s)
+    def scaled(self, factor: float) -> "BatchTimes":
+        """Scale all times by `factor`."""
+        pauses_s = tuple(factor * pause_s for pause_s in self.pauses_s)
+        return BatchTimes(
+            factor * self.fixed_s, factor * self.request_s, self.max_requests, factor * self.idle_s, pauses_s
+        )
 
-    def of(self, requests: float) -> float:
-        """The seconds of a batch of so many requests, without its pauses."""
+    def seconds_of(self, requests: float) -> float:
+        """Seconds of a batch of `requests`, without pauses."""
         return self.fixed_s + self.request_s * requests
 
     @property
     def max_rate(self) -> float:
-        """Requests a second that a worker can answer, however long they wait."""
-        return self.most / self.of(self.most)
+        """Saturation throughput of a worker, in requests per second."""
+        return self.max_requests / self.seconds_of(self.max_requests)
 
 
 def _fit_line(measured: Sequence[MeasuredBatches]) -> tuple[float, float]:
-    """Seconds of a batch and of each of its requests, near in proportion, neither of them negative.
+    """Seconds per batch and per request, by non-negative least squares of relative errors.
 
-    A worker that has slept computes slower: a third term, without which a batch of few requests would seem to be slow.
+    The third term is the cost of waking up, which else would be attributed to small batches.
     """
     from scipy.optimize import nnls
 
-    terms_NT = np.array([(1.0, one.requests, one.woken) for one in measured]) / [[one.seconds] for one in measured]
+    terms_NT = np.array([(1.0, batches.requests, batches.woken_share) for batches in measured]) / [
+        [batches.seconds] for batches in measured
+    ]
     fixed_s, request_s, _ = nnls(terms_NT, np.ones(len(measured)))[0].tolist()
     return fixed_s, request_s
 
 
 class LatencyForecast(NamedTuple):
-    """Seconds of requests by quantile, at a rate."""
+    """Quantiles of latency at a rate."""
 
     p50_s: float
     p99_s: float
 
 
 def forecast(rate: float, times: BatchTimes) -> LatencyForecast:
-    """The latencies of requests that come to one worker at a rate; infinite where it cannot answer them."""
+    """Latencies of one worker at a rate; infinite beyond its saturation throughput."""
     if rate >= times.max_rate:
         return LatencyForecast(np.inf, np.inf)
     arrived_s = np.cumsum(np.random.default_rng(0).exponential(1 / rate, REQUESTS)).tolist()
@@ -119,40 +126,41 @@ def forecast(rate: float, times: BatchTimes) -> LatencyForecast:
 
 
 def latencies(arrived_s: Sequence[float], times: BatchTimes) -> list[float]:
-    """The seconds that each request takes; they come at these times, ascending, to one worker."""
+    """Latency of each request of one worker, by ascending arrival times."""
     count = len(arrived_s)
     paused_s = np.cumsum(np.random.default_rng(1).choice(times.pauses_s, max(2, count))).tolist()
     latencies_s: list[float] = []
-    now_s = done = 0.0  # done: the part of the oldest request that was computed
-    at, pause, alone_s = 0, 0, times.of(min(1.0, times.most)) + times.idle_s
-    while at < count:
-        idle_s = times.idle_s if arrived_s[at] > now_s else 0.0
-        now_s = max(now_s, arrived_s[at])
-        waiting = bisect_right(arrived_s, now_s, at) - at - done
-        taken = min(waiting, times.most)
-        seconds = times.of(taken) + idle_s
+    now_s = done = 0.0  # done: computed fraction of the oldest request
+    next_request, pause, alone_s = 0, 0, times.seconds_of(min(1.0, times.max_requests)) + times.idle_s
+    # One iteration per batch: idle until a request arrives, then serve all waiting ones up to the maximum.
+    while next_request < count:
+        idle_s = times.idle_s if arrived_s[next_request] > now_s else 0.0
+        now_s = max(now_s, arrived_s[next_request])
+        waiting = bisect_right(arrived_s, now_s, next_request) - next_request - done
+        batch_requests = min(waiting, times.max_requests)
+        seconds = times.seconds_of(batch_requests) + idle_s
         pauses = min(max(1, round(seconds / alone_s)), len(paused_s) - 1)
         pause = pause if pause + pauses < len(paused_s) else 0
         now_s += max(0.0, seconds + paused_s[pause + pauses] - paused_s[pause])
         pause += pauses
-        whole = int(done + taken + 1e-9)
-        done = max(0.0, done + taken - whole)
-        latencies_s += [now_s - one_s for one_s in arrived_s[at : at + whole]]
-        at += whole
+        completed = int(done + batch_requests + 1e-9)
+        done = max(0.0, done + batch_requests - completed)
+        latencies_s += [now_s - request_s for request_s in arrived_s[next_request : next_request + completed]]
+        next_request += completed
     return latencies_s
 
 
 def check_p99(p99_s: float, min_s: float) -> None:
-    """Raise if requests take longer than that however few there are."""
+    """Raise if the target is below the latency of an idle worker."""
     if min_s > p99_s:
         raise SpecError(
-            f"a p99 of {1000 * p99_s:g} ms is less than that of a worker with hardly any requests",
+            f"a p99 of {1000 * p99_s:g} ms is below the latency of an almost idle worker",
             f"at least {1000 * min_s:.2g} ms, fewer rows in a request, or a smaller model",
         )
 
 
 def max_rate(times: BatchTimes, p99_s: float) -> float:
-    """The highest rate of one worker whose 99 % quantile is at most so long."""
+    """The highest rate of one worker that meets the p99 target, by bisection."""
     check_p99(p99_s, forecast(times.max_rate / 100, times).p99_s)
     low, high = times.max_rate / 100, times.max_rate
     for _ in range(HALVINGS):

@@ -1,7 +1,7 @@
-"""A thread that looks at a store for the versions that requests are to be answered by, and copies them.
+"""A thread that polls a store for the versions to serve, and downloads them.
 
-A look reads one small object. Servers see a version once it is complete on this machine; whatever happens to the
-store, they go on with those that they have.
+A poll reads one small object. Servers see a version once its download is complete; if the store fails, they continue
+with their local versions.
 """
 
 import threading
@@ -13,7 +13,7 @@ from rowwise.serve.package import read_traffic
 from rowwise.serve.traffic import Traffic
 from rowwise.serve.version_store import VersionStore
 
-LOOK_s, LONGEST_WAIT_s = 1.0, 60.0  # between two looks; while they fail, waits double
+POLL_s, MAX_BACKOFF_s = 1.0, 60.0  # polling interval, doubled on each failure
 
 
 @final
@@ -21,13 +21,13 @@ class StoreFollower:
     """Follows a store while it is entered.
 
     Args:
-        store: with the folder that versions are copied to.
-        tell: called with lines for the operator, from the thread too.
+        store: with the folder of downloads.
+        log: called with lines for the operator, also from the thread.
     """
 
-    def __init__(self, store: VersionStore, tell: Callable[[str], None]) -> None:
-        self._store, self._tell = store, tell
-        self._failed = False  # at the newest look
+    def __init__(self, store: VersionStore, log: Callable[[str], None]) -> None:
+        self._store, self._log = store, log
+        self._failed = False  # at the last poll
         self._guard = threading.Lock()
         self._traffic = self._begin()
         self._in_use = set(self._traffic.versions)
@@ -40,11 +40,11 @@ class StoreFollower:
 
     def __exit__(self, *_: object) -> None:
         self._ending.set()
-        self._store.stop()  # a copy that goes on
+        self._store.stop()  # aborts a download
         self._thread.join()
 
     def read_traffic(self, in_use: Collection[int]) -> Traffic:
-        """The versions to answer by, which are complete in the folder; those `in_use` stay there."""
+        """The versions to serve, complete in the folder; the folder also keeps versions `in_use`."""
         with self._guard:
             self._in_use = {*in_use, *self._traffic.versions}
             return self._traffic
@@ -61,27 +61,27 @@ class StoreFollower:
             return traffic
 
     def _follow(self) -> None:
-        wait_s = LOOK_s
+        wait_s = POLL_s
         while not self._ending.wait(wait_s):
             try:
-                self._look()
+                self._poll()
                 if self._failed:
-                    self._tell(f"{self._store.place}: reached again")
-                self._failed, wait_s = False, LOOK_s
-            except Exception as error:  # whatever it is, the thread looks again
+                    self._log(f"{self._store.place}: reached again")
+                self._failed, wait_s = False, POLL_s
+            except Exception as error:  # the thread must go on polling
                 self._fail(error, self._traffic)
-                wait_s = min(2 * wait_s, LONGEST_WAIT_s)
+                wait_s = min(2 * wait_s, MAX_BACKOFF_s)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._store.read_traffic() != self._traffic:
             traffic = self._store.fetch_current()
             with self._guard:
                 self._traffic = traffic
         with self._guard:
-            kept = {*self._in_use, *self._traffic.versions}
-        self._store.keep(kept)
+            keep = {*self._in_use, *self._traffic.versions}
+        self._store.keep(keep)
 
     def _fail(self, error: Exception, traffic: Traffic) -> None:
-        if not self._failed:  # of an outage one line
-            self._tell(f"{one_line(error) or error}: version {traffic.current} goes on answering")
+        if not self._failed:  # one line per outage
+            self._log(f"{one_line(error) or error}: version {traffic.current} goes on answering")
         self._failed = True

@@ -1,4 +1,4 @@
-"""Logits of raw rows, for `rowwise serve` and `rowwise predict`: a row has the same bits in every batch and process."""
+"""Logits of raw rows, for `rowwise serve` and `rowwise predict`: bitwise independent of batch and process."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import final
@@ -13,7 +13,7 @@ from rowwise.ingest.bound import BoundPreparation, PreparedRows
 from rowwise.models.inference import RowBlocks, RowSpan, choose_blocks
 from rowwise.tables.batch import Batch, Jagged
 
-Logits = Callable[[Batch], Tensor]  # [B, K] in 32 bits on the host
+Logits = Callable[[Batch], Tensor]  # [B, K] in float32 on the host
 
 
 @final
@@ -22,43 +22,47 @@ class Forward:
 
     Args:
         preparation: bound to the raw columns.
-        logits_of: the model, in `inference_mode` when it is called.
-        blocks: how rows are cut into batches.
+        logits_of: the model, called in `inference_mode`.
+        blocks: block sizes of batches.
     """
 
     def __init__(self, preparation: BoundPreparation, logits_of: Logits, blocks: RowBlocks) -> None:
         self.preparation, self.blocks, self._logits_of = preparation, blocks, logits_of
 
     def __call__(
-        self, arrays: Mapping[str, pa.Array], rows: int, most: int, computed: Callable[[RowSpan], None] | None = None
+        self,
+        arrays: Mapping[str, pa.Array],
+        rows: int,
+        max_rows: int,
+        on_batch: Callable[[RowSpan], None] | None = None,
     ) -> Tensor:
-        """Logits [rows, K]; `most`: rows of a batch; `computed` is called after each batch."""
+        """Logits [rows, K] in batches of up to `max_rows`; `on_batch` is called after each."""
         parts: list[Tensor] = []
-        for span, logits_BK in self.batches(arrays, rows, most):
+        for span, logits_BK in self.batches(arrays, rows, max_rows):
             parts.append(logits_BK)
-            if computed is not None:
-                computed(span)
+            if on_batch is not None:
+                on_batch(span)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def batches(self, arrays: Mapping[str, pa.Array], rows: int, most: int) -> Iterator[tuple[RowSpan, Tensor]]:
-        """The same batch by batch."""
-        for span in self.blocks.cut(rows, most):
-            logits_BK = self.of_order(arrays, _padded(span.begin, span.end, span.padding))
+    def batches(self, arrays: Mapping[str, pa.Array], rows: int, max_rows: int) -> Iterator[tuple[RowSpan, Tensor]]:
+        """Spans of rows with their logits, batch by batch."""
+        for span in self.blocks.cut(rows, max_rows):
+            logits_BK = self.of_order(arrays, _padded_order(span.begin, span.end, span.padding))
             yield span, logits_BK[: span.end - span.begin]
 
     def of_order(self, arrays: Mapping[str, pa.Array], order_B: Ints) -> Tensor:
-        """Logits [B, K] of rows in an order, in one batch."""
+        """Logits [B, K] of the rows `order_B`, in one batch."""
         return self._logits_of(make_batch(self.preparation(arrays, order_B), self.preparation))
 
 
 def choose_blocks_of(preparation: BoundPreparation, logits_of: Logits, sample: pa.Table) -> RowBlocks:
-    """The blocks in which the model's logits of these raw rows depend on no other rows; in `inference_mode`."""
+    """Block sizes for which logits of the sample do not depend on other rows of a batch; in `inference_mode`."""
     arrays, forward = arrays_of(sample), Forward(preparation, logits_of, RowBlocks())
     return choose_blocks(lambda rows_B: forward.of_order(arrays, np.asarray(rows_B, np.int64)), sample.num_rows)
 
 
 def arrays_of(table: pa.Table) -> dict[str, pa.Array]:
-    """The columns of a table, each as one array."""
+    """The columns of a table, each as one contiguous array."""
     return {name: table[name].combine_chunks() for name in table.column_names}
 
 
@@ -71,6 +75,6 @@ def make_batch(prepared: PreparedRows, preparation: BoundPreparation) -> Batch:
     return Batch(dense_BF=dense_BF, sparse=sparse, labels_BK=dense_BF.new_empty(len(dense_BF), 0))
 
 
-def _padded(begin: int, end: int, padding: int) -> Ints:
-    """Numbers of rows, and the last of them again."""
+def _padded_order(begin: int, end: int, padding: int) -> Ints:
+    """Row numbers from begin to end, then the last one repeated."""
     return np.minimum(np.arange(begin, end + padding), end - 1)

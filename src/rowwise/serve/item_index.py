@@ -1,9 +1,9 @@
-"""An index of item vectors that proposes items to a query: inverted lists of faiss, of which a few are looked at.
+"""An approximate index of item vectors: inverted lists (IVF) of faiss, of which a few are probed per query.
 
-Its order is never an answer: faiss sums dot products in other orders. Extra `retrieval`.
+It yields candidates only, as faiss sums dot products in another order. Needs the extra `retrieval`.
 
-[Note: One thread for faiss] faiss brings an OpenMP runtime of its own beside torch's. The threads of two runtimes wait
-for work on the same cores. So faiss has one thread, in each thread that calls it.
+[Note: One thread for faiss] faiss has an OpenMP runtime besides that of torch, and the idle threads of both would spin
+on the same cores. So faiss is limited to one thread, in each calling thread.
 """
 
 from importlib.util import find_spec
@@ -16,19 +16,19 @@ from torch import Tensor
 from rowwise.base.errors import SpecError
 from rowwise.serve.contents import reading_export
 
-TRAINED_EACH = 64  # vectors that a list is trained by
+TRAINED_PER_LIST = 64  # training vectors per list
 ROUNDS = 10  # of k-means
 MAX_LISTS = 1 << 15
 
 
 def require_faiss(what: str) -> None:
-    """Raise where faiss is not installed."""
+    """Raise unless faiss is installed."""
     if find_spec("faiss") is None:
         raise SpecError(f"{what}: faiss is not installed", hint="pip install 'rowwise[retrieval]'")
 
 
 def choose_lists(items: int) -> int:
-    """About the square root of the number of items, as a power of 2."""
+    """Number of lists: about the square root of the items, as a power of 2."""
     return min(MAX_LISTS, 1 << round(np.log2(max(items, 1)) / 2))
 
 
@@ -37,28 +37,27 @@ class ItemIndex:
     """Inverted lists of item vectors.
 
     Args:
-        index: of faiss.
+        index: an index of faiss.
     """
 
     def __init__(self, index: Any) -> None:
-        """By `build` or `open`."""
         self._index = index
 
     @classmethod
     def build(cls, items_ID: Tensor, lists: int) -> Self:
-        """Group the vectors by k-means; the same vectors give the same index."""
+        """Cluster the vectors by k-means; deterministic."""
         faiss = _faiss()
         dim = items_ID.shape[1]
         index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, lists, faiss.METRIC_INNER_PRODUCT)
-        index.cp.niter, index.cp.max_points_per_centroid, index.cp.spherical = ROUNDS, TRAINED_EACH, True
-        index.cp.min_points_per_centroid = 1  # else few vectors are warned of
+        index.cp.niter, index.cp.max_points_per_centroid, index.cp.spherical = ROUNDS, TRAINED_PER_LIST, True
+        index.cp.min_points_per_centroid = 1  # silences a warning on few vectors
         index.train(items_ID.numpy())
         index.add(items_ID.numpy())
         return cls(index)
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Map a file, whose pages all processes share."""
+        """Memory-map a file, with pages shared by all processes."""
         require_faiss(f"{path.parent.parent} has an index of items")
         faiss = _faiss()
         with reading_export(path, RuntimeError):
@@ -72,7 +71,7 @@ class ItemIndex:
         return int(self._index.ntotal)
 
     def propose(self, query_D: Tensor, count: int, probes: int) -> np.ndarray:
-        """Places of at most so many items, the nearest first, out of the lists that are nearest to the query."""
+        """Row numbers of up to `count` items, nearest first, from the `probes` nearest lists."""
         faiss = _faiss()
         _, places_1C = self._index.search(
             query_D.numpy()[None], min(count, self.items), params=faiss.SearchParametersIVF(nprobe=probes)
@@ -80,14 +79,14 @@ class ItemIndex:
         return places_1C[0][places_1C[0] >= 0]
 
     def items_compared(self, query_D: Tensor, probes: int) -> int:
-        """How many items these lists hold: the cost of a search."""
+        """Number of items in the probed lists: the cost of a search."""
         _faiss()
         _, lists_1P = self._index.quantizer.search(query_D.numpy()[None], probes)
         return sum(self._index.invlists.list_size(int(number)) for number in lists_1P[0])
 
 
 def _faiss() -> Any:
-    """The library, with one thread in this thread. See [Note: One thread for faiss]."""
+    """The library, limited to one thread. See [Note: One thread for faiss]."""
     import faiss
 
     faiss.omp_set_num_threads(1)

@@ -1,7 +1,7 @@
-"""An exact search among many items, a slice of them at a time, so that other requests pass between two slices.
+"""An exhaustive search in slices of the items, so that other requests are served between slices.
 
-The answer has the bits of `nearest_items`: each dot is summed in an order of its own, and an item that is not among the
-k best of the slices so far is not among those of all.
+The answer is bitwise that of `nearest_items`: each dot product is summed independently of the slice, and a running top
+k loses no item of the total top k.
 """
 
 from typing import NamedTuple, final
@@ -13,44 +13,43 @@ from torch import Tensor
 from rowwise.models.retrieval import largest
 from rowwise.tables.ops.interact import dots
 
-SLICE_bytes = 4 << 20  # of vectors: some milliseconds, also where they come from memory that is busy
+SLICE_bytes = 4 << 20  # of vectors: some milliseconds, even on a busy memory bus
 
 
 class ItemFilter(NamedTuple):
-    """Which items may be in an answer, by their places."""
+    """Allowed items of an answer, by row number."""
 
-    among_A: Tensor | None = None  # ascending, each once; None: all
-    without_W: Tensor | None = None  # likewise; None: none is left out
+    among_A: Tensor | None = None  # sorted and unique; None for all
+    without_W: Tensor | None = None  # sorted and unique; None for none
 
     @property
-    def left_out(self) -> int:
+    def excluded(self) -> int:
         return 0 if self.without_W is None else len(self.without_W)
 
 
 class NearItems(NamedTuple):
-    """Items for a query, the best first."""
+    """Items for a query, best first."""
 
     places_K: Tensor
     dots_K: Tensor
-    exact: bool  # all items were looked at, or all that a filter leaves
+    exact: bool  # all allowed items were searched
 
 
 @final
 class ItemScan:
-    """The k items of largest dot with a query that a filter allows; `step` looks at the next slice.
+    """Top k search over the allowed items; `step` searches the next slice.
 
     Args:
-        query_D: a vector in 32 bits on the CPU.
+        query_D: a float32 vector on the CPU.
         items_ID: vectors of items.
         k: at least 1.
         allowed: the filter.
-        slice_bytes: of the vectors of a slice.
+        slice_bytes: size of the vectors of a slice.
     """
 
     def __init__(
         self, query_D: Tensor, items_ID: Tensor, k: int, allowed: ItemFilter, slice_bytes: int = SLICE_bytes
     ) -> None:
-        """Before the first slice."""
         self._query_D, self._items_ID, self._k, self._allowed = query_D, items_ID, k, allowed
         self._step = max(1, slice_bytes // max(1, 4 * items_ID.shape[1]))
         count = len(items_ID) if allowed.among_A is None else len(allowed.among_A)
@@ -59,19 +58,20 @@ class ItemScan:
         self._dots_K, self._places_K = np.empty(0, np.float32), np.empty(0, np.int64)
 
     def fits_at_once(self, searches: int) -> bool:
-        """Whether so many searches like this one look at no more items than a slice has."""
+        """Whether `searches` such searches fit in one slice."""
         return self._count * searches <= self._step
 
     def step(self) -> bool:
-        """Look at the next slice; whether it was the last."""
+        """Search the next slice; returns whether it was the last."""
         begin = self._next * self._step
         self._next += 1
         among_A, without_W = self._allowed
         end = min(begin + self._step, self._count)
         places_N = np.arange(begin, end) if among_A is None else among_A[begin:end].numpy()
         if without_W is not None and len(places_N):
-            near = np.searchsorted(without_W.numpy(), (places_N[0], places_N[-1] + 1))
-            places_N = np.setdiff1d(places_N, without_W[near[0] : near[1]].numpy(), assume_unique=True)
+            # Excluded items are sorted: only those within the slice matter.
+            bounds = np.searchsorted(without_W.numpy(), (places_N[0], places_N[-1] + 1))
+            places_N = np.setdiff1d(places_N, without_W[bounds[0] : bounds[1]].numpy(), assume_unique=True)
         if among_A is None and len(places_N) == end - begin:
             dots_N = dots(self._query_D, self._items_ID[begin:end])
         else:
@@ -85,5 +85,5 @@ class ItemScan:
     def result(self) -> NearItems:
         """The answer, after the last slice."""
         order_K = np.argsort(-self._dots_K, kind="stable")
-        found = (torch.from_numpy(x[order_K]) for x in (self._places_K, self._dots_K))
-        return NearItems(*found, exact=True)
+        sorted_results = (torch.from_numpy(x[order_K]) for x in (self._places_K, self._dots_K))
+        return NearItems(*sorted_results, exact=True)

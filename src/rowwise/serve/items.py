@@ -1,11 +1,11 @@
 """The items of a version: their keys and vectors, and an index that proposes some of them to a query.
 
-    retrieval/retrieval.json   what is in the other files, their checksums, and the recall of the index
+    retrieval/retrieval.json   facts and checksums of the other files, and the recall of the index
               items.parquet    the raw columns of the items, one row each
               items.vectors    their vectors: [items, dim] in 32 bits
-              items.faiss      the index, where items are many
+              items.faiss      the index, for many items
 
-All are in the digest of the version. Without --expect they are compared with the checksums of retrieval.json.
+All are in the digest of the version. Without --expect they are checked against retrieval.json.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,48 +34,48 @@ from rowwise.tables.spec import Value
 RETRIEVAL, FACTS, ITEMS, VECTORS, INDEX = (
     "retrieval", "retrieval.json", "items.parquet", "items.vectors", "items.faiss",
 )  # fmt: skip
-PLACE = "place"
-ROWS = 1 << 16  # of vectors that are looked at together
-PROPOSED = 2  # items that an index proposes for each that is wanted
+POSITION = "place"
+CHECK_rows = 1 << 16  # vectors per block of the check for finite values
+OVERSAMPLING = 2  # candidates from the index per requested item
 
 
 class MeasuredRecall(Value, frozen=True):
-    """Recall of an index on queries that were held out."""
+    """Recall of an index on held-out queries."""
 
     k: int
-    probes: int  # lists that were looked at
-    recall: float  # share of the k best items that are among the proposed ones
-    compared: float  # items in these lists, on average
+    probes: int  # number of probed lists
+    recall: float  # share of the k best items among the candidates
+    compared: float  # mean number of items in the probed lists
 
 
 class ChosenProbes(Value, frozen=True):
-    """Lists that are looked at for up to k items."""
+    """Number of lists to probe for up to k items."""
 
     k: int
     probes: int
 
 
 class IndexFacts(Value, frozen=True, kw_only=True):
-    """How an index is searched, and its measured recall."""
+    """Search parameters of an index, and its measured recall."""
 
     lists: int
-    recall: float  # that was asked for
+    recall: float  # target
     queries: int
-    chosen: tuple[ChosenProbes, ...]  # ascending
+    chosen: tuple[ChosenProbes, ...]  # in ascending order of k
     measured: tuple[MeasuredRecall, ...]
 
     def probes_for(self, k: int) -> int | None:
-        """Lists to look at for k items; None: so many were not measured, or the recall was not reached."""
-        return next((one.probes for one in self.chosen if one.k >= k), None)
+        """Lists to probe for k items; None if k was not measured, or missed the target recall."""
+        return next((entry.probes for entry in self.chosen if entry.k >= k), None)
 
 
 class RetrievalFacts(Value, frozen=True, kw_only=True):
     """The content of retrieval.json."""
 
-    key: str  # the column of items.parquet that names an item
+    key: str  # key column of items.parquet
     items: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)]
     dim: Annotated[int, msgspec.Meta(ge=1, le=MAX_DIM)]
-    index: IndexFacts | None  # None: all items are searched
+    index: IndexFacts | None  # None for exhaustive search
     sha256: dict[str, str]  # of each file
 
     @property
@@ -88,40 +88,39 @@ class ServedItems:
     """Keys and vectors of the items of a version.
 
     Args:
-        facts: what the export has measured.
-        keys: of the items, each once.
-        vectors_ID: theirs.
-        index: None: all items are searched.
+        facts: the content of retrieval.json.
+        keys: unique keys of the items.
+        vectors_ID: vectors of the items.
+        index: None for exhaustive search.
     """
 
     def __init__(self, facts: RetrievalFacts, keys: pa.Array, vectors_ID: Tensor, index: ItemIndex | None) -> None:
-        """By `open_items`, which checks the files."""
         self.facts, self.keys, self.vectors_ID, self._index = facts, keys, vectors_ID, index
-        self._places = SideTable(facts.key, pa.table({facts.key: keys, PLACE: np.arange(len(keys))}))
+        self._places = SideTable(facts.key, pa.table({facts.key: keys, POSITION: np.arange(len(keys))}))
 
     def places_of(self, keys: pa.Array) -> tuple[Tensor, int]:
-        """The places of keys, ascending, each once; and how many keys are of no item."""
-        found = self._places.join(keys, [PLACE]).arrays[PLACE]
-        places_N = found.drop_null().to_numpy()
-        return torch.from_numpy(np.unique(places_N)), found.null_count
+        """Sorted unique row numbers of keys, and the number of unknown keys."""
+        positions = self._places.join(keys, [POSITION]).arrays[POSITION]
+        places_N = positions.drop_null().to_numpy()
+        return torch.from_numpy(np.unique(places_N)), positions.null_count
 
     def find(self, query_D: Tensor, k: int, allowed: ItemFilter, *, exact: bool = False) -> NearItems:
-        """The k items of largest dot with a query that the filter allows; fewer where there are fewer."""
-        found = self.begin(query_D, k, allowed, exact=exact)
-        if isinstance(found, NearItems):
-            return found
-        while not found.step():
+        """Up to k allowed items with the largest dot products with a query."""
+        search = self.begin(query_D, k, allowed, exact=exact)
+        if isinstance(search, NearItems):
+            return search
+        while not search.step():
             pass
-        return found.result()
+        return search.result()
 
     def begin(self, query_D: Tensor, k: int, allowed: ItemFilter, *, exact: bool = False) -> NearItems | ItemScan:
-        """The answer by the index, or a search among all items, which has not begun.
+        """The answer by the index, or an exhaustive search to be stepped.
 
-        The index proposes items, and their dots decide. All items are looked at where `exact` is set, there is no
-        index, the recall of so many items is not known, or the index proposes too few.
+        Candidates of the index are ranked by their exact dot products. The search is exhaustive if `exact` is set,
+        without an index, if the recall for k was not measured, or if the index has too few candidates.
         """
         if allowed.among_A is None and not exact:
-            proposed = self._propose(query_D, k + allowed.left_out, allowed)
+            proposed = self._propose(query_D, k + allowed.excluded, allowed)
             if proposed is not None and len(proposed) >= k:
                 dots_K, places_K = nearest_items(query_D, self.vectors_ID, k, proposed)
                 return NearItems(places_K, dots_K, exact=False)
@@ -131,14 +130,14 @@ class ServedItems:
         probes = None if self.facts.index is None else self.facts.index.probes_for(count)
         if self._index is None or probes is None:
             return None
-        places = np.sort(self._index.propose(query_D, PROPOSED * count, probes))
+        places = np.sort(self._index.propose(query_D, OVERSAMPLING * count, probes))
         if allowed.without_W is not None:
             places = np.setdiff1d(places, allowed.without_W.numpy(), assume_unique=True)
         return torch.from_numpy(places)
 
 
 def write_vectors(version: Path, batches: Iterable[Tensor]) -> Tensor:
-    """Write the vectors of items one batch after the other; returns all of them, mapped from their file."""
+    """Write the vectors of items batch by batch; returns all of them, memory-mapped."""
     folder, rows, dim = version / RETRIEVAL, 0, 0
     folder.mkdir()
     with (folder / VECTORS).open("wb") as file:
@@ -155,7 +154,7 @@ def _map_vectors(folder: Path, rows: int, dim: int) -> Tensor:
 def write_items(
     version: Path, key: str, items: pa.Table, vectors_ID: Tensor, index: tuple[ItemIndex, IndexFacts] | None
 ) -> RetrievalFacts:
-    """Write the items of a version that is not there yet; their vectors were written by `write_vectors`."""
+    """Write the items of an unpublished version, after `write_vectors`."""
     folder = version / RETRIEVAL
     pq.write_table(items, folder / ITEMS)
     if index is not None:
@@ -172,7 +171,7 @@ def write_items(
 
 
 def read_facts(version: Path) -> RetrievalFacts | None:
-    """What a version says of its items; None: it has none."""
+    """Facts of the items of a version, or None without items."""
     path = version / RETRIEVAL / FACTS
     if not path.parent.is_dir():
         return None
@@ -181,22 +180,22 @@ def read_facts(version: Path) -> RetrievalFacts | None:
 
 
 def read_item_table(version: Path, names: Sequence[str] | None = None) -> pa.Table:
-    """Raw columns of the items; None: all."""
+    """Raw columns of the items; all if `names` is None."""
     path = version / RETRIEVAL / ITEMS
     with reading_export(path, OSError):
         return read_parquet(path, names)
 
 
 def open_items(version: Path, facts: RetrievalFacts, *, check: bool = True) -> ServedItems:
-    """Map the vectors and the index of a version; `check`: compare each file with its checksum."""
+    """Map the vectors and the index of a version; `check`: verify the checksum of each file."""
     folder = version / RETRIEVAL
-    for _, why in _find_damage(folder, facts) if check else ():
-        raise CheckpointError(f"{why}; export the version again")
+    for _, problem in _find_damage(folder, facts) if check else ():
+        raise CheckpointError(f"{problem}; export the version again")
     keys = read_item_table(version, [facts.key])[facts.key].combine_chunks()
     if len(keys) != facts.items or (folder / VECTORS).stat().st_size != facts.vector_bytes:
         raise CheckpointError(f"{folder} has not {facts.items} items of {facts.dim} numbers: export the version again")
     vectors_ID = _map_vectors(folder, facts.items, facts.dim)
-    if check and not all(bool(part.isfinite().all()) for part in vectors_ID.split(ROWS)):
+    if check and not all(bool(part.isfinite().all()) for part in vectors_ID.split(CHECK_rows)):
         raise CheckpointError(f"{folder / VECTORS} has numbers that are not finite: export the version again")
     index = None if facts.index is None else ItemIndex.open(folder / INDEX)
     if index is not None and index.items != facts.items:
@@ -205,32 +204,34 @@ def open_items(version: Path, facts: RetrievalFacts, *, check: bool = True) -> S
 
 
 def damaged_files(version: Path) -> list[DamagedChunk]:
-    """Files of a version that are not as they were written; of an earlier rowwise those of its items."""
+    """Damaged files of a version; for a version of an earlier rowwise, only files of its items are checked."""
     name = LIST
     try:
         listed = read_files(version)
         if listed is not None:
-            found = list(find_changes(version, listed))
+            damage = list(find_changes(version, listed))
         else:
             name = f"{RETRIEVAL}/{FACTS}"
             facts, folder = read_facts(version), version / RETRIEVAL
-            found = [(f"{RETRIEVAL}/{file}", why) for file, why in (_find_damage(folder, facts) if facts else ())]
+            damage = [
+                (f"{RETRIEVAL}/{file}", problem) for file, problem in (_find_damage(folder, facts) if facts else ())
+            ]
     except (CheckpointError, OSError) as error:
-        found = [(name, str(error))]
-    return [DamagedChunk(tensor="", place="", file=file, why=why) for file, why in found]
+        damage = [(name, str(error))]
+    return [DamagedChunk(tensor="", place="", file=file, why=problem) for file, problem in damage]
 
 
 def _find_damage(folder: Path, facts: RetrievalFacts) -> Iterator[tuple[str, str]]:
-    """Files, and what is wrong with each."""
+    """Damaged files, with the problem of each."""
     for name in (ITEMS, VECTORS) if facts.index is None else (ITEMS, VECTORS, INDEX):
         try:
             size = (folder / name).stat().st_size
-            if name == VECTORS and size != facts.vector_bytes:  # before all of it is read
+            if name == VECTORS and size != facts.vector_bytes:  # before it is hashed
                 yield name, f"{folder / name} has {size:,} bytes, not {facts.vector_bytes:,}"
                 continue
-            found = StoredFile.of(folder / name).sha256
+            checksum = StoredFile.of(folder / name).sha256
         except OSError as error:
             yield name, f"{folder / name}: {error.strerror}"
             continue
-        if found != facts.sha256.get(name):
+        if checksum != facts.sha256.get(name):
             yield name, f"{folder / name} does not match its checksum"

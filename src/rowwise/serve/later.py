@@ -1,4 +1,4 @@
-"""Work that requests do not wait for."""
+"""Background work that no request waits for."""
 
 import threading
 import traceback
@@ -9,36 +9,36 @@ from typing import final
 
 @final
 class LaterCalls:
-    """Calls that a thread makes one after the other, or none where too many wait. The thread ends when none does.
+    """A bounded queue of calls for a thread that ends when it is empty. If it is full, calls are dropped.
 
     Args:
-        most: calls that may wait.
+        max_waiting: capacity of the queue.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
         self._lock = threading.Lock()
         self._calls: deque[Callable[[], None]] = deque()
-        self._runs = False  # whether a thread makes calls
+        self._is_running = False  # whether a thread is running
 
-    def add(self, call: Callable[[], None]) -> None:
-        """Make a call later, unless too many wait."""
+    def submit(self, call: Callable[[], None]) -> None:
+        """Queue a call, or drop it if the queue is full."""
         with self._lock:
-            if len(self._calls) < self._most:
+            if len(self._calls) < self._max_waiting:
                 self._calls.append(call)
-            if self._runs:
+            if self._is_running:
                 return
-            self._runs = True
+            self._is_running = True
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         while True:
             with self._lock:
                 if not self._calls:
-                    self._runs = False
+                    self._is_running = False
                     return
                 call = self._calls.popleft()
             try:
                 call()
-            except Exception:  # the next calls are of other rows
+            except Exception:  # later calls are independent of this one
                 traceback.print_exc()

@@ -1,9 +1,9 @@
-"""A load generator for servers, in a process of its own: answers are looked at after the clock has stopped.
+"""A load generator for servers, in a separate process; responses are checked after the measurement.
 
-Each connection has one request at a time. In a closed loop it sends the next one when it has an answer. In an open loop
-requests arrive at random times whatever the server does, and wait for a free connection; their latencies count from
-their arrival, so that a server that stalls does not hide it. Arrivals are made by a thread, as the timers of an event
-loop are exact to a millisecond only. An arrival that the generator itself is late for counts from its planned time.
+Each connection has one request in flight. In a closed loop it sends the next one after a response. In an open loop
+requests arrive at random times independent of the server, and wait for a free connection; latencies count from the
+arrival, to avoid coordinated omission. A thread generates arrivals, as the timers of an event loop have a resolution of
+a millisecond. If the generator itself is late, the latency counts from the planned arrival.
 """
 
 import asyncio
@@ -20,38 +20,38 @@ END = b"\r\n\r\n"
 
 
 class Load(NamedTuple):
-    """Requests to a server, and how they are sent."""
+    """Requests to a server, and their schedule."""
 
     host: str
     port: int
     path: str
-    bodies: tuple[bytes, ...]  # in turn
+    bodies: tuple[bytes, ...]  # round robin
     requests: int
     connections: int
-    rate: float | None = None  # requests a second; None: a closed loop
-    timeout_ms: int | None = None  # that requests give the server; None: they name none
+    rate: float | None = None  # requests per second; None for a closed loop
+    timeout_ms: int | None = None  # sent with requests; None for the default of the server
 
 
 class Answer(NamedTuple):
-    """One of the answers."""
+    """A response with its status and latency."""
 
-    body: int  # which was sent
+    body: int  # index of the request body
     arrived_s: float
     seconds: float
     code: int
     answer: bytes
-    late_s: float = 0.0  # from the arrival to when the generator saw it: other work on its core
+    late_s: float = 0.0  # delay of the generator after the planned arrival
 
 
 def send(load: Load) -> list[Answer]:
-    """All answers, in the order in which they came."""
-    with one_sender() as send_one:
-        return send_one(load)
+    """All responses, in order of completion."""
+    with open_sender() as send_load:
+        return send_load(load)
 
 
 @contextmanager
-def one_sender() -> Iterator[Callable[[Load], list[Answer]]]:
-    """`send` by one process until the `with` ends, as starting one takes longer than many a load."""
+def open_sender() -> Iterator[Callable[[Load], list[Answer]]]:
+    """`send` in a process that is reused until the `with` ends, as its start takes longer than most loads."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         yield lambda load: pool.apply(_run, (load,))
 
@@ -64,16 +64,16 @@ def _run(load: Load) -> list[Answer]:
 
 async def _send_all(load: Load) -> list[Answer]:
     loop = asyncio.get_running_loop()
-    work = _Work(load, loop)
+    run = _LoadRun(load, loop)
     for _ in range(load.connections):
-        await loop.create_connection(lambda: _Connection(work), load.host, load.port)
-    work.begin()
-    await work.finished
-    return work.answers
+        await loop.create_connection(lambda: _Connection(run), load.host, load.port)
+    run.begin()
+    await run.finished
+    return run.answers
 
 
-class _Work:
-    """Requests that are to be sent, and answers."""
+class _LoadRun:
+    """State of a load: requests to send, and responses."""
 
     def __init__(self, load: Load, loop: asyncio.AbstractEventLoop) -> None:
         self.load, self.loop, self.finished = load, loop, loop.create_future()
@@ -98,17 +98,17 @@ class _Work:
             late_s = time.perf_counter() - planned_s
             self.waiting.append((self.sent % len(self.requests), planned_s, late_s))
             self.sent += 1
-            self._give()
+            self._dispatch()
 
     def _arrive_at_random(self, rate: float) -> None:
-        draw, planned_s = random.Random(0), time.perf_counter()
+        generator, planned_s = random.Random(0), time.perf_counter()
         for _ in range(self.load.requests):
             time.sleep(max(0.0, planned_s - time.perf_counter()))
-            with suppress(RuntimeError):  # the loop is closed, as the server has closed a connection
+            with suppress(RuntimeError):  # the loop is closed, after the server closed a connection
                 self.loop.call_soon_threadsafe(self._arrive, planned_s)
-            planned_s += draw.expovariate(rate)
+            planned_s += generator.expovariate(rate)
 
-    def _give(self) -> None:
+    def _dispatch(self) -> None:
         while self.waiting and self.idle:
             self.idle.pop().send(*self.waiting.popleft())
 
@@ -120,23 +120,23 @@ class _Work:
         elif self.load.rate is None:
             self._arrive(time.perf_counter())
         else:
-            self._give()
+            self._dispatch()
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, with one request at a time."""
+    """One connection, with one request in flight."""
 
-    def __init__(self, work: _Work) -> None:
-        self._work, self._received = work, bytearray()
+    def __init__(self, run: _LoadRun) -> None:
+        self._run, self._received = run, bytearray()
         self._body, self._arrived_s, self._late_s = 0, 0.0, 0.0
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        self._work.idle.append(self)
+        self._run.idle.append(self)
 
     def send(self, body: int, arrived_s: float, late_s: float) -> None:
         self._body, self._arrived_s, self._late_s = body, arrived_s, late_s
-        self._transport.write(self._work.requests[body])
+        self._transport.write(self._run.requests[body])
 
     def data_received(self, data: bytes) -> None:
         received = self._received
@@ -151,20 +151,20 @@ class _Connection(asyncio.Protocol):
             seconds = time.perf_counter() - self._arrived_s
             code, answer = int(received[9:12]), bytes(received[begin:])
             received.clear()
-            self._work.done(self, Answer(self._body, self._arrived_s, seconds, code, answer, self._late_s))
+            self._run.done(self, Answer(self._body, self._arrived_s, seconds, code, answer, self._late_s))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self._work.finished.done():
-            self._work.finished.set_exception(exc or ConnectionError("the server closed a connection"))
+        if not self._run.finished.done():
+            self._run.finished.set_exception(exc or ConnectionError("the server closed a connection"))
 
 
 def seconds_of(answers: Sequence[Answer]) -> float:
-    """From the first arrival to the last answer."""
-    return max(one.arrived_s + one.seconds for one in answers) - min(one.arrived_s for one in answers)
+    """Seconds from the first arrival to the last response."""
+    return max(answer.arrived_s + answer.seconds for answer in answers) - min(answer.arrived_s for answer in answers)
 
 
 def quantiles_ms(answers: Sequence[Answer]) -> dict[str, float]:
-    """Latencies of answers in milliseconds, by quantile."""
+    """Quantiles of latency in milliseconds."""
     seconds = sorted(answer.seconds for answer in answers)
     return {
         name: 1e3 * seconds[min(len(seconds) - 1, int(q * len(seconds)))]

@@ -1,7 +1,7 @@
-"""What the workers of a server count and measure, for Prometheus: a scrape of any of them has the numbers of all.
+"""Prometheus metrics of the workers of a server; a scrape of any worker has the metrics of all.
 
-Workers write their numbers to files of one folder; the environment variable of `prometheus_client` names it, and has to
-be set before this module is loaded. Without it, a process has its own numbers.
+Workers write their metrics to files in one folder. The environment variable of `prometheus_client` names it, and must
+be set before this module is imported. Without it, a process has only its own metrics.
 """
 
 import os
@@ -28,8 +28,8 @@ STAGES = ("decode", "queue", "compute", "answer", "request")
 
 
 @cache
-def _ask_once_for_the_process() -> None:
-    """Not at each count: a system call takes as long as ten counts."""
+def _cache_process_id() -> None:
+    """Avoid a getpid() per count: the system call takes as long as ten counts."""
     if values.ValueClass is not values.MutexValue:
         process = os.getpid()
         values.ValueClass = values.MultiProcessValue(lambda: process)
@@ -37,26 +37,26 @@ def _ask_once_for_the_process() -> None:
 
 @final
 class WantedMetrics:
-    """What is wanted of a server. The process that reads it shows it; the workers of a server show nothing."""
+    """The wanted version of a server, set by the host process only."""
 
     VERSION, BEHIND = "rowwise_wanted_version", "rowwise_seconds_behind"
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        newest = partial(Gauge, registry=registry, multiprocess_mode="livemax")
-        self._version = newest(self.VERSION, "The version that is wanted")
-        self._behind = newest(self.BEHIND, "Seconds for which others than the versions that answer have been wanted")
+        newest_gauge = partial(Gauge, registry=registry, multiprocess_mode="livemax")
+        self._version = newest_gauge(self.VERSION, "Wanted version")
+        self._behind = newest_gauge(self.BEHIND, "Seconds for which the served versions are no longer wanted")
 
-    def show(self, wanted: Traffic, behind_s: float) -> None:
+    def set(self, wanted: Traffic, behind_s: float) -> None:
         self._version.set(wanted.current)
         self._behind.set(behind_s)
 
 
 @final
 class _AllWorkers:
-    """Collects the metrics of all workers."""
+    """Collector of the metrics of all workers."""
 
     def collect(self) -> list[Metric]:
-        """A file is empty while a worker begins it, and stays so if the worker is killed."""
+        """Skips empty files: of a worker that starts, or was killed while starting."""
         folder = Path(os.environ[FOLDER])  # noqa: TID251 - prometheus_client finds it there
         files = [str(path) for path in folder.glob("*.db") if _has_content(path)]
         return list(MultiProcessCollector.merge(files, accumulate=True))
@@ -71,38 +71,40 @@ def _has_content(path: Path) -> bool:
 
 @final
 class ServerMetrics:
-    """Counters of one worker, and facts of the versions that it serves."""
+    """Metrics of one worker and of its versions."""
 
     def __init__(self) -> None:
-        _ask_once_for_the_process()
+        _cache_process_id()
         self._registry = registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
-        requests = counter("rowwise_requests", "Answers, by status and version", ["code", "version"])
+        requests = counter("rowwise_requests", "Responses, by status and version", ["code", "version"])
         self._requests_of = cache(requests.labels)
-        self.rows = counter("rowwise_rows", "Rows that were computed")
-        self.ignored = counter("rowwise_ignored_columns", "Columns of requests that are not read")
-        self.unknown = counter("rowwise_unknown_keys", "Keys that no side table has")
+        self.rows = counter("rowwise_rows", "Computed rows")
+        self.ignored = counter("rowwise_ignored_columns", "Unused columns of requests")
+        self.unknown = counter("rowwise_unknown_keys", "Unknown keys of side tables")
         self.nulls = counter("rowwise_null_values", "Null values, by column", ["column"])
-        self.unrecorded = counter("rowwise_unrecorded_requests", "Requests to record that the disk was too slow for")
+        self.unrecorded = counter(
+            "rowwise_unrecorded_requests", "Sampled requests dropped by the recorder, as the disk is too slow"
+        )
         seconds = histogram("rowwise_seconds", "Seconds of a request, by stage", ["stage"], buckets=SECONDS)
         self.stage = {stage: seconds.labels(stage) for stage in STAGES}
         self.batch_rows = histogram("rowwise_batch_rows", "Rows of a batch", buckets=ROWS)
         cached = counter("rowwise_cached_rows", "Distinct rows of batches, by origin", ["origin"])
         self._cached = {origin: cached.labels(origin) for origin in ORIGINS}
-        device_rows = "Ids in slots of a device, and rows that it read from the host"
-        of_device = counter("rowwise_device_rows", device_rows, ["origin"])
-        self._of_device = [of_device.labels(origin) for origin in ("slots", "host")]
-        searches = counter("rowwise_searches", "Answers with items, by how they were found", ["how"])
+        device_rows = "Ids in slots of a device cache, and rows read from the host"
+        device_counter = counter("rowwise_device_rows", device_rows, ["origin"])
+        self._device_rows = [device_counter.labels(origin) for origin in ("slots", "host")]
+        searches = counter("rowwise_searches", "Responses with items, by search method", ["how"])
         self.searches = {how: searches.labels(how) for how in ("exact", "index")}
-        self.unknown_items = counter("rowwise_unknown_items", "Keys in filters that are of no item")
+        self.unknown_items = counter("rowwise_unknown_items", "Unknown keys in filters")
         total, oldest = partial(gauge, multiprocess_mode="livesum"), partial(gauge, multiprocess_mode="livemin")
-        self.waiting_searches = total("rowwise_waiting_searches", "Requests for items that wait")
-        self.waiting = total("rowwise_waiting_rows", "Rows that wait")
-        self._version = oldest("rowwise_current_version", "The oldest version that a worker answers by")
+        self.waiting_searches = total("rowwise_waiting_searches", "Waiting requests for items")
+        self.waiting = total("rowwise_waiting_rows", "Waiting rows")
+        self._version = oldest("rowwise_current_version", "Oldest current version of the workers")
         self.wanted = WantedMetrics(registry)
         self._trained = gauge(
-            "rowwise_trained_null_share", "Null values in training", ["column"], multiprocess_mode="livemax"
+            "rowwise_trained_null_share", "Share of null values in training", ["column"], multiprocess_mode="livemax"
         )
 
     def count(self, code: int, version: int | None = None) -> None:
@@ -110,34 +112,34 @@ class ServerMetrics:
         self._requests_of(code, "" if version is None else version).inc()
 
     def count_rows(self, counts: RowCounts) -> None:
-        """Count where rows of tables that are larger than memory came from."""
+        """Count the rows of cached tables by origin."""
         for origin, counter in self._cached.items():
             if count := getattr(counts, origin):
                 counter.inc(count)
 
     def count_device(self, caches: Iterable[HostRows]) -> None:
-        """Count where a device had the rows of a batch."""
-        for one in caches:
-            for counter, count in zip(self._of_device, one.take_counts(), strict=True):
+        """Count the rows of a device by origin."""
+        for rows in caches:
+            for counter, count in zip(self._device_rows, rows.take_counts(), strict=True):
                 counter.inc(count)
 
-    def show_version(self, version: ServedVersion) -> None:
+    def set_version(self, version: ServedVersion) -> None:
         self._version.set(version.number)
         for column, stats in version.stats.items():
             self._trained.labels(column).set(stats.null_share)
 
     def text(self) -> bytes:
-        """The numbers of all workers, or of this process alone, in the format that Prometheus scrapes."""
-        return generate_latest(self._of_all())
+        """Metrics of all workers, or of this process alone, in the Prometheus text format."""
+        return generate_latest(self._all_workers())
 
     def read_wanted(self) -> tuple[int, float]:
-        """The version that is wanted, and the seconds behind it, as the process that reads it has shown them."""
-        found = {sample.name: sample.value for metric in self._of_all().collect() for sample in metric.samples}
-        return int(found[WantedMetrics.VERSION]), found[WantedMetrics.BEHIND]
+        """The wanted version, and the seconds behind it, as set by the host process."""
+        samples = {sample.name: sample.value for metric in self._all_workers().collect() for sample in metric.samples}
+        return int(samples[WantedMetrics.VERSION]), samples[WantedMetrics.BEHIND]
 
-    def _of_all(self) -> CollectorRegistry:
-        """The numbers of all workers, as they are now."""
-        if values.ValueClass is values.MutexValue:  # no folder was named: this is no worker of `rowwise serve`
+    def _all_workers(self) -> CollectorRegistry:
+        """A registry with the current metrics of all workers."""
+        if values.ValueClass is values.MutexValue:  # no folder: not a worker of `rowwise serve`
             return self._registry
         registry = CollectorRegistry()
         registry.register(_AllWorkers())

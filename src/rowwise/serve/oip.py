@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP (`/v2`): columns as tensors in JSON or binary, for clients that speak it.
+"""The Open Inference Protocol over HTTP (`/v2`): columns as tensors in JSON or binary, for clients of this protocol.
 
 A column of single values is a tensor of shape [rows] or [rows, 1]; a column of lists is two, `<column>__values` and
 `<column>__offsets` with rows + 1 whole numbers. Missing numbers are NaN, or null in JSON. Outputs are FP32 of shape
@@ -21,7 +21,7 @@ from rowwise.serve.json_body import WHERE, BodyLimits, check_count, decode_body,
 from rowwise.serve.request import RequestReader, RequestRows
 
 VALUES, OFFSETS = "__values", "__offsets"
-LENGTH = struct.Struct("<I")  # before each text of a binary tensor
+LENGTH = struct.Struct("<I")  # prefix of each text in a binary tensor
 BYTES = "BYTES"
 KINDS: dict[str, pa.DataType] = {
     "BOOL": pa.bool_(), "INT8": pa.int8(), "INT16": pa.int16(), "INT32": pa.int32(), "INT64": pa.int64(),
@@ -33,7 +33,7 @@ HEADER = "inference-header-content-length"
 
 
 class TensorParameters(msgspec.Struct):
-    """What comes beside a tensor."""
+    """Parameters of a tensor."""
 
     binary_data_size: int | None = None
     binary_data: bool | None = None
@@ -50,14 +50,14 @@ class InputTensor(msgspec.Struct):
 
 
 class OutputName(msgspec.Struct):
-    """An output that a request asks for."""
+    """Name and encoding of a requested output."""
 
     name: str
     parameters: TensorParameters = msgspec.field(default_factory=TensorParameters)
 
 
 class RequestParameters(msgspec.Struct):
-    """What holds for all outputs."""
+    """Parameters of all outputs."""
 
     binary_data_output: bool = False
 
@@ -68,11 +68,11 @@ class InferRequest(msgspec.Struct):
     inputs: list[InputTensor]
     id: str | None = None
     parameters: RequestParameters = msgspec.field(default_factory=RequestParameters)
-    outputs: list[OutputName] | None = None  # None: all
+    outputs: list[OutputName] | None = None  # None for all
 
 
 class InferAnswer(NamedTuple):
-    """The body of an answer; `json_bytes`: how long its JSON is, if tensors follow."""
+    """The body of a response; `json_bytes`: length of its JSON, if binary tensors follow."""
 
     body: bytes
     json_bytes: int | None
@@ -80,12 +80,12 @@ class InferAnswer(NamedTuple):
 
 @final
 class InferForm:
-    """One request, and how it wants its answer.
+    """One request, with the format of its response.
 
     Args:
         body: of the request.
-        header: of the request, its `HEADER`: how long the JSON is; None: all of the body.
-        limits: what the JSON may have.
+        header: the request header `HEADER`, the length of the JSON; None if the body is all JSON.
+        limits: of the JSON.
     """
 
     def __init__(self, body: bytes | bytearray, header: str | None, limits: BodyLimits | None = None) -> None:
@@ -98,45 +98,47 @@ class InferForm:
         self._rest = memoryview(body)[end:]
 
     def read(self, reader: RequestReader) -> RequestRows:
-        """The columns that its tensors are; the values of those that are not read are skipped."""
+        """Decode tensors to columns; skips the values of unused ones."""
         inputs = self.request.inputs
         check_count("tensors", len(inputs), reader.max_columns)
         seen: set[str] = set()
-        for one in inputs:
-            if one.name in seen:
-                raise DataError(f"{WHERE}: tensor {one.name[:80]!r} is there twice", "each tensor once")
-            seen.add(one.name)
-        reader.check_names([one.name.removesuffix(VALUES) for one in inputs if not one.name.endswith(OFFSETS)])
+        for tensor in inputs:
+            if tensor.name in seen:
+                raise DataError(f"{WHERE}: tensor {tensor.name[:80]!r} is given twice", "each tensor once")
+            seen.add(tensor.name)
+        reader.check_names([tensor.name.removesuffix(VALUES) for tensor in inputs if not tensor.name.endswith(OFFSETS)])
         tensors: dict[str, pa.Array] = {}
-        for one in inputs:
-            data = self._take(one)
-            if reader.reads(one.name.removesuffix(VALUES).removesuffix(OFFSETS)):
-                tensors[one.name] = self._read_tensor(one, data)
+        for tensor in inputs:
+            data = self._take(tensor)
+            if reader.reads(tensor.name.removesuffix(VALUES).removesuffix(OFFSETS)):
+                tensors[tensor.name] = self._read_tensor(tensor, data)
         columns: dict[str, pa.Array] = {}
         for name, values in tensors.items():
             if name.endswith(VALUES):
-                columns[name.removesuffix(VALUES)] = _lists(name.removesuffix(VALUES), values, tensors)
+                columns[name.removesuffix(VALUES)] = _join_lists(name.removesuffix(VALUES), values, tensors)
             elif not name.endswith(OFFSETS):
                 columns[name] = values
-        found = reader.read_columns(columns)
-        return found._replace(ignored=found.ignored + len(inputs) - len(tensors))
+        rows = reader.read_columns(columns)
+        return rows._replace(ignored=rows.ignored + len(inputs) - len(tensors))
 
     def answer(
         self, model: str, version: int, columns: Mapping[str, pa.Array], parameters: Mapping[str, str] | None = None
     ) -> InferAnswer:
-        """The outputs that were asked for; `parameters`: of the whole answer."""
-        asked = self.request.outputs
-        wanted = (
-            {name: TensorParameters() for name in columns} if asked is None else {o.name: o.parameters for o in asked}
+        """The requested outputs; `parameters` are of the whole response."""
+        requested = self.request.outputs
+        selected = (
+            {name: TensorParameters() for name in columns}
+            if requested is None
+            else {o.name: o.parameters for o in requested}
         )
         outputs: list[dict[str, Any]] = []
         parts: list[bytes] = []
-        for name, asked_for in wanted.items():
+        for name, options in selected.items():
             if name not in columns:
                 raise DataError(f"{WHERE}: no output {name[:80]!r}", f"some of {', '.join(columns)}")
             values = columns[name]
             output: dict[str, Any] = {"name": name, "datatype": NAMES[values.type], "shape": [len(values)]}
-            binary = asked_for.binary_data
+            binary = options.binary_data
             if self.request.parameters.binary_data_output if binary is None else binary:
                 parts.append(values.to_numpy().tobytes())
                 output["parameters"] = {"binary_data_size": len(parts[-1])}
@@ -151,10 +153,10 @@ class InferForm:
         text = msgspec.json.encode(answer)
         return InferAnswer(b"".join([text, *parts]), len(text) if parts else None)
 
-    def _take(self, one: InputTensor) -> memoryview | None:
-        """The next bytes after the JSON, if they are those of a tensor."""
-        where, size = f"{WHERE}: tensor {one.name[:80]!r}", one.parameters.binary_data_size
-        if (size is None) == (one.data is None):
+    def _take(self, tensor: InputTensor) -> memoryview | None:
+        """The binary data of a tensor, next after the JSON; None if its data is in the JSON."""
+        where, size = f"{WHERE}: tensor {tensor.name[:80]!r}", tensor.parameters.binary_data_size
+        if (size is None) == (tensor.data is None):
             raise DataError(where, "either data or binary_data_size")
         if size is None:
             return None
@@ -163,31 +165,31 @@ class InferForm:
         data, self._rest = self._rest[:size], self._rest[size:]
         return data
 
-    def _read_tensor(self, one: InputTensor, data: memoryview | None) -> pa.Array:
-        where = f"{WHERE}: tensor {one.name[:80]!r}"
-        kind = KINDS.get(one.datatype)
+    def _read_tensor(self, tensor: InputTensor, data: memoryview | None) -> pa.Array:
+        where = f"{WHERE}: tensor {tensor.name[:80]!r}"
+        kind = KINDS.get(tensor.datatype)
         if kind is None:
-            raise DataError(f"{where} has datatype {one.datatype[:20]!r}", f"one of {', '.join(KINDS)}")
-        if not (len(one.shape) == 1 or one.shape[1:] == [1]) or not 0 <= one.shape[0] < 1 << 31:
-            raise DataError(f"{where} has shape {str(one.shape)[:80]}", "[rows] or [rows, 1]")
-        count = one.shape[0]
+            raise DataError(f"{where} has datatype {tensor.datatype[:20]!r}", f"one of {', '.join(KINDS)}")
+        if not (len(tensor.shape) == 1 or tensor.shape[1:] == [1]) or not 0 <= tensor.shape[0] < 1 << 31:
+            raise DataError(f"{where} has shape {str(tensor.shape)[:80]}", "[rows] or [rows, 1]")
+        count = tensor.shape[0]
         if data is None:
-            return _from_json(where, one.data or [], kind, count)
-        if one.datatype == BYTES and count > self._limits.values:
+            return _decode_json(where, tensor.data or [], kind, count)
+        if tensor.datatype == BYTES and count > self._limits.values:
             raise DataError(f"{where} has {count:,} texts", f"at most {self._limits.values:,}", hint="send fewer rows")
-        return _from_bytes(where, data, one.datatype, count)
+        return _decode_binary(where, data, tensor.datatype, count)
 
 
 def describe(name: str, versions: Sequence[int], schema: pa.Schema, outputs: Sequence[str]) -> dict[str, Any]:
-    """The metadata of a model: its tensors."""
+    """Metadata of a model: its tensors."""
     inputs = [tensor for field in schema for tensor in _tensors_of(field)]
-    made = [{"name": output, "datatype": "FP32", "shape": [-1]} for output in outputs]
+    output_tensors = [{"name": output, "datatype": "FP32", "shape": [-1]} for output in outputs]
     return {
         "name": name,
         "versions": [str(v) for v in versions],
         "platform": "rowwise",
         "inputs": inputs,
-        "outputs": made,
+        "outputs": output_tensors,
     }
 
 
@@ -205,11 +207,11 @@ def _datatype(kind: pa.DataType) -> str:
     return BYTES if is_text(kind) else NAMES.get(kind, "FP64")
 
 
-def _lists(column: str, values: pa.Array, tensors: Mapping[str, pa.Array]) -> pa.Array:
+def _join_lists(column: str, values: pa.Array, tensors: Mapping[str, pa.Array]) -> pa.Array:
     offsets = tensors.get(column + OFFSETS)
     if offsets is None or not types.is_integer(offsets.type) or not len(offsets):
-        got = "there is none" if offsets is None else f"it has {len(offsets)} of {offsets.type}"
-        raise DataError(f"{WHERE}: tensor {column + OFFSETS!r}: {got}", "rows + 1 whole numbers")
+        problem = "there is none" if offsets is None else f"it has {len(offsets)} of {offsets.type}"
+        raise DataError(f"{WHERE}: tensor {column + OFFSETS!r}: {problem}", "rows + 1 whole numbers")
     try:
         lists = pa.LargeListArray.from_arrays(offsets.cast(pa.int64()), values)
         lists.validate(full=True)
@@ -218,26 +220,26 @@ def _lists(column: str, values: pa.Array, tensors: Mapping[str, pa.Array]) -> pa
     return lists
 
 
-def _from_json(where: str, data: Sequence[Any], kind: pa.DataType, count: int) -> pa.Array:
-    flat = [one[0] if isinstance(one, list) and len(one) == 1 else one for one in data]
+def _decode_json(where: str, data: Sequence[Any], kind: pa.DataType, count: int) -> pa.Array:
+    flat = [value[0] if isinstance(value, list) and len(value) == 1 else value for value in data]
     if len(flat) != count:
         raise DataError(f"{where} has {len(flat)} values and shape {count}", f"{count} values")
     try:
-        found = pa.array(flat, kind)
-        # Arrow would cut 2.5 down to 2, and take true for 1.
+        array = pa.array(flat, kind)
+        # Arrow would truncate 2.5 to 2, and convert true to 1.
         kinds = kinds_of(flat)
-        plain = kinds <= {int, type(None)} if types.is_integer(kind) else types.is_boolean(kind) or bool not in kinds
+        is_exact = kinds <= {int, type(None)} if types.is_integer(kind) else types.is_boolean(kind) or bool not in kinds
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise DataError(f"{where}: {str(error)[:200]}", kind) from None
-    if not plain:
+    if not is_exact:
         names = sorted(kind.__name__ for kind in kinds)
         raise DataError(f"{where}: values of {', '.join(names)}", f"{kind}, or null")
-    return found
+    return array
 
 
-def _from_bytes(where: str, data: memoryview, datatype: str, count: int) -> pa.Array:
+def _decode_binary(where: str, data: memoryview, datatype: str, count: int) -> pa.Array:
     if datatype == BYTES:
-        return _texts(where, data, count)
+        return _decode_texts(where, data, count)
     dtype = np.dtype(bool if datatype == "BOOL" else KINDS[datatype].to_pandas_dtype())
     if len(data) != count * dtype.itemsize:
         raise DataError(f"{where} has {len(data)} bytes", f"{count * dtype.itemsize} for {count} of {datatype}")
@@ -246,17 +248,17 @@ def _from_bytes(where: str, data: memoryview, datatype: str, count: int) -> pa.A
     return pa.array(np.frombuffer(data, dtype))
 
 
-def _texts(where: str, data: memoryview, count: int) -> pa.Array:
+def _decode_texts(where: str, data: memoryview, count: int) -> pa.Array:
     texts: list[bytes] = []
-    at = 0
+    position = 0
     for _ in range(count):
-        if at + LENGTH.size > len(data):
+        if position + LENGTH.size > len(data):
             break
-        (length,) = LENGTH.unpack_from(data, at)
-        at += LENGTH.size
-        texts.append(bytes(data[at : at + length]))
-        at += length
-    if len(texts) != count or at != len(data):
+        (length,) = LENGTH.unpack_from(data, position)
+        position += LENGTH.size
+        texts.append(bytes(data[position : position + length]))
+        position += length
+    if len(texts) != count or position != len(data):
         raise DataError(f"{where} has {len(data)} bytes", f"{count} texts, each after its length in 4 bytes")
     try:
         return pa.array([text.decode() for text in texts], pa.string())

@@ -1,4 +1,4 @@
-"""The paths of a server for programs, as OpenAPI: made from the columns and tasks of the version that answers."""
+"""The OpenAPI description of a server, generated from the columns and tasks of the current version."""
 
 from importlib import metadata
 from typing import Any
@@ -16,12 +16,12 @@ TEXT: Schema = {"type": "string"}
 
 
 def describe_api(version: ServedVersion) -> Schema:
-    """The description of what a version answers."""
+    """OpenAPI description of a version."""
     in_sides = {name for side in version.sides for name in side.columns}
     columns = {field.name: _schema_of(field.type) for field in version.schema}
     columns |= {side.key: _schema_of(side.kind) for side in version.sides if side.key not in columns}
     required = sorted({field.name for field in version.schema} - in_sides)
-    lists = {name: _list(one) for name, one in columns.items()}
+    lists = {name: _list(schema) for name, schema in columns.items()}
     rows = _object({"rows": _object(lists, required)}, ["rows"])
     candidates = _object({"context": _object(columns), "candidates": _object(lists)}, ["candidates"])
     outputs = _object(
@@ -38,28 +38,30 @@ def describe_api(version: ServedVersion) -> Schema:
         f"/v1{model}/score": score,
         f"/v2{model}/infer": infer,
         f"/v2{model}": _get("Tensors of the model"),
-        f"/v2{model}/ready": _get("Whether the model answers", body=False),
-        "/v1/versions": _get("Versions that answer, and the columns that they read"),
-        "/v1/health/live": _get("Whether the server runs", body=False),
-        "/v1/health/ready": _get("Whether the server takes requests", body=False),
-        "/v2": _get("What the server is"),
-        "/v2/health/live": _get("Whether the server runs", body=False),
-        "/v2/health/ready": _get("Whether the server takes requests", body=False),
+        f"/v2{model}/ready": _get("Readiness of the model", body=False),
+        "/v1/versions": _get("Served versions, and their input columns"),
+        "/v1/health/live": _get("Liveness of the server", body=False),
+        "/v1/health/ready": _get("Readiness of the server", body=False),
+        "/v2": _get("Metadata of the server"),
+        "/v2/health/live": _get("Liveness of the server", body=False),
+        "/v2/health/ready": _get("Readiness of the server", body=False),
         "/metrics": {"get": {"summary": "Metrics for Prometheus", "responses": {"200": {"description": "text"}}}},
     }
     if version.retriever is not None:
         context = _object({field.name: _schema_of(field.type) for field in version.retriever.schema})
         keys = _list(_schema_of(version.retriever.items.keys.type))
-        more = {"k": {"type": "integer", "minimum": 1}, "among": keys, "without": keys, "exact": {"type": "boolean"}}
-        found = _object({"items": keys, "scores": _list({"type": "number"}), "unknown": {"type": "integer"}}, ["items"])
-        query = _object({"context": context} | more, ["context"])
-        paths[f"/v1{model}/retrieve"] = _post("Items for a user", query, found)
+        options = {"k": {"type": "integer", "minimum": 1}, "among": keys, "without": keys, "exact": {"type": "boolean"}}
+        result = _object(
+            {"items": keys, "scores": _list({"type": "number"}), "unknown": {"type": "integer"}}, ["items"]
+        )
+        query = _object({"context": context} | options, ["context"])
+        paths[f"/v1{model}/retrieve"] = _post("Items for a user", query, result)
     info = {"title": f"rowwise serve: {version.name}", "version": metadata.version("rowwise")}
     return {"openapi": "3.1.0", "info": info, "paths": paths}
 
 
 def _schema_of(kind: pa.DataType) -> Schema:
-    """A value of a column in JSON."""
+    """JSON schema of a value of a column."""
     if is_list(kind):
         return {"type": ["array", "null"], "items": _schema_of(kind.value_type)}
     if types.is_integer(kind):
@@ -83,7 +85,7 @@ def _content(schema: Schema, *others: str) -> Schema:
 
 def _post(summary: str, body: Schema, answer: Schema, binary: str | None = None) -> Schema:
     others = () if binary is None else (binary,)
-    error = {"description": "why not"} | _content(_object({"error": TEXT}, ["error"]))
+    error = {"description": "the error"} | _content(_object({"error": TEXT}, ["error"]))
     responses = {"200": {"description": "the answer"} | _content(answer, *others), "default": error}
     timeout = {"name": "x-timeout-ms", "in": "header", "schema": {"type": "integer", "minimum": 1}}
     request = {"required": True} | _content(body, *others)

@@ -1,17 +1,17 @@
-"""The folder that is served: numbered versions of a model, and a small file that says which of them is current.
+"""The served folder: numbered versions of a model, and a small file that names the current one.
 
     current.json                    {"current": 2}, see `Traffic`; replaced in one step
     versions/000002/manifest.json   a checkpoint: rows in the served type, dense weights, id maps; no optimizer state
                     files.json      the SHA-256 of each file, see `contents.py`
-                    model.json      what the model is built from, and how its rows are prepared
-                    golden.arrow    raw rows that were not trained on, with their logits
-                    stats.json      what training saw of each raw column
-                    hot.arrow       the rows that it asked for most often, see `hot_rows.py`
+                    model.json      architecture of the model, and preparation of its rows
+                    golden.arrow    held-out raw rows with their logits
+                    stats.json      statistics of each raw column in training
+                    hot.arrow       most accessed rows in training, see `hot_rows.py`
                     mean_rows.arrow see `default_rows.py`
-                    sides/          columns that requests leave out, by their key
+                    sides/          columns that requests omit, by key
                     retrieval/      items, see `items.py`
 
-A version appears in one step and never changes.
+A version appears atomically and is immutable.
 """
 
 import math
@@ -38,14 +38,14 @@ from rowwise.serve.traffic import Traffic
 from rowwise.tables.spec import Value
 
 CURRENT, MODEL, GOLDEN, STATS = "current.json", "model.json", "golden.arrow", "stats.json"
-MAX_BYTES = 1 << 30  # of model.json, which has the vocabularies, and of golden.arrow
-LOGIT = "logit:"  # begins the names of logits in golden.arrow
+MAX_BYTES = 1 << 30  # of model.json (with vocabularies), and of golden.arrow
+LOGIT = "logit:"  # prefix of logit columns in golden.arrow
 MAX_VERSION = 999_999
 MAX_GOLDEN = 1 << 14  # rows
 
 
 class ColumnStats(Value, frozen=True):
-    """What training saw of a raw column."""
+    """Statistics of a raw column."""
 
     null_share: Annotated[float, msgspec.Meta(ge=0, le=1)]
     mean: float | None = None  # of single numbers
@@ -53,13 +53,13 @@ class ColumnStats(Value, frozen=True):
 
     @classmethod
     def of(cls, column: pa.ChunkedArray) -> "ColumnStats":
-        """Of training, or of requests."""
+        """Statistics of a column in training, or in requests."""
         kind, mean, mean_length = column.type, None, None
         if is_list(kind):
             mean_length = pc.call_function("mean", [pc.call_function("list_value_length", [column])]).as_py()
         elif types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind):
-            found = pc.call_function("mean", [column.cast(pa.float64(), safe=False)]).as_py()
-            mean = found if found is not None and math.isfinite(found) else None
+            value = pc.call_function("mean", [column.cast(pa.float64(), safe=False)]).as_py()
+            mean = value if value is not None and math.isfinite(value) else None
         return cls(null_share=column.null_count / max(1, len(column)), mean=mean, mean_length=mean_length)
 
 
@@ -71,12 +71,12 @@ class VersionFolder(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """The digest, as the version says; of one that does not, as it is found by reading all of it."""
+        """The digest by `files.json`; without it, by hashing all files."""
         return digest_of(read_files(self.path) or hash_files(self.path))
 
     @contextmanager
     def checked(self, expect: str | None) -> Iterator[Self]:
-        """This version without links; with `expect` a private copy of it with this digest, until the block ends."""
+        """This version, checked to have no links; with `expect`, a verified private copy until the block ends."""
         with open_checked(self.path, f"{self.number:06}", expect) as path:
             yield self._replace(path=path)
 
@@ -93,10 +93,10 @@ def list_versions(folder: Path) -> list[int]:
 
 
 def next_version(folder: Path, after: int = 0) -> int:
-    """The number of a new version, which is beyond `after` too."""
+    """The number of a new version: above all versions of the folder, and above `after`."""
     number = 1 + max([after, *list_versions(folder)])
     if number > MAX_VERSION:
-        raise CheckpointError(f"{folder} has version {MAX_VERSION}, the last number there is", "another folder")
+        raise CheckpointError(f"{folder} has version {MAX_VERSION}, the largest number", "another folder")
     return number
 
 
@@ -106,43 +106,43 @@ def is_served(path: Path) -> bool:
 
 
 def find_version(path: Path, number: int | None = None) -> VersionFolder:
-    """A version by its number, else the current one; or the version at this path."""
-    refuse_url(path, "rowwise serve URL --cache FOLDER copies the versions of a store to one")
-    own = number_in(path.name, VERSION_DIGITS) or 0
-    if (path / MODEL).is_file() and number in (None, own):
-        return VersionFolder(path, own)
+    """The version with a number, by default the current one; or the version at this path."""
+    refuse_url(path, "rowwise serve URL --cache FOLDER downloads the versions of a store to a folder")
+    path_number = number_in(path.name, VERSION_DIGITS) or 0
+    if (path / MODEL).is_file() and number in (None, path_number):
+        return VersionFolder(path, path_number)
     known = list_versions(path)
     if not known:
         raise CheckpointError(f"{path} has no version of a model", "a folder that `rowwise export` wrote")
     number = read_traffic(path).current if number is None else number
     if number not in known:
-        there = ", ".join(map(str, known))
-        raise CheckpointError(f"{path} has no version {number}; there are {there}")
+        known_numbers = ", ".join(map(str, known))
+        raise CheckpointError(f"{path} has no version {number}; there are {known_numbers}")
     return version_folder(path, number)
 
 
 def read_traffic(folder: Path) -> Traffic:
-    """The versions by which requests are to be answered."""
+    """The traffic split between versions."""
     try:
         return decode_traffic(folder, read_bytes(folder / CURRENT))
     except FileNotFoundError:
-        raise CheckpointError(f"{folder / CURRENT} is missing", hint=_way_to_set(folder)) from None
+        raise CheckpointError(f"{folder / CURRENT} is missing", hint=_repair_hint(folder)) from None
 
 
 def decode_traffic(folder: Folder, content: bytes) -> Traffic:
-    """The content of `current.json` in a folder of this machine or of a store."""
+    """Decode `current.json` of a local folder or of a store."""
     try:
         return decode_json(content, Traffic)
     except (msgspec.MsgspecError, SpecError) as error:
-        raise CheckpointError(f"{folder / CURRENT} is damaged: {error}", hint=_way_to_set(folder)) from None
+        raise CheckpointError(f"{folder / CURRENT} is damaged: {error}", hint=_repair_hint(folder)) from None
 
 
-def _way_to_set(folder: Folder) -> str:
+def _repair_hint(folder: Folder) -> str:
     return f"set the version: rowwise versions {folder} --current N"
 
 
 def write_traffic(folder: Path, traffic: Traffic) -> None:
-    """Let servers answer by these versions, in one step."""
+    """Route requests to these versions, atomically."""
     for number in traffic.versions:
         find_version(folder, number)
     unfinished = folder / f"{CURRENT}.part"
@@ -153,7 +153,7 @@ def write_traffic(folder: Path, traffic: Traffic) -> None:
 
 
 class GoldenRows(NamedTuple):
-    """Raw rows, and the logits [R, K] of each task that `rowwise predict` gives them."""
+    """Raw rows, and their logits [R, K] by `rowwise predict`."""
 
     rows: pa.Table
     logits: pa.Table
@@ -179,7 +179,7 @@ def read_golden(version: Path) -> GoldenRows:
 
 
 def read_stats(version: Path) -> dict[str, ColumnStats]:
-    """What training saw of each raw column."""
+    """Training statistics of each raw column."""
     path = version / STATS
     with reading_export(path):
         return decode_json(read_bytes(path, links=False), dict[str, ColumnStats])

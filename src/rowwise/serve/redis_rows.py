@@ -1,14 +1,14 @@
-"""Rows of cached tables in Redis, or in a Redis Cluster, which servers share.
+"""Rows of cached tables in Redis, or in a Redis Cluster, shared by servers.
 
-Redis holds copies. A value begins with a tag, which tells the version of its row, and a checksum: a value with another
-tag, or a damaged one, is as good as none. So Redis may be emptied, evict, end and start again, and serve several
-versions: no answer is wrong.
+Redis holds copies. A value begins with a tag, which identifies the version of its row, and a checksum: a value with
+another tag, or a damaged one, is a miss. So Redis may be flushed, evict, restart, and serve several versions, without a
+wrong answer.
 
-Keys are distributed over parts, and a part is on one node. A batch sends each node one pipeline with one MGET a part.
-A node that fails is left alone for a while, which doubles with each failure.
+Keys are hashed to parts, and each part is on one node. A batch sends each node one pipeline with one MGET per part. A
+node that fails is skipped for a backoff time, which doubles with each failure.
 
-A node is not trusted to answer: a question has one deadline, from the connection to the last byte, and its answer has
-at most the bytes and the shape that were asked for. Anything else closes the connection and is a failure of the node.
+Answers of nodes are not trusted: a command has one deadline, from the connection to the last byte, and its answer is
+bounded in bytes and checked for its shape. Anything else closes the connection and is a failure of the node.
 """
 
 import io
@@ -35,38 +35,38 @@ from rowwise.serve.later import LaterCalls
 from rowwise.tables.store.policy import Ints, mix64
 from rowwise.tables.store.shared_cache import Bytes
 
-TIMEOUT_s = 0.05  # of a node: to connect, send and answer
-MAX_TIMEOUTS = 4  # of slow nodes in one batch, which then asks no other
-MIN_AWAY_s, MAX_AWAY_s = 0.5, 30.0  # that a node is left alone
-PARTS = 64  # of the keys: more than nodes, so that each has about as many
+TIMEOUT_s = 0.05  # per node, to connect, send and receive
+MAX_TIMEOUTS = 4  # budget of a batch, in timeouts
+MIN_BACKOFF_s, MAX_BACKOFF_s = 0.5, 30.0  # of a failed node
+PARTS = 64  # of the keys; many more than nodes, for balance
 HEAD_bytes = 16  # tag and checksum before a row
-LINE_bytes = 1024  # of a line of an answer: an error, or a size
-ITEM_bytes = 32  # of an answer, beside the bytes of each value
-INFO_bytes, SLOTS_bytes = 1 << 16, 1 << 20  # of these answers
+LINE_bytes = 1024  # maximum line of an answer: an error, or a size
+ITEM_bytes = 32  # overhead of each value in an answer
+INFO_bytes, SLOTS_bytes = 1 << 16, 1 << 20  # limits of the answers to INFO and CLUSTER SLOTS
 SLOTS = 1 << 14  # of a cluster
-LEVELS = 4  # of lists in an answer
-MAX_LATER = 64  # batches whose rows wait to be written
+MAX_DEPTH = 4  # of nested lists in an answer
+MAX_LATER = 64  # batches in the queue of later writes
 URLS = "redis://HOST:PORT, or several with commas between them"
 HOST = re.compile(rb"[\w.:-]{0,253}")
-NOT_NOW = ("LOADING", "NOAUTH", "MASTERDOWN", "ERR max number of clients")  # errors of a node that answers nothing
+UNAVAILABLE = ("LOADING", "NOAUTH", "MASTERDOWN", "ERR max number of clients")  # errors of a node that is down
 INFO = ("used_cpu_user", "used_cpu_sys", "maxmemory", "total_system_memory")
-INFO_NUMBER = re.compile(rf"^({'|'.join(INFO)}):(\d{{1,18}}(?:\.\d{{1,18}})?)\r?$".encode(), re.M)
-MEASURED, MEASURED_s = 4096, 1.0  # rows to measure nodes by
+INFO_PATTERN = re.compile(rf"^({'|'.join(INFO)}):(\d{{1,18}}(?:\.\d{{1,18}})?)\r?$".encode(), re.M)
+MEASURED_rows, MEASURED_s = 4096, 1.0  # rows and duration of the measurement of nodes
 Words = NDArray[np.uint64]
 
 
 @dataclass(slots=True)
 class NodeState:
-    """Whether a node is asked: a pure rule of its failures and the clock."""
+    """Exponential backoff of a failing node; pure: times are arguments."""
 
     failures: int = 0
-    away_until_s: float = 0.0
+    retry_at_s: float = 0.0
 
-    def is_asked(self, now_s: float) -> bool:
-        return now_s >= self.away_until_s
+    def is_available(self, now_s: float) -> bool:
+        return now_s >= self.retry_at_s
 
     def fail(self, now_s: float) -> None:
-        self.away_until_s = now_s + min(MAX_AWAY_s, MIN_AWAY_s * 2 ** min(self.failures, 10))
+        self.retry_at_s = now_s + min(MAX_BACKOFF_s, MIN_BACKOFF_s * 2 ** min(self.failures, 10))
         self.failures += 1
 
     def answer(self) -> None:
@@ -97,38 +97,38 @@ def parse_addresses(text: str) -> tuple[RedisAddress, ...]:
 
 
 class WrongAnswerError(Exception):
-    """The answer of a node does not fit its request."""
+    """The answer of a node is malformed, too large or of a wrong type."""
 
 
 class RefusalText(str):
-    """The text of a node's error."""
+    """An error reply of a node."""
 
 
-class Question(NamedTuple):
-    """A command, and what its answer may be."""
+class RedisCommand(NamedTuple):
+    """A command, with the size limit and type of its answer."""
 
     words: Sequence[bytes]
     max_bytes: int
-    fits: Callable[[Any], bool]  # whether an answer that is no error has the right shape
+    is_valid: Callable[[Any], bool]  # checks the shape of an answer other than an error
 
     def pack(self) -> bytes:
-        return b"*%d\r\n%b" % (len(self.words), b"".join(b"$%d\r\n%b\r\n" % (len(one), one) for one in self.words))
+        return b"*%d\r\n%b" % (len(self.words), b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in self.words))
 
 
 @final
 class _Answers:
-    """Reads answers of the Redis protocol (RESP2) that are bounded."""
+    """Reads bounded answers of the Redis protocol (RESP2)."""
 
     def __init__(self, connection: socket.socket, left_s: Callable[[], float]) -> None:
         self._file, self._left_bytes = io.BufferedReader(SocketReader(connection, left_s), 1 << 16), 0
 
-    def read(self, question: Question) -> Any:
-        self._left_bytes = question.max_bytes
+    def read(self, command: RedisCommand) -> Any:
+        self._left_bytes = command.max_bytes
         answer = self._next(0)
-        if isinstance(answer, RefusalText) and answer.startswith(NOT_NOW):
+        if isinstance(answer, RefusalText) and answer.startswith(UNAVAILABLE):
             raise WrongAnswerError(answer)
-        if not (isinstance(answer, RefusalText) or question.fits(answer)):
-            raise WrongAnswerError(f"its answer to {question.words[0].decode()} is of a wrong kind")
+        if not (isinstance(answer, RefusalText) or command.is_valid(answer)):
+            raise WrongAnswerError(f"its answer to {command.words[0].decode()} is of a wrong type")
         return answer
 
     def _next(self, level: int) -> Any:
@@ -151,22 +151,22 @@ class _Answers:
             return number
         if number == -1 and kind in b"$*":
             return None
-        if kind == b"$" and self._may_have(number):
+        if kind == b"$" and self._check_remaining(number):
             content = self._file.read(number + 2)
             if len(content) < number + 2:
                 raise WrongAnswerError("it ends too early")
             self._left_bytes -= number + 2
             return content[:-2]
-        if kind == b"*" and self._may_have(3 * number) and level < LEVELS:
+        if kind == b"*" and self._check_remaining(3 * number) and level < MAX_DEPTH:
             return self._read_list(number, level + 1)
         raise WrongAnswerError("its answer is not of the Redis protocol")
 
     def _read_list(self, number: int, level: int) -> list[Any]:
         items: list[Any] = []
-        readline, read, usual, size = self._file.readline, self._file.read, b"", 0
+        readline, read, last_line, size = self._file.readline, self._file.read, b"", 0
         for _ in range(number):
             line = readline(LINE_bytes)
-            if line == usual and size <= self._left_bytes:  # as the one before, which saves time
+            if line == last_line and size <= self._left_bytes:  # fast path: same header as before
                 content = read(size)
                 self._left_bytes -= size + len(line)
                 if len(content) < size:
@@ -175,24 +175,24 @@ class _Answers:
                 continue
             items.append(self._parse(line, level))
             if line[:1] == b"$" and items[-1] is not None:
-                usual, size = line, len(items[-1]) + 2
+                last_line, size = line, len(items[-1]) + 2
         return items
 
-    def _may_have(self, count: int) -> bool:
+    def _check_remaining(self, count: int) -> bool:
         if count > self._left_bytes:
-            raise WrongAnswerError(f"its answer is larger than was asked for by {count - self._left_bytes:,} bytes")
+            raise WrongAnswerError(f"its answer exceeds the limit by {count - self._left_bytes:,} bytes")
         return count >= 0
 
 
 @final
 class RedisNodes:
-    """Connections to the nodes of a Redis, and which node has each part of the keys.
+    """Connections to the nodes of a Redis, and the node of each part of the keys.
 
     Args:
         addresses: of the server, or of some nodes of a cluster.
-        prefix: begins all keys.
-        timeout_s: of a node, to connect, send and answer.
-        clock: seconds that never go back.
+        prefix: prefix of all keys.
+        timeout_s: per node, to connect, send and receive.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -203,50 +203,50 @@ class RedisNodes:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._seeds, self._timeout_s, self._clock = tuple(addresses), timeout_s, clock
-        self._one_at_a_time = threading.Lock()
+        self._lock = threading.Lock()
         self.prefixes = tuple(f"{{{prefix}/{part}}}".encode() for part in range(PARTS))
         self._connections: dict[RedisAddress, socket.socket] = {}
         weakref.finalize(self, _close_all, self._connections)
         self._states: dict[RedisAddress, NodeState] = {}
-        self._nodes: tuple[RedisAddress, ...] = ()  # by part; empty: not known
-        self._may_differ = True  # whether a part may have moved to another node
-        self._looked_s = -1e9
+        self._nodes: tuple[RedisAddress, ...] = ()  # by part; empty if unknown
+        self._is_stale = True  # whether parts may have moved to other nodes
+        self._refreshed_s = -1e9
 
-    def send(self, questions: Sequence[tuple[int, Question]]) -> list[Any]:
-        """Send a question for each part; an answer is None where its node has none. Threads take turns."""
-        with self._one_at_a_time:
-            return self._send(questions)
+    def send(self, commands: Sequence[tuple[int, RedisCommand]]) -> list[Any]:
+        """Send commands by part; the answer of a failed node is None. Thread-safe, one call at a time."""
+        with self._lock:
+            return self._send(commands)
 
-    def _send(self, questions: Sequence[tuple[int, Question]]) -> list[Any]:
-        answers: list[Any] = [None] * len(questions)
+    def _send(self, commands: Sequence[tuple[int, RedisCommand]]) -> list[Any]:
+        answers: list[Any] = [None] * len(commands)
         end_s = self._clock() + MAX_TIMEOUTS * self._timeout_s
         nodes = self._find_nodes(end_s)
         if not nodes:
             return answers
-        for node in dict.fromkeys(nodes[part] for part, _ in questions):
+        for node in dict.fromkeys(nodes[part] for part, _ in commands):
             if self._clock() > end_s:
                 break
-            chosen = [number for number, (part, _) in enumerate(questions) if nodes[part] == node]
-            for number, answer in zip(chosen, self._ask(node, [questions[k][1] for k in chosen]), strict=True):
+            chosen = [number for number, (part, _) in enumerate(commands) if nodes[part] == node]
+            for number, answer in zip(chosen, self._exchange(node, [commands[k][1] for k in chosen]), strict=True):
                 answers[number] = None if isinstance(answer, RefusalText) else answer
                 if isinstance(answer, RefusalText):
-                    self._may_differ = True
+                    self._is_stale = True
         return answers
 
     def info(self) -> list[dict[str, float]]:
-        """The numbers that each node says of its processor time and memory; none of a node that does not answer."""
-        question = Question([b"INFO"], INFO_bytes, _is_text)
-        with self._one_at_a_time:
+        """CPU times and memory by INFO, for each node that answers."""
+        command = RedisCommand([b"INFO"], INFO_bytes, _is_text)
+        with self._lock:
             nodes = dict.fromkeys(self._find_nodes(self._clock() + MAX_TIMEOUTS * self._timeout_s))
-            texts = [text for node in nodes for text in self._ask(node, [question]) if isinstance(text, bytes)]
-        found = [{key.decode(): float(value) for key, value in INFO_NUMBER.findall(text)} for text in texts]
-        return [one for one in found if len(one) == len(INFO)]
+            texts = [text for node in nodes for text in self._exchange(node, [command]) if isinstance(text, bytes)]
+        facts = [{key.decode(): float(value) for key, value in INFO_PATTERN.findall(text)} for text in texts]
+        return [node_facts for node_facts in facts if len(node_facts) == len(INFO)]
 
-    def _ask(self, node: RedisAddress, questions: Sequence[Question]) -> list[Any]:
-        """The answers of a node, which are None if it is left alone or fails."""
+    def _exchange(self, node: RedisAddress, commands: Sequence[RedisCommand]) -> list[Any]:
+        """The answers of a node; None for each if it fails or is in backoff."""
         state, end_s = self._states.setdefault(node, NodeState()), self._clock() + self._timeout_s
-        if not state.is_asked(end_s - self._timeout_s):
-            return [None] * len(questions)
+        if not state.is_available(end_s - self._timeout_s):
+            return [None] * len(commands)
 
         def left_s() -> float:
             left = end_s - self._clock()
@@ -257,34 +257,34 @@ class RedisNodes:
         try:
             connection = self._connect(node, left_s)
             connection.settimeout(left_s())
-            connection.sendall(b"".join(question.pack() for question in questions))
+            connection.sendall(b"".join(command.pack() for command in commands))
             reader = _Answers(connection, left_s)
-            answers = [reader.read(question) for question in questions]
+            answers = [reader.read(command) for command in commands]
         except (OSError, WrongAnswerError) as error:
             self._fail(node, error)
-            return [None] * len(questions)
+            return [None] * len(commands)
         if state.failures:
             print(f"redis at {node.host}:{node.port} answers again", file=sys.stderr, flush=True)
         state.answer()
         return answers
 
     def _connect(self, node: RedisAddress, left_s: Callable[[], float]) -> socket.socket:
-        """The connection to a node, or a new one where it was closed, or where anything is left in it."""
+        """The connection to a node; replaced if it was closed or has unread data."""
         connection = self._connections.get(node)
         if connection is not None:
             if is_idle(connection):
                 return connection
             self._connections.pop(node).close()
         try:
-            places = socket.getaddrinfo(*node, type=socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(*node, type=socket.SOCK_STREAM)
         except UnicodeError:
-            raise ConnectionError("its host is no name") from None
+            raise ConnectionError("its host is not a valid name") from None
         error: OSError = ConnectionError("its host has no address")
-        for family, kind, protocol, _, place in places:
+        for family, kind, protocol, _, address in addresses:
             connection = socket.socket(family, kind, protocol)
             try:
                 connection.settimeout(left_s())
-                connection.connect(place)
+                connection.connect(address)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             except OSError as raised:
                 connection.close()
@@ -298,51 +298,51 @@ class RedisNodes:
         connection = self._connections.pop(node, None)
         if connection is not None:
             connection.close()
-        self._may_differ = True
+        self._is_stale = True
         state = self._states[node]
         if not state.failures:
-            got = printable(f"redis at {node.host}:{node.port} does not answer: {str(error)[:200]}")
-            print(f"{got}; its rows are read from files", file=sys.stderr, flush=True)
+            problem = printable(f"redis at {node.host}:{node.port} does not answer: {str(error)[:200]}")
+            print(f"{problem}; its rows are read from files", file=sys.stderr, flush=True)
         state.fail(self._clock())
 
     def _find_nodes(self, end_s: float) -> tuple[RedisAddress, ...]:
-        """The node of each part. Asked for again, not more often than nodes are, after an error."""
+        """The node of each part; refreshed after an error, at most once per MIN_BACKOFF_s."""
         now_s = self._clock()
-        if not self._may_differ or now_s < self._looked_s + MIN_AWAY_s:
+        if not self._is_stale or now_s < self._refreshed_s + MIN_BACKOFF_s:
             return self._nodes
-        self._looked_s = now_s
+        self._refreshed_s = now_s
         for seed in dict.fromkeys((*self._seeds, *self._connections)):
             if self._clock() > end_s:
                 break
-            (found,) = self._ask(seed, [Question([b"CLUSTER", b"SLOTS"], SLOTS_bytes, _are_slots)])
+            (slots,) = self._exchange(seed, [RedisCommand([b"CLUSTER", b"SLOTS"], SLOTS_bytes, _are_slots)])
             nodes: tuple[RedisAddress, ...] = ()
-            if isinstance(found, RefusalText):  # no cluster
+            if isinstance(slots, RefusalText):  # not a cluster
                 nodes = (seed,) * PARTS
-            elif found is not None:
-                nodes = self._nodes_of(found, seed)
+            elif slots is not None:
+                nodes = self._nodes_of(slots, seed)
             if nodes:
-                self._nodes, self._may_differ = nodes, False
-                self._forget_others()
+                self._nodes, self._is_stale = nodes, False
+                self._close_stale()
                 break
         return self._nodes
 
     def _nodes_of(self, slots: list[Any], seed: RedisAddress) -> tuple[RedisAddress, ...]:
-        """The node of each part by the slots of a cluster; empty if any part has none."""
-        bounds_N2 = np.array([one[:2] for one in slots], np.int64).reshape(-1, 2)
+        """The node of each part by cluster slots; empty if a slot is unassigned."""
+        bounds_N2 = np.array([slot_range[:2] for slot_range in slots], np.int64).reshape(-1, 2)
         nodes: list[RedisAddress] = []
         for slot in map(key_slot, self.prefixes):
-            at = np.flatnonzero((bounds_N2[:, 0] <= slot) & (slot <= bounds_N2[:, 1]))
-            if not len(at):
+            matches = np.flatnonzero((bounds_N2[:, 0] <= slot) & (slot <= bounds_N2[:, 1]))
+            if not len(matches):
                 return ()
-            nodes.append(_address(slots[at[0]][2], seed))
+            nodes.append(_address(slots[matches[0]][2], seed))
         return tuple(nodes)
 
-    def _forget_others(self) -> None:
-        """Close connections to nodes that have no part: a cluster may name others each time."""
-        kept = {*self._seeds, *self._nodes}
-        for node in self._connections.keys() - kept:
+    def _close_stale(self) -> None:
+        """Close connections to nodes without parts, as a cluster may name new ones each time."""
+        known = {*self._seeds, *self._nodes}
+        for node in self._connections.keys() - known:
             self._connections.pop(node).close()
-        self._states = {node: state for node, state in self._states.items() if node in kept}
+        self._states = {node: state for node, state in self._states.items() if node in known}
 
 
 def _close_all(connections: dict[RedisAddress, socket.socket]) -> None:
@@ -351,21 +351,21 @@ def _close_all(connections: dict[RedisAddress, socket.socket]) -> None:
 
 
 def key_slot(prefix: bytes) -> int:
-    """The slot of a cluster that has the keys with a prefix, which is in braces."""
+    """The cluster slot of keys with a prefix in braces (a hash tag)."""
     return crc_hqx(prefix[1:-1], 0) % SLOTS
 
 
 def _are_slots(answer: Any) -> bool:
     return isinstance(answer, list) and all(
-        isinstance(one, list)
-        and len(one) > 2
-        and all(isinstance(slot, int) and 0 <= slot < SLOTS for slot in one[:2])
-        and isinstance(one[2], list)
-        and len(one[2]) > 1
-        and (one[2][0] is None or (isinstance(one[2][0], bytes) and HOST.fullmatch(one[2][0]) is not None))
-        and isinstance(one[2][1], int)
-        and 0 < one[2][1] < 1 << 16
-        for one in answer
+        isinstance(entry, list)
+        and len(entry) > 2
+        and all(isinstance(slot, int) and 0 <= slot < SLOTS for slot in entry[:2])
+        and isinstance(entry[2], list)
+        and len(entry[2]) > 1
+        and (entry[2][0] is None or (isinstance(entry[2][0], bytes) and HOST.fullmatch(entry[2][0]) is not None))
+        and isinstance(entry[2][1], int)
+        and 0 < entry[2][1] < 1 << 16
+        for entry in answer
     )
 
 
@@ -377,7 +377,7 @@ def _are_values(count: int, answer: Any) -> bool:
     return (
         isinstance(answer, list)
         and len(answer) == count
-        and all(one is None or isinstance(one, bytes) for one in answer)
+        and all(value is None or isinstance(value, bytes) for value in answer)
     )
 
 
@@ -394,112 +394,112 @@ def _is_ok(answer: Any) -> bool:
 
 
 class NodeCosts(NamedTuple):
-    """What rows of one width take of a node."""
+    """Costs of rows of one width in a node."""
 
-    row_bytes: int  # of its memory, with the key and all that belongs to it
-    rows_s: float  # rows a second that its core answers
-    memory_bytes: int  # of the node with the least
+    row_bytes: int  # memory per row, with its key and overhead
+    rows_s: float  # rows per second of one core
+    memory_bytes: int  # of the smallest node
 
 
 @final
 class RedisRows:
-    """Rows of one width in Redis, which servers share: any of them may be there, or none.
+    """Rows of one width in Redis, a cache that may miss any row.
 
     Args:
-        reads: nodes, for the thread that computes.
-        writes: the same nodes, for a thread.
-        row_bytes: of each row.
+        reads: nodes, for the computing thread.
+        writes: the same nodes, for the background thread.
+        row_bytes: bytes per row.
     """
 
     def __init__(self, reads: RedisNodes, writes: RedisNodes, row_bytes: int) -> None:
         self._reads, self._writes, self._row_bytes = reads, writes, row_bytes
         self._later = LaterCalls(MAX_LATER)
         words = -(-(8 + row_bytes) // 8)
-        draw = np.random.default_rng(row_bytes)
-        self._odd_W = draw.integers(0, 1 << 63, words, np.uint64) * np.uint64(2) + np.uint64(1)
+        generator = np.random.default_rng(row_bytes)
+        self._odd_W = generator.integers(0, 1 << 63, words, np.uint64) * np.uint64(2) + np.uint64(1)
 
     def read(self, keys_M: Ints, tags_M: Words, rows_MB: Bytes) -> NDArray[np.bool_]:
-        """Read rows into `rows_MB`; whether each was found. An error finds none."""
+        """Read rows into `rows_MB`; returns the hits. An error is a miss."""
         found_M = np.zeros(len(keys_M), bool)
         size = HEAD_bytes + self._row_bytes
 
-        def get(at: list[int], names: list[bytes]) -> Question:
+        def get(at: list[int], names: list[bytes]) -> RedisCommand:
             max_bytes = LINE_bytes + len(at) * (size + ITEM_bytes)
-            return Question([b"MGET", *names], max_bytes, partial(_are_values, len(at)))
+            return RedisCommand([b"MGET", *names], max_bytes, partial(_are_values, len(at)))
 
-        places: list[int] = []
+        positions: list[int] = []
         values: list[bytes] = []
         for at, answer in self._send(self._reads, keys_M, get):
-            for place, value in zip(at, answer or [None] * len(at), strict=True):
+            for position, value in zip(at, answer or [None] * len(at), strict=True):
                 if value is not None and len(value) == size:
-                    places.append(place)
+                    positions.append(position)
                     values.append(value)
-        if not places:
+        if not positions:
             return found_M
-        at_F = np.array(places)
-        stored_FB = np.frombuffer(b"".join(values), np.uint8).reshape(len(places), size)
+        at_F = np.array(positions)
+        stored_FB = np.frombuffer(b"".join(values), np.uint8).reshape(len(positions), size)
         head_F2 = np.ascontiguousarray(stored_FB[:, :HEAD_bytes]).view(np.uint64)
         rows_FB = stored_FB[:, HEAD_bytes:]
-        good_F = (head_F2[:, 0] == tags_M[at_F]) & (head_F2[:, 1] == self._sums(tags_M[at_F], rows_FB))
-        rows_MB[at_F[good_F]] = rows_FB[good_F]
-        found_M[at_F[good_F]] = True
+        valid_F = (head_F2[:, 0] == tags_M[at_F]) & (head_F2[:, 1] == self._checksums(tags_M[at_F], rows_FB))
+        rows_MB[at_F[valid_F]] = rows_FB[valid_F]
+        found_M[at_F[valid_F]] = True
         return found_M
 
     def write_later(self, keys_M: Ints, tags_M: Words, rows_MB: Bytes) -> None:
-        """Write rows while others are computed; where too many wait, none of these."""
-        self._later.add(partial(self._write, keys_M, tags_M, rows_MB))
+        """Queue rows to write in the background, or drop them if the queue is full."""
+        self._later.submit(partial(self._write, keys_M, tags_M, rows_MB))
 
     def measure(self) -> "NodeCosts":
-        """Write rows, read them for a second, and delete them; raises where they are not there."""
-        keys_M, tags_M = np.arange(MEASURED), np.zeros(MEASURED, np.uint64)
-        rows_MB, read = np.ones((MEASURED, self._row_bytes), np.uint8), 0
+        """Benchmark: write rows, read them for a second, and delete them; raises if they are not found."""
+        keys_M, tags_M = np.arange(MEASURED_rows), np.zeros(MEASURED_rows, np.uint64)
+        rows_MB, read = np.ones((MEASURED_rows, self._row_bytes), np.uint8), 0
         self._write(keys_M, tags_M, rows_MB)
         begin_s, before = time.monotonic(), self._reads.info()
         while time.monotonic() < begin_s + MEASURED_s:
-            for at in np.split(keys_M, MEASURED // 512):
+            for at in np.split(keys_M, MEASURED_rows // 512):
                 read += int(self.read(at, tags_M[at], rows_MB[at]).sum())
         after = self._reads.info()
 
-        def ask(*command: bytes) -> Callable[[list[int], list[bytes]], Question]:
-            return lambda _, names: Question([*command, *names], LINE_bytes, _is_number)
+        def make(*command: bytes) -> Callable[[list[int], list[bytes]], RedisCommand]:
+            return lambda _, names: RedisCommand([*command, *names], LINE_bytes, _is_number)
 
-        ((_, size),) = self._send(self._reads, keys_M[:1], ask(b"MEMORY", b"USAGE"))
-        self._send(self._writes, keys_M, ask(b"DEL"))
+        ((_, size),) = self._send(self._reads, keys_M[:1], make(b"MEMORY", b"USAGE"))
+        self._send(self._writes, keys_M, make(b"DEL"))
         if not read or size is None or not after:
-            raise SpecError("--redis: rows that were written to it are not there", "nodes that answer, with memory")
-        used_s = sum(one["used_cpu_user"] + one["used_cpu_sys"] for one in after)
-        used_s -= sum(one["used_cpu_user"] + one["used_cpu_sys"] for one in before)
+            raise SpecError("--redis: rows written to it are not found", "nodes that answer, with memory")
+        used_s = sum(facts["used_cpu_user"] + facts["used_cpu_sys"] for facts in after)
+        used_s -= sum(facts["used_cpu_user"] + facts["used_cpu_sys"] for facts in before)
         if used_s <= 0:
-            raise SpecError("--redis: its nodes do not say what processor time they take", "another Redis")
-        memory = min(one["maxmemory"] or one["total_system_memory"] for one in after)
+            raise SpecError("--redis: its nodes do not report their CPU time", "another Redis")
+        memory = min(facts["maxmemory"] or facts["total_system_memory"] for facts in after)
         return NodeCosts(size, read / used_s, int(memory))
 
     def _write(self, keys_M: Ints, tags_M: Words, rows_MB: Bytes) -> None:
-        head_M2 = np.stack([tags_M, self._sums(tags_M, rows_MB)], 1)
+        head_M2 = np.stack([tags_M, self._checksums(tags_M, rows_MB)], 1)
         values = np.concatenate([head_M2.view(np.uint8), rows_MB], 1)
 
-        def put(at: list[int], names: list[bytes]) -> Question:
+        def put(at: list[int], names: list[bytes]) -> RedisCommand:
             pairs = zip(names, (values[m].tobytes() for m in at), strict=True)
-            return Question([b"MSET", *chain.from_iterable(pairs)], LINE_bytes, _is_ok)
+            return RedisCommand([b"MSET", *chain.from_iterable(pairs)], LINE_bytes, _is_ok)
 
         self._send(self._writes, keys_M, put)
 
     def _send(
-        self, nodes: RedisNodes, keys_M: Ints, ask: Callable[[list[int], list[bytes]], Question]
+        self, nodes: RedisNodes, keys_M: Ints, make: Callable[[list[int], list[bytes]], RedisCommand]
     ) -> list[tuple[list[int], Any]]:
-        """Ask for the keys of each part, by their places and names; returns the places and the answer of each part."""
+        """Send the command of each part, made from positions and names of its keys; returns positions and answers."""
         part_M = (mix64(keys_M.astype(np.uint64)) % np.uint64(PARTS)).astype(np.int64)
         order_M = np.argsort(part_M, kind="stable")
         parts, firsts = np.unique(part_M[order_M], return_index=True)
-        places = [at.tolist() for at in np.split(order_M, firsts[1:])]
-        keys, questions = keys_M.astype("<i8").tobytes(), list[tuple[int, Question]]()
-        for part, at in zip(parts.tolist(), places, strict=True):
+        positions = [at.tolist() for at in np.split(order_M, firsts[1:])]
+        keys, commands = keys_M.astype("<i8").tobytes(), list[tuple[int, RedisCommand]]()
+        for part, at in zip(parts.tolist(), positions, strict=True):
             prefix = b"%s:%d:" % (nodes.prefixes[part], self._row_bytes)
-            questions.append((part, ask(at, [prefix + keys[8 * m : 8 * m + 8] for m in at])))
-        return list(zip(places, nodes.send(questions), strict=True))
+            commands.append((part, make(at, [prefix + keys[8 * m : 8 * m + 8] for m in at])))
+        return list(zip(positions, nodes.send(commands), strict=True))
 
-    def _sums(self, tags_M: Words, rows_MB: Bytes) -> Words:
-        """Checksums of tags and rows: sums of words times odd numbers."""
+    def _checksums(self, tags_M: Words, rows_MB: Bytes) -> Words:
+        """Multilinear checksums of tags and rows: sums of 64-bit words times random odd numbers."""
         padded = np.zeros((len(rows_MB), 8 * len(self._odd_W)), np.uint8)
         padded[:, :8] = tags_M[:, None].view(np.uint8)
         padded[:, 8 : 8 + self._row_bytes] = rows_MB

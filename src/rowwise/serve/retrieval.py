@@ -1,4 +1,4 @@
-"""Retrieval by a version: a user's columns or a list in, the items of largest dot with its vector out."""
+"""Retrieval by a version: from the columns of a user, or a list, to the items with the largest dot products."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ from rowwise.serve.json_body import WHERE, BodyLimits, ColumnName, decode_body
 from rowwise.serve.request import RequestReader, RequestRows, to_array
 from rowwise.serve.sides import SideTable
 
-MAX_ITEMS = 16_384  # of an answer
-QUERIES_AT_ONCE = 16  # the rows of the smallest block: fewer cost the same
+MAX_ITEMS = 16_384  # per answer
+QUERIES_AT_ONCE = 16  # size of the smallest block, so fewer cost the same
 
 
 class RetrieveBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -28,40 +28,40 @@ class RetrieveBody(msgspec.Struct, forbid_unknown_fields=True):
 
     context: dict[ColumnName, Any]
     k: int = 100
-    among: list[Any] | None = None  # keys of the items that may be in the answer; None: all
-    without: list[Any] = []  # keys of items that may not
+    among: list[Any] | None = None  # keys of allowed items; None for all
+    without: list[Any] = []  # keys of excluded items
     exact: bool = False
 
 
 class ItemQuery(NamedTuple):
-    """A request for items, checked for a version."""
+    """A request for items, validated for a version."""
 
-    rows: RequestRows  # one
+    rows: RequestRows  # a single row
     k: int
     allowed: ItemFilter
     exact: bool
-    unknown: int  # keys of no item
+    unknown: int  # number of unknown keys
 
 
 class RetrievedItems(NamedTuple):
-    """Items, the best first."""
+    """The answer to a query, best items first."""
 
-    items: list[Any]  # keys, of their own type
-    scores: list[float]  # dots of the vectors, in 32 bits
-    unknown: int  # keys in `among` and `without` that are of no item
-    exact: bool  # whether all items that the request allows were looked at
+    items: list[Any]  # keys
+    scores: list[float]  # dot products, in float32
+    unknown: int  # number of unknown keys in `among` and `without`
+    exact: bool  # whether all allowed items were searched
 
 
 @final
 class Retriever:
-    """What makes vectors of users, or of lists, by a version, and its items. For one thread, but for `retrieve`.
+    """The user (or sequence) tower and the items of a version. Not thread-safe, except `retrieve`.
 
     Args:
-        users: makes vectors of raw columns.
-        schema: of the columns that `users` reads.
-        items: of the same version: vectors of two versions are never compared.
-        sides: of the version; those with columns of users are used.
-        cached: of tables that are larger than memory.
+        users: the tower, from raw columns to vectors.
+        schema: the columns that `users` reads.
+        items: of the same version, as vectors of two versions are not comparable.
+        sides: of the version; tables without columns of users are ignored.
+        cached: tables larger than memory.
     """
 
     def __init__(
@@ -72,21 +72,20 @@ class Retriever:
         sides: Sequence[SideTable] = (),
         cached: Sequence[CachedRows] = (),
     ) -> None:
-        """Vectors of users have the dim of the items' vectors."""
         self.schema = pa.schema([schema.field(name) for name in users.preparation.names])
-        used = [side for side in sides if set(side.columns) & set(self.schema.names)]
+        user_sides = [side for side in sides if set(side.columns) & set(self.schema.names)]
         self._users, self.items, self._cached = users, items, cached
-        self._one_at_a_time = threading.Lock()  # a preparation keeps the addresses of a call
-        self._reader = RequestReader(self.schema, 1, used)
+        self._lock = threading.Lock()  # a preparation is stateful during a call
+        self._reader = RequestReader(self.schema, 1, user_sides)
         self._key = pa.field(items.facts.key, items.keys.type)
 
     def read_json(self, body: bytes | bytearray, limits: BodyLimits | None = None) -> ItemQuery:
-        """Check a request of JSON, which names columns and keys."""
+        """Decode and validate a JSON request."""
         expected = 'JSON such as {"context": {...}, "k": 100}'
         return self.read(decode_body(body, RetrieveBody, limits or self._reader.limits, expected))
 
     def read(self, body: RetrieveBody, columns: Mapping[str, pa.Array] | None = None) -> ItemQuery:
-        """Check a request; `columns`: of its user, with those of side tables, instead of its context."""
+        """Validate a request; `columns`: complete columns of the user, instead of its context."""
         if not 1 <= body.k <= MAX_ITEMS:
             raise DataError(f"{WHERE}: k={body.k}", f"1 to {MAX_ITEMS} items")
         if columns is None:
@@ -94,30 +93,30 @@ class Retriever:
         else:
             rows = RequestRows({name: columns[name] for name in self.schema.names}, 1, 0)
         among_A, unknown = (None, 0) if body.among is None else self._places_of("among", body.among)
-        without_W, more = (None, 0) if not body.without else self._places_of("without", body.without)
-        return ItemQuery(rows, body.k, ItemFilter(among_A, without_W), body.exact, unknown + more)
+        without_W, more_unknown = (None, 0) if not body.without else self._places_of("without", body.without)
+        return ItemQuery(rows, body.k, ItemFilter(among_A, without_W), body.exact, unknown + more_unknown)
 
     def _places_of(self, name: str, keys: list[Any]) -> tuple[Tensor, int]:
         try:
-            return self.items.places_of(to_array(keys, self._key, whole=types.is_integer(self._key.type)))
+            return self.items.places_of(to_array(keys, self._key, is_whole=types.is_integer(self._key.type)))
         except DataError as error:
             raise DataError(f"{error} in {name!r}") from None
 
     def vectors(self, queries: Sequence[RequestRows]) -> tuple[Tensor, RowCounts]:
-        """The vectors [Q, D] of the users of requests, and where rows of large tables came from."""
+        """Vectors [Q, D] of the users of requests, and the origins of cached rows."""
         arrays = {name: pa.concat_arrays([rows.arrays[name] for rows in queries]) for name in self.schema.names}
-        batches = CachedBatches(self._cached, exact=True)  # no vector is made of rows that are missing
+        batches = CachedBatches(self._cached, exact=True)  # vectors never use default rows
         users_QD = self._users(arrays, len(queries), QUERIES_AT_ONCE, batches.collect)
         if not bool(torch.isfinite(users_QD).all()):
             raise DataError(f"{WHERE}: the vector of a user is not finite", "columns as in training")
         return users_QD, batches.counts
 
     def begin(self, query_D: Tensor, query: ItemQuery) -> NearItems | ItemScan:
-        """The items of a query, or a search among all of them, which has not begun."""
+        """The items of a query, or an exhaustive search to be stepped."""
         return self.items.begin(query_D, query.k, query.allowed, exact=query.exact)
 
     def name(self, near: NearItems, unknown: int) -> RetrievedItems:
-        """Items by their keys."""
+        """Resolve items to their keys."""
         keys = self.items.keys.take(pa.array(near.places_K.numpy())).to_pylist()
         return RetrievedItems(keys, near.dots_K.tolist(), unknown, near.exact)
 
@@ -130,21 +129,21 @@ class Retriever:
         without: Sequence[Any] = (),
         exact: bool = False,
     ) -> RetrievedItems:
-        """What a server answers, in this process. Threads that call it take turns.
+        """Retrieve in this process, as a server does. Thread-safe, one call at a time.
 
         Args:
             context: the columns of a user.
-            k: items in the answer, if there are as many.
-            among: keys of items; no others are in the answer.
-            without: keys of items that are not in the answer.
-            exact: look at all items.
+            k: maximum number of items.
+            among: keys of the items to choose from (default: all).
+            without: keys of items to exclude.
+            exact: search all items.
         """
         allowed = None if among is None else list(among)
         return self.answer(self.read(RetrieveBody(dict(context), k, allowed, list(without), exact)))
 
     def answer(self, query: ItemQuery) -> RetrievedItems:
-        """The items of a checked request. Threads that call it take turns."""
-        with self._one_at_a_time:
+        """The items of a validated request. Thread-safe, one call at a time."""
+        with self._lock:
             user_D = self.vectors([query.rows])[0][0]
             near = self.items.find(user_D, query.k, query.allowed, exact=query.exact)
             return self.name(near, query.unknown)

@@ -1,8 +1,8 @@
-"""Requests for items: searches in batches of what has arrived.
+"""Requests for items, searched in dynamic batches.
 
-They have a queue of their own beside that of the rows to score, as a search takes another time than a row. A search
-among many items has another one: a batch of it is a slice of the items, and batches of all queues alternate. So an
-exact search holds up no other request for longer than a slice takes.
+They have a separate queue from the rows to score, as the cost of a search differs. An exhaustive search over many items
+has a third queue: a batch of it is a slice of the items, and batches of all queues alternate. So an exact search blocks
+other requests for no longer than a slice.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from rowwise.serve.retrieval import QUERIES_AT_ONCE, ItemQuery, RetrievedItems, 
 from rowwise.serve.service import ScoringService
 from rowwise.serve.version import ServedVersion
 
-Found = RetrievedItems | Rejection
+SearchOutcome = RetrievedItems | Rejection
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class _WaitingSearch:
     version: ServedVersion
     retriever: Retriever
     query: ItemQuery
-    future: asyncio.Future[Found | ItemScan]
+    future: asyncio.Future[SearchOutcome | ItemScan]
     arrived_s: float
     deadline_s: float
 
@@ -42,47 +42,46 @@ class RetrievalService:
     """Searches for the requests of one process.
 
     Args:
-        service: has the versions open.
+        service: the service with the open versions.
     """
 
     def __init__(self, service: ScoringService) -> None:
-        """Without a request that waits."""
         self._service = service
         self._loop: BatchLoop[_WaitingSearch] = BatchLoop(
             QUERIES_AT_ONCE,
             service.clock,
             "searches",
-            kind_of=lambda one: one.version.number,
+            kind_of=lambda search: search.version.number,
             compute=self._search,
-            show=self._show,
+            publish=self._publish,
         )
         self._scans: BatchLoop[_WaitingScan] = BatchLoop(
-            1, service.clock, "slices of items", kind_of=lambda _: 0, compute=self._scan, show=self._show
+            1, service.clock, "slices of items", kind_of=lambda _: 0, compute=self._scan, publish=self._publish
         )
 
     def refusal_unread(self, timeout_s: float | None) -> Rejection | None:
-        """Why a request cannot be answered in its time, before its body is read; None where no request waits."""
+        """The rejection of a request before its body is read, or None; None if no request waits."""
         return self._loop.refusal(1, self._service.limits.seconds(timeout_s)) if self._loop.rows else None
 
     async def retrieve(
         self, version: ServedVersion, retriever: Retriever, query: ItemQuery, timeout_s: float | None
-    ) -> Found:
-        """The items of a query by a version, or why there are none."""
+    ) -> SearchOutcome:
+        """The items of a query by a version, or a rejection."""
         now_s, left_s = self._service.clock(), self._service.limits.seconds(timeout_s)
         deadline_s = now_s + left_s
         waiting = partial(_WaitingSearch, version, retriever, query, arrived_s=now_s, deadline_s=deadline_s)
-        found = await self._loop.answer(waiting, 1, left_s, query.rows.costs(QUERIES_AT_ONCE))
-        if not isinstance(found, ItemScan):
-            return found
-        scan = partial(_WaitingScan, found)
-        near = await self._scans.answer(scan, found.slices, deadline_s - self._service.clock())
+        outcome = await self._loop.answer(waiting, 1, left_s, query.rows.costs(QUERIES_AT_ONCE))
+        if not isinstance(outcome, ItemScan):
+            return outcome
+        scan = partial(_WaitingScan, outcome)
+        near = await self._scans.answer(scan, outcome.slices, deadline_s - self._service.clock())
         return near if isinstance(near, Rejection) else self._name(retriever, query, near)
 
-    def _show(self, _: int) -> None:
+    def _publish(self, _: int) -> None:
         self._service.metrics.waiting_searches.set(self._loop.rows + len(self._scans.requests))
 
     def _scan(self, slices: Sequence[RequestSlice]) -> None:
-        """Look at the next slice of the items for a request."""
+        """Search the next slices of the items for requests."""
         begin_s = self._service.clock()
         for number, begin, end in slices:
             scan = self._scans.requests[number].scan
@@ -96,29 +95,31 @@ class RetrievalService:
         return retriever.name(near, query.unknown)
 
     def _search(self, slices: Sequence[RequestSlice]) -> None:
-        """Answer requests to one version."""
+        """Compute searches of one version."""
         metrics, begin_s = self._service.metrics, self._service.clock()
-        waiting = [self._loop.requests[one.request] for one in slices]
-        for one in waiting:
-            metrics.stage["queue"].observe(begin_s - one.arrived_s)
-        found = compute_apart(waiting, self._found, lambda _, error: Rejection(BAD_REQUEST, one_line(error) or ""))
+        waiting = [self._loop.requests[part.request] for part in slices]
+        for part in waiting:
+            metrics.stage["queue"].observe(begin_s - part.arrived_s)
+        outcomes = compute_apart(
+            waiting, self._search_batch, lambda _, error: Rejection(BAD_REQUEST, one_line(error) or "")
+        )
         metrics.stage["compute"].observe(self._service.clock() - begin_s)
-        for one, outcome in zip(slices, found, strict=True):
-            self._loop.resolve(one.request, outcome)
+        for part, outcome in zip(slices, outcomes, strict=True):
+            self._loop.resolve(part.request, outcome)
 
-    def _found(self, waiting: Sequence[_WaitingSearch]) -> list[Found | ItemScan]:
-        """The items of each request, to one version, or a search among many of them, which has not begun."""
+    def _search_batch(self, waiting: Sequence[_WaitingSearch]) -> list[SearchOutcome | ItemScan]:
+        """The items of each search, of one version, or an exhaustive search to be stepped."""
         retriever = waiting[0].retriever
-        users_QD, counts = retriever.vectors([one.query.rows for one in waiting])
+        users_QD, counts = retriever.vectors([search.query.rows for search in waiting])
         self._service.metrics.count_rows(counts)
-        found: list[Found | ItemScan] = []
-        for user_D, one in zip(users_QD, waiting, strict=True):
-            if one.deadline_s <= self._service.clock():  # a search among many items may take what the others have
-                found.append(LATE)
+        outcomes: list[SearchOutcome | ItemScan] = []
+        for user_D, search in zip(users_QD, waiting, strict=True):
+            if search.deadline_s <= self._service.clock():  # earlier searches of the batch may have used up the time
+                outcomes.append(LATE)
                 continue
-            near = retriever.begin(user_D, one.query)
+            near = retriever.begin(user_D, search.query)
             if isinstance(near, ItemScan) and near.fits_at_once(QUERIES_AT_ONCE):
                 near.step()
                 near = near.result()
-            found.append(near if isinstance(near, ItemScan) else self._name(retriever, one.query, near))
-        return found
+            outcomes.append(near if isinstance(near, ItemScan) else self._name(retriever, search.query, near))
+        return outcomes

@@ -1,4 +1,4 @@
-"""Rows of cached tables in the files of a version, found by their keys."""
+"""Rows of cached tables in the files of a version, by cache key."""
 
 import hashlib
 import os
@@ -21,18 +21,18 @@ from rowwise.tables.store.shared_cache import Bytes, read_rows
 
 
 class _StoredChunk(NamedTuple):
-    """Rows that are one after the other in a file."""
+    """Contiguous rows in a file."""
 
     first_key: int
-    tag: int  # tells its rows from those of other versions
-    file: int  # number of the file
-    begin: int  # first byte in it
+    tag: int  # identifies its rows across versions
+    file: int  # file descriptor
+    begin: int  # offset in the file
     path: Path
 
 
 @final
 class RowFiles:
-    """The rows of cached tables of one width. Files stay open, so a version may be deleted meanwhile."""
+    """The rows of cached tables of one width. Files stay open, so the version may be deleted meanwhile."""
 
     def __init__(self, version: Checkpoint, cached: CachedTables, newer: NewerChunks) -> None:
         self._row_bytes = cached.shape.row_bytes
@@ -46,24 +46,24 @@ class RowFiles:
         self._tag_K = np.array([chunk.tag for chunk in self._chunks], np.uint64)
 
     def tags(self, keys_M: Ints) -> NDArray[np.uint64]:
-        """What tells the rows of these keys from those of other versions."""
+        """Tags that identify the rows of keys across versions."""
         return self._tag_K[self._chunk_of(keys_M)]
 
     def read(self, keys_M: Ints, rows_MB: Bytes) -> None:
-        """Read rows; raises a StoreError that names the file."""
+        """Read rows; raises a StoreError with the file."""
         chunk_M = self._chunk_of(keys_M)
         begin_M = self._begin_K[chunk_M] + (keys_M - self._first_K[chunk_M]) * self._row_bytes
         file_M = self._file_K[chunk_M]
         for file in np.unique(file_M).tolist():
-            of_file = np.flatnonzero(file_M == file)
-            part = rows_MB if len(of_file) == len(keys_M) else np.empty((len(of_file), self._row_bytes), np.uint8)
+            in_file = np.flatnonzero(file_M == file)
+            part = rows_MB if len(in_file) == len(keys_M) else np.empty((len(in_file), self._row_bytes), np.uint8)
             try:
-                read_rows(file, begin_M[of_file], part)
+                read_rows(file, begin_M[in_file], part)
             except OSError as error:
-                path = self._chunks[int(chunk_M[of_file[0]])].path
+                path = self._chunks[int(chunk_M[in_file[0]])].path
                 raise StoreError(f"{path}: its rows cannot be read: {error.strerror}", "an unchanged version") from None
             if part is not rows_MB:
-                rows_MB[of_file] = part
+                rows_MB[in_file] = part
 
     def _chunk_of(self, keys_M: Ints) -> Ints:
         return np.searchsorted(self._first_K, keys_M, "right") - 1
@@ -101,7 +101,7 @@ class RowFiles:
             with open_inside(folder, chunk.file) as file:
                 opened[chunk.file] = os.dup(file.fileno())
         saved = version.manifest.files[chunk.file]
-        # With the first key: where other tables are cached, or have grown, a key is another row's.
+        # The tag includes the first key, as keys shift if other tables are cached or have grown.
         content = f"{chunk.crc32} {saved.size_bytes} {saved.head_crc32}"
         text = f"{name} {first_key} {chunk.rows} {chunk.key} {content}"
         tag = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -1,4 +1,4 @@
-"""Where a server has its rows: memory, a cache that its workers share, Redis, and the files of versions."""
+"""The tiers of rows of a server: memory, a cache shared by its workers, Redis, and the files of versions."""
 
 import mmap
 import os
@@ -24,7 +24,7 @@ from rowwise.tables.store.shared_cache import Bytes, SharedCache, next_tag
 
 @final
 class MemoryFile:
-    """A file in memory. Processes that are started with it as an argument have it, too."""
+    """A memfd, inherited by processes that receive it as an argument."""
 
     def __init__(self, file: int) -> None:
         self.file = file
@@ -33,7 +33,7 @@ class MemoryFile:
 
     @classmethod
     def make(cls, name: str, size_bytes: int) -> "MemoryFile":
-        """Zeroed, without memory until it is written; the name is for tools of the system."""
+        """A zeroed file, whose pages are allocated on write; the name is for debugging."""
         file = os.memfd_create(name)
         os.ftruncate(file, size_bytes)
         return cls(file)
@@ -48,52 +48,54 @@ class MemoryFile:
         return _detach, (DupFd(self.file),)
 
 
-def _detach(given: Any) -> MemoryFile:
-    return MemoryFile(given.detach())
+def _detach(handle: Any) -> MemoryFile:
+    return MemoryFile(handle.detach())
 
 
 class DeviceRows(NamedTuple):
-    """The memory of a device for rows, in front of all rows in the memory of the host."""
+    """The row cache in device memory, in front of all rows in host memory."""
 
     device: str
-    memory_bytes: int  # of each worker and version
-    samples: int  # of a batch
+    memory_bytes: int  # per worker and version
+    samples: int  # per batch
 
 
 class RowTiers(NamedTuple):
-    """How a server has its rows."""
+    """Configuration of the row tiers of a server."""
 
-    memory_bytes: int | None = None  # None: all rows are in memory
-    layout: RowMemory | None = None  # of the first version, for which the caches were made
+    memory_bytes: int | None = None  # None for all rows in memory
+    layout: RowMemory | None = None  # of the first version, which determines the caches
     caches: MemoryFile | None = None
     redis: tuple[RedisAddress, ...] = ()
     hit_rate: float | None = None  # see `CachedRows`
     default_row: DefaultRow = DefaultRow.ZERO  # for rows that are not waited for
-    device: DeviceRows | None = None  # None: lookups read the memory of the host
+    device: DeviceRows | None = None  # None for lookups in host memory
 
     def next_tag(self) -> int:
-        """Another tag for cached rows at each call; one process calls at a time."""
+        """A new tag for cached rows per call; one process may call at a time."""
         return 0 if self.caches is None else next_tag(self.caches.bytes)
 
     def divide(self, version: CheckpointManifest, folder: object) -> RowMemory:
-        """How the rows of a version are in memory; its caches are those of the first version."""
-        found = divide_memory(tables_of(version), self.memory_bytes)
-        made = {} if self.layout is None else {one.shape.row_bytes: one for one in self.layout.caches}
+        """Placement of the rows of a version, in the caches of the first version."""
+        memory = divide_memory(tables_of(version), self.memory_bytes)
+        caches_by_width = {} if self.layout is None else {group.shape.row_bytes: group for group in self.layout.caches}
         caches: list[CachedTables] = []
-        for one in found.caches:
-            row_bytes = one.shape.row_bytes
-            if row_bytes not in made:
+        for group in memory.caches:
+            row_bytes = group.shape.row_bytes
+            if row_bytes not in caches_by_width:
                 raise CheckpointError(
-                    f"{folder}: rows of {row_bytes} bytes need a cache, which this server was started without",
-                    hint="start the server again",
+                    f"{folder}: rows of {row_bytes} bytes need a cache, which this server lacks",
+                    hint="restart the server",
                 )
-            caches.append(one._replace(shape=made[row_bytes].shape, begin=made[row_bytes].begin))
-        return found._replace(caches=tuple(caches))
+            caches.append(
+                group._replace(shape=caches_by_width[row_bytes].shape, begin=caches_by_width[row_bytes].begin)
+            )
+        return memory._replace(caches=tuple(caches))
 
     def attach(
         self, model: nn.Module, name: str, version: Checkpoint, rows: SharedRows, newer: NewerChunks, memory: RowMemory
     ) -> tuple[CachedRows, ...]:
-        """Let lookups of a model have the rows of cached tables; its newer rows are in use already."""
+        """Attach caches to the cached tables of a model, after `use_newer`."""
         if not memory.caches:
             return ()
         assert self.caches is not None
@@ -104,23 +106,23 @@ class RowTiers(NamedTuple):
             means = read_mean_rows(version.folder)
         arenas = memory_of_tables(model)
         groups: list[list[CachedGroup]] = [[] for _ in arenas]
-        for one in memory.caches:
-            part, keys, row_bytes = self.caches.bytes[one.begin :], one.first_keys, one.shape.row_bytes
-            cache, behind = (SharedCache(part[: one.shape.size_bytes], one.shape, rows.tag) for _ in range(2))
-            redis, files = RedisRows(*nodes, row_bytes) if nodes else None, RowFiles(version, one, newer)
-            for (arena, tables), of_arena in zip(arenas, groups, strict=True):
-                own = [table for table in tables if table.name in keys]
-                if own:
-                    memories = tuple(CachedTableMemory(t, keys[t.name], arena.rows.data_ptr() + t.base) for t in own)
-                    defaults_TB = np.stack([stored_default(means, table.name, table.table) for table in own])
-                    of_arena.append(CachedGroup(memories, cache, behind, files, redis, defaults_TB))
-        found: list[CachedRows] = []
-        for (arena, _), of_arena in zip(arenas, groups, strict=True):
-            if of_arena:
+        for group in memory.caches:
+            part, keys, row_bytes = self.caches.bytes[group.begin :], group.first_keys, group.shape.row_bytes
+            cache, background = (SharedCache(part[: group.shape.size_bytes], group.shape, rows.tag) for _ in range(2))
+            redis, files = RedisRows(*nodes, row_bytes) if nodes else None, RowFiles(version, group, newer)
+            for (arena, tables), arena_groups in zip(arenas, groups, strict=True):
+                local = [table for table in tables if table.name in keys]
+                if local:
+                    memories = tuple(CachedTableMemory(t, keys[t.name], arena.rows.data_ptr() + t.base) for t in local)
+                    defaults_TB = np.stack([stored_default(means, table.name, table.table) for table in local])
+                    arena_groups.append(CachedGroup(memories, cache, background, files, redis, defaults_TB))
+        cached: list[CachedRows] = []
+        for (arena, _), arena_groups in zip(arenas, groups, strict=True):
+            if arena_groups:
                 assert arena.places is not None
-                arena.places = CachedRows(arena.places, of_arena, self.hit_rate)
-                found.append(arena.places)
-        return tuple(found)
+                arena.places = CachedRows(arena.places, arena_groups, self.hit_rate)
+                cached.append(arena.places)
+        return tuple(cached)
 
 
 IN_MEMORY = RowTiers()
@@ -133,7 +135,7 @@ def make_tiers(
     hit_rate: float | None = None,
     default_row: DefaultRow = DefaultRow.ZERO,
 ) -> RowTiers:
-    """Tiers for the rows of a version and of those that follow, with the memory of their caches."""
+    """Row tiers for a version and later ones, with allocated caches."""
     layout = divide_memory(tables_of(version), memory_bytes)
     caches = MemoryFile.make("rowwise-cache", layout.cache_bytes) if layout.caches else None
     return RowTiers(memory_bytes, layout, caches, redis, hit_rate, default_row)

@@ -1,7 +1,6 @@
-"""Computes the rows of requests in batches of what has arrived (`BatchLoop`).
+"""Scores the rows of requests in dynamic batches (`BatchLoop`).
 
-A request belongs to the version that was chosen when it came, in all of its slices; rows of two versions are never in
-one batch.
+The version of a request is chosen on arrival, for all of its slices; a batch has rows of one version only.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ class Predictions(NamedTuple):
     """The answer to a request."""
 
     values_RP: Tensor  # see `serve/answer.py`
-    defaults_R: Mapping[str, Ints] = {}  # ids of each sample that had default rows, by table
+    defaults_R: Mapping[str, Ints] = {}  # ids with default rows per sample, by table
 
     @classmethod
     def join(cls, parts: Sequence["Predictions"]) -> "Predictions":
@@ -55,13 +54,13 @@ Outcome = Predictions | Rejection
 
 @dataclass(slots=True)
 class _Pending:
-    """A request whose rows are not all computed."""
+    """A request with uncomputed rows."""
 
     version: ServedVersion
     rows: RequestRows
     future: asyncio.Future[Outcome]
     arrived_s: float
-    exact: bool  # wait for all rows
+    exact: bool  # whether to wait for all rows
     predictions: list[Predictions] = field(default_factory=list)  # of the slices so far
 
 
@@ -70,24 +69,29 @@ class ScoringService:
     """Versions of a model, and the requests that wait for their rows.
 
     Args:
-        limits: of a request and of a batch.
-        clock: seconds that never go back.
+        limits: of requests and batches.
+        clock: monotonic seconds.
     """
 
     def __init__(self, limits: ServiceLimits, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Without a version; `open` one and `move` the traffic to it before requests come."""
+        """Without a version; `open` one and `move` the traffic to it before requests arrive."""
         self.limits, self.clock = limits, clock
         self.body_limits = BodyLimits(limits.max_json_bytes, limits.max_json_values, list_values=limits.max_list_values)
         self.versions: dict[int, ServedVersion] = {}
         self.traffic: Traffic | None = None
-        self.refused: dict[int, str] = {}  # versions, and why
-        self.draining = False  # connections are closed with the next answer
+        self.refused: dict[int, str] = {}  # reason by version
+        self.draining = False  # connections are closed with the next response
         self.metrics = ServerMetrics()
         self.recorder: RequestRecorder | None = None
         self._readers: dict[int, RequestReader] = {}
-        self._chosen = 0
+        self._requests = 0
         self._loop: BatchLoop[_Pending] = BatchLoop(
-            limits.rows_at_once, clock, "rows", kind_of=_kind_of, compute=self._compute, show=self.metrics.waiting.set
+            limits.rows_at_once,
+            clock,
+            "rows",
+            kind_of=_batch_key,
+            compute=self._compute,
+            publish=self.metrics.waiting.set,
         )
         self.admission = self._loop.admission
 
@@ -98,14 +102,14 @@ class ScoringService:
         )
 
     def close(self, number: int) -> None:
-        """Forget a version; requests that were given it still get their answers."""
+        """Close a version; its requests in flight are still answered."""
         del self.versions[number], self._readers[number]
 
     def move(self, traffic: Traffic) -> None:
-        """Answer new requests by these versions, which are open."""
+        """Route new requests to these versions, which must be open."""
         assert set(traffic.versions) <= self.versions.keys()
         self.traffic = traffic
-        self.metrics.show_version(self.versions[traffic.current])
+        self.metrics.set_version(self.versions[traffic.current])
 
     @property
     def current(self) -> ServedVersion:
@@ -115,14 +119,14 @@ class ScoringService:
     def choose(self) -> ServedVersion:
         """The version of a new request."""
         assert self.traffic is not None, "no version is open"
-        self._chosen += 1
-        return self.versions[self.traffic.version_of(self._chosen)]
+        self._requests += 1
+        return self.versions[self.traffic.version_of(self._requests)]
 
     def reader_of(self, version: ServedVersion) -> RequestReader:
         return self._readers[version.number]
 
     def refusal_unread(self, kind: str, size_bytes: int, timeout_s: float | None) -> Rejection | None:
-        """Why a request cannot be answered in its time, by the size of its body; None where no rows wait."""
+        """The rejection of a request by the size of its body, or None; None if no rows wait."""
         if not self._loop.rows:
             return None
         rows = min(self.admission.expected_rows(kind, size_bytes), self.limits.max_rows)
@@ -131,7 +135,7 @@ class ScoringService:
     async def score(
         self, version: ServedVersion, rows: RequestRows, timeout_s: float | None = None, *, exact: bool = False
     ) -> Outcome:
-        """The predictions of a request's rows by a version, or why there are none; `exact`: no row is left out."""
+        """The predictions of rows by a version, or a rejection; `exact`: wait for all rows, without defaults."""
         pending = partial(_Pending, version, rows, arrived_s=self.clock(), exact=exact)
         left_s, costs = self.limits.seconds(timeout_s), rows.costs(self.limits.rows_at_once)
         return await self._loop.answer(pending, rows.rows, left_s, costs)
@@ -147,7 +151,7 @@ class ScoringService:
             self._deliver(number, begin, outcome, begin_s)
 
     def _deliver(self, number: int, begin: int, outcome: Outcome, computed_at_s: float) -> None:
-        """Give a slice's predictions to its request, which has its answer with the last of them."""
+        """Add the predictions of a slice to its request, and resolve it after the last slice."""
         pending = self._loop.requests[number]
         if not begin:
             self.metrics.stage["queue"].observe(computed_at_s - pending.arrived_s)
@@ -176,24 +180,24 @@ class ScoringService:
         ]
 
     def _gather(self, slices: Sequence[RequestSlice]) -> dict[str, pa.Array]:
-        """The columns of all slices, one after the other."""
+        """The concatenated columns of all slices."""
         parts = [(self._loop.requests[number].rows, begin, end) for number, begin, end in slices]
         cut = [rows.arrays if (begin, end) == (0, rows.rows) else rows.slice(begin, end) for rows, begin, end in parts]
         if len(cut) == 1:
             return cut[0]
-        return {name: pa.concat_arrays([one[name] for one in cut]) for name in cut[0]}
+        return {name: pa.concat_arrays([columns[name] for columns in cut]) for name in cut[0]}
 
-    def _explain(self, one: RequestSlice, error: RowwiseError) -> Rejection:
-        """The error of a slice, with the number of the row in its request."""
-        pending = self._loop.requests[one.request]
+    def _explain(self, part: RequestSlice, error: RowwiseError) -> Rejection:
+        """The error of a slice, recomputed for the whole request for the right row number."""
+        pending = self._loop.requests[part.request]
         rows = pending.rows
         try:
             pending.version.forward.preparation(rows.arrays, np.arange(rows.rows))
-        except RowwiseError as whole:
-            error = whole
+        except RowwiseError as row_error:
+            error = row_error
         return Rejection(BAD_REQUEST, one_line(error) or "")
 
 
-def _kind_of(pending: _Pending) -> tuple[int, bool]:
-    """What requests that are computed together share: their version, and whether they wait for all rows."""
+def _batch_key(pending: _Pending) -> tuple[int, bool]:
+    """Requests are computed together if they agree on the version and on waiting for all rows."""
     return pending.version.number, pending.exact

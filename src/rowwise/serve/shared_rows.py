@@ -1,8 +1,8 @@
-"""Rows of versions in a file in memory that processes share: all rows of one version, and newer rows of later ones.
+"""Rows of versions in a memfd shared by processes: all rows of a base version, and newer rows of later ones.
 
-Behind its rows each table has room, which takes no memory until it is written. A version that is an increment of the
-first one, with its tables at the same places, writes its changed rows there: chunk after chunk, in the order of its
-manifest. So the places of rows follow from the manifest, and nothing is written that another version reads.
+Each table has spare capacity behind its rows, which takes no memory until it is written. An increment of the base
+version with the same layout appends its changed rows there, chunk by chunk in the order of its manifest. So the
+positions of rows follow from the manifest, and rows that another version reads are never overwritten.
 """
 
 import mmap
@@ -28,36 +28,36 @@ from rowwise.tables.ops.arena import Arena
 from rowwise.tables.ops.newer import NewerRows, NewerRowsOfTable
 from rowwise.tables.spec import Table
 
-ROOM_SHARE, MIN_ROOM = 4, 1024  # a table has room for so many newer rows: a quarter of its own, and some
+SPARE_DIVISOR, MIN_SPARE = 4, 1024  # spare rows of a table: a quarter of its rows, plus 1024
 
-PRIVATE = mmap.MAP_PRIVATE | 0x4000  # MAP_NORESERVE, which Python names from 3.13 on: few pages are ever written
+PRIVATE = mmap.MAP_PRIVATE | 0x4000  # MAP_NORESERVE, named from Python 3.13 on; few pages are ever written
 
 NewerChunks = Mapping[str, tuple[TensorChunk, ...]]  # by tensor
 
 
 class TablePlace(NamedTuple):
-    """Where a table is in a file."""
+    """Position of a table in a file."""
 
     name: str  # of its tensor
-    begin: int
+    begin: int  # offset
     rows: int
     row_bytes: int
 
 
 class SharedRows(NamedTuple):
-    """A file with all rows of a version, and the newer rows of others.
+    """A file with all rows of a base version, and newer rows of increments.
 
-    It has all that a version is compared with, so nothing of versions that are gone is read again.
+    It records everything to compare versions with, so that deleted versions are never read again.
     """
 
     file: int
-    whole: int  # the version whose rows are all in the file
-    newest: int  # the last one whose newer rows were written
+    base: int  # version whose rows are all in the file
+    newest: int  # last increment whose rows were written
     places: tuple[TablePlace, ...]
-    tables: Mapping[str, TensorEntry]  # of the whole version, by tensor
-    files: Mapping[str, CheckpointFile]  # of the whole version, by name
+    tables: Mapping[str, TensorEntry]  # of the base version, by tensor
+    files: Mapping[str, CheckpointFile]  # of the base version, by name
     newer: NewerChunks  # of the newest version
-    tag: int = 0  # tells cached rows from those of other files, also of a version that had the same number
+    tag: int = 0  # identifies cached rows across files, even of a reused version number
 
     @classmethod
     def of(
@@ -68,7 +68,7 @@ class SharedRows(NamedTuple):
         places: tuple[TablePlace, ...],
         cached: Collection[str] = (),
     ) -> Self:
-        """A file that has a version and nothing else; changed rows of `cached` tables are newer ones."""
+        """A file with a version only; changed rows of `cached` tables count as newer rows."""
         tables = {name: entry for name, entry in version.tensors.items() if entry.row_type is not None}
         newer: dict[str, tuple[TensorChunk, ...]] = dict.fromkeys(tables, ())
         for name in cached:
@@ -78,28 +78,28 @@ class SharedRows(NamedTuple):
         return cls(file, number, number, places, tables, version.files, newer)
 
 
-def room_of(rows: int) -> int:
-    return rows // ROOM_SHARE + MIN_ROOM
+def spare_rows(rows: int) -> int:
+    return rows // SPARE_DIVISOR + MIN_SPARE
 
 
 def newer_chunks(shared: SharedRows, version: CheckpointManifest) -> NewerChunks | None:
-    """The chunks of tables that a version adds to the whole one; None: it is no increment, or the room is too small."""
+    """Chunks that a version adds to the base; None if it is not an increment, or exceeds the spare capacity."""
     tables = {name: entry for name, entry in version.tensors.items() if entry.row_type is not None}
     if tables.keys() != shared.tables.keys():
         return None
-    found: dict[str, tuple[TensorChunk, ...]] = {}
-    for name, before in shared.tables.items():
-        entry, count = tables[name], len(before.chunks)
+    newer: dict[str, tuple[TensorChunk, ...]] = {}
+    for name, base_entry in shared.tables.items():
+        entry, count = tables[name], len(base_entry.chunks)
         added = entry.chunks[count:]
-        files = {chunk.file for chunk in before.chunks} - {""}
-        same = before == structs.replace(entry, chunks=entry.chunks[:count]) and all(
+        files = {chunk.file for chunk in base_entry.chunks} - {""}
+        is_unchanged = base_entry == structs.replace(entry, chunks=entry.chunks[:count]) and all(
             shared.files[file] == version.files[file] for file in files
         )
-        fits = sum(chunk.count for chunk in added) <= room_of(entry.rows)
-        if not (same and fits and all(map(_has_changed_rows, added))):
+        fits = sum(chunk.count for chunk in added) <= spare_rows(entry.rows)
+        if not (is_unchanged and fits and all(map(_has_changed_rows, added))):
             return None
-        found[name] = added
-    return found
+        newer[name] = added
+    return newer
 
 
 def _has_changed_rows(chunk: TensorChunk) -> bool:
@@ -107,19 +107,19 @@ def _has_changed_rows(chunk: TensorChunk) -> bool:
 
 
 class AddedChunks(NamedTuple):
-    """What a version adds to shared rows, and how many chunks of each table are in the file already."""
+    """Chunks that a version adds to shared rows, and the number already written, by table."""
 
     newer: NewerChunks
     written: Mapping[str, int]
 
     @property
     def grows(self) -> bool:
-        """Whether there is anything to write."""
+        """Whether there are chunks to write."""
         return any(len(chunks) > self.written[name] for name, chunks in self.newer.items())
 
 
 def added_chunks(shared: SharedRows, version: CheckpointManifest, places: tuple[TablePlace, ...]) -> AddedChunks | None:
-    """What a version adds; None: its tables are at other places, or others have its places, or it is no increment."""
+    """Chunks that a version adds; None if the layout differs, or it does not extend the written increments."""
     newer = newer_chunks(shared, version) if places == shared.places else None
     if newer is None:
         return None
@@ -130,9 +130,9 @@ def added_chunks(shared: SharedRows, version: CheckpointManifest, places: tuple[
 
 
 class _ArenaPlace(NamedTuple):
-    """Where the memory of an arena is in a file."""
+    """Position of an arena in a file."""
 
-    path: str  # of its module
+    path: str  # of the module
     arena: Arena
     begin: int
     size: int
@@ -150,12 +150,12 @@ def _arenas_of(model: nn.Module) -> list[_ArenaPlace]:
 
 
 class TableInArena(NamedTuple):
-    """A table, and where its memory is."""
+    """A table with its positions in an arena and a file."""
 
     name: str  # of its tensor
     table: Table
-    base: int  # first byte in the arena
-    begin: int  # first byte in the file
+    base: int  # offset in the arena
+    begin: int  # offset in the file
 
 
 def _tables_of(place: _ArenaPlace) -> Iterator[TableInArena]:
@@ -165,51 +165,51 @@ def _tables_of(place: _ArenaPlace) -> Iterator[TableInArena]:
 
 
 def memory_of_tables(model: nn.Module) -> list[tuple[Arena, list[TableInArena]]]:
-    """The tables in each arena of a model."""
+    """The arenas of a model, with their tables."""
     return [(place.arena, list(_tables_of(place))) for place in _arenas_of(model)]
 
 
 def reserve_rows(model: nn.Module) -> tuple[TablePlace, ...]:
-    """Lay the tables of a model on the meta device out with room behind each; returns their places in a file."""
+    """Lay out the tables of a model on the meta device with spare capacity; returns their positions in a file."""
     for _, module in table_modules(model):
         assert isinstance(module, Embeddings)
-        module.reserve(lambda table: room_of(table.rows))
+        module.reserve(lambda table: spare_rows(table.rows))
     return tuple(
-        TablePlace(one.name, one.begin, one.table.rows, one.table.row_bytes)
+        TablePlace(table.name, table.begin, table.table.rows, table.table.row_bytes)
         for place in _arenas_of(model)
-        for one in _tables_of(place)
+        for table in _tables_of(place)
     )
 
 
 def map_rows(
     model: nn.Module, file: int, version: Path, *, fresh: bool, cached: Collection[str] = (), private: bool = False
 ) -> None:
-    """Let tables that `reserve_rows` has laid out have their memory in a file.
+    """Map the tables laid out by `reserve_rows` to a file.
 
     Args:
-        model: the tables are on the meta device.
-        file: of all versions.
+        model: with tables on the meta device.
+        file: descriptor of the memfd.
         version: for messages.
-        fresh: the file is empty.
-        cached: tables whose rows are not in the file. Their places have the rows of a batch, see `CachedRows`.
-        private: what this process writes is for itself alone.
+        fresh: whether the file is empty, to be allocated.
+        cached: tables not in the file; their memory has the rows of a batch, see `CachedRows`.
+        private: map copy-on-write.
     """
     places = _arenas_of(model)
-    used = [
-        (one.begin, one.table.rows * one.table.row_bytes)
+    extents = [
+        (table.begin, table.table.rows * table.table.row_bytes)
         for place in places
-        for one in _tables_of(place)
-        if one.name not in cached
+        for table in _tables_of(place)
+        if table.name not in cached
     ]
     size = max(mmap.PAGESIZE, sum(place.size for place in places))
     try:
         if fresh:
             os.ftruncate(file, size)
-            for begin, count in used:  # else a lack of memory would end the process at the first write
+            for begin, count in extents:  # else out of memory would be a SIGBUS at the first write
                 os.posix_fallocate(file, begin, max(1, count))
         memory = mmap.mmap(file, size, flags=PRIVATE if private else mmap.MAP_SHARED)
     except OSError as error:
-        raise _too_small(version, sum(count for _, count in used), error) from None
+        raise _too_small(version, sum(count for _, count in extents), error) from None
     for _, arena, begin, _ in places:
         arena.attach(torch.frombuffer(memory, dtype=torch.uint8, offset=begin, count=arena.rows.numel()))
 
@@ -217,44 +217,49 @@ def map_rows(
 def write_newer(
     model: nn.Module, file: int, version: Checkpoint, added: AddedChunks, cached: Collection[str] = ()
 ) -> None:
-    """Write the chunks that a version adds into the room of tables in a file, but for those that are `cached`."""
+    """Append the chunks that a version adds to the spare capacity of tables, except `cached` ones."""
     newer, written = added
     for place in _arenas_of(model):
-        for one in _tables_of(place):
-            if one.name in cached:
+        for table in _tables_of(place):
+            if table.name in cached:
                 continue
-            at, width = one.table.rows * one.table.row_bytes, one.table.row_bytes
-            for number, chunk in enumerate(newer[one.name]):
+            offset, width = table.table.rows * table.table.row_bytes, table.table.row_bytes
+            for number, chunk in enumerate(newer[table.name]):
                 size = chunk.count * width
-                if number >= written[one.name] and size:
+                if number >= written[table.name] and size:
                     try:
-                        os.posix_fallocate(file, one.begin + at, size)
+                        os.posix_fallocate(file, table.begin + offset, size)
                     except OSError as error:
                         raise _too_small(version.folder, size, error) from None
-                    room = place.arena.rows[one.base + at :][:size].view(rowtype.dtype_of(one.table.row_type))
-                    version.read_changed(one.name, chunk, room.view(chunk.count, -1))
-                at += size
+                    spare = place.arena.rows[table.base + offset :][:size].view(rowtype.dtype_of(table.table.row_type))
+                    version.read_changed(table.name, chunk, spare.view(chunk.count, -1))
+                offset += size
 
 
 def use_newer(
     model: nn.Module, version: Checkpoint, newer: NewerChunks, pause: Callable[[], object] = lambda: None
 ) -> None:
-    """Let lookups of a model read the newer rows of a version, and no row of the room otherwise."""
+    """Redirect lookups of a model to the newer rows of a version, where it has any."""
     for place in _arenas_of(model):
-        found: list[NewerRowsOfTable] = []
-        for one in _tables_of(place):
-            ids_C, places_C = _last_places(one.table.rows, [version.read_ids(one.name, c) for c in newer[one.name]])
-            found.append(NewerRowsOfTable(base=one.base, rows=one.table.rows, ids_C=ids_C, places_C=places_C))
+        newer_of_tables: list[NewerRowsOfTable] = []
+        for table in _tables_of(place):
+            ids_C, places_C = _last_places(
+                table.table.rows, [version.read_ids(table.name, c) for c in newer[table.name]]
+            )
+            newer_of_tables.append(
+                NewerRowsOfTable(base=table.base, rows=table.table.rows, ids_C=ids_C, places_C=places_C)
+            )
             if len(ids_C):
                 pause()
-        place.arena.places = NewerRows(found)
+        place.arena.places = NewerRows(newer_of_tables)
 
 
 def _last_places(rows: int, ids_of_chunks: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The ids of all chunks, and behind `rows` rows the place of the last one that has each."""
+    """Unique ids of all chunks, and the position of the last chunk row of each, behind `rows` rows."""
     ids = torch.cat([torch.empty(0, dtype=torch.int64), *ids_of_chunks]).numpy()
-    found, last = np.unique(ids[::-1], return_index=True)
-    return torch.from_numpy(found), torch.from_numpy(rows + len(ids) - 1 - last)
+    # In reversed order the first occurrence of an id is its newest row.
+    unique_ids, last = np.unique(ids[::-1], return_index=True)
+    return torch.from_numpy(unique_ids), torch.from_numpy(rows + len(ids) - 1 - last)
 
 
 def _too_small(version: Folder, need: int, error: OSError) -> CheckpointError:

@@ -1,4 +1,4 @@
-"""Columns that requests leave out, because a version has them by key: those of items, by the number of the item."""
+"""Side tables: columns that requests omit, as a version has them by key, such as item columns by item id."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +14,11 @@ from rowwise.base.errors import DataError
 from rowwise.ingest.unpacked import read_parquet
 from rowwise.serve.contents import reading_export
 
-SIDES = "sides"  # the folder in a version: <key>.parquet
+SIDES = "sides"  # folder of a version with files <key>.parquet
 
 
 class JoinedColumns(NamedTuple):
-    """Columns by the keys of a request, and how many keys were unknown: their values are null."""
+    """Columns joined by key, and the number of unknown keys, whose values are null."""
 
     arrays: dict[str, pa.Array]
     unknown: int
@@ -29,14 +29,14 @@ class SideTable:
     """Columns by a key.
 
     Args:
-        key: the name of the key's column.
-        table: the key's column, and others.
+        key: name of the key column.
+        table: the key column, and others.
     """
 
     def __init__(self, key: str, table: pa.Table) -> None:
-        """Refuse keys that are missing, null, or there twice."""
+        """Raise for keys that are missing, null or duplicate."""
         if key not in table.column_names:
-            raise DataError(f"no column {key!r}", "a column of keys with the file's name")
+            raise DataError(f"no column {key!r}", "a key column with the name of the file")
         keys = table[key].combine_chunks()
         if keys.null_count:
             raise DataError(f"column {key!r} has {keys.null_count} null keys", "a key in each row")
@@ -50,37 +50,37 @@ class SideTable:
             values_K = keys.to_numpy()
             self._order_K = np.argsort(values_K, kind="stable")
             self._sorted_K = values_K[self._order_K]
-            twice = np.flatnonzero(self._sorted_K[1:] == self._sorted_K[:-1])
-            if len(twice):
-                raise DataError(f"column {key!r}: key {self._sorted_K[twice[0]]} is there twice", "each key once")
+            duplicates = np.flatnonzero(self._sorted_K[1:] == self._sorted_K[:-1])
+            if len(duplicates):
+                raise DataError(f"column {key!r}: key {self._sorted_K[duplicates[0]]} occurs twice", "each key once")
             return
         for row, value in enumerate(keys.to_pylist()):
             if self._rows.setdefault(value, row) != row:
-                raise DataError(f"column {key!r}: key {value[:80]!r} is there twice", "each key once")
+                raise DataError(f"column {key!r}: key {value[:80]!r} occurs twice", "each key once")
 
     @property
     def columns(self) -> tuple[str, ...]:
         return tuple(self._columns)
 
     def join(self, keys: pa.Array, names: Sequence[str]) -> JoinedColumns:
-        """Columns of these names, in the order of the keys."""
+        """Look up columns, in the order of the keys."""
         rows_B, known_B = self._find(keys)
         unknown = len(keys) - keys.null_count - int(known_B.sum())
         indices = pa.array(rows_B, mask=~known_B)
         return JoinedColumns({name: self._columns[name].take(indices) for name in names}, unknown)
 
     def _find(self, keys: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """The row of each key, and whether there is one."""
+        """The row of each key, and whether the key is known."""
         valid_B = ~np.asarray(pc.call_function("is_null", [keys]))
         if self._order_K is None:
-            found = [self._rows.get(value, -1) for value in keys.to_pylist()]
-            rows_B = np.array(found, np.int64)
+            rows = [self._rows.get(value, -1) for value in keys.to_pylist()]
+            rows_B = np.array(rows, np.int64)
             return rows_B, valid_B & (rows_B >= 0)
         if not len(self._order_K):
             return np.zeros(len(keys), np.int64), np.zeros(len(keys), bool)
-        wanted_B = keys.fill_null(0).to_numpy()
-        places_B = np.minimum(np.searchsorted(self._sorted_K, wanted_B), len(self._order_K) - 1)
-        return self._order_K[places_B], valid_B & (self._sorted_K[places_B] == wanted_B)
+        keys_B = keys.fill_null(0).to_numpy()
+        positions_B = np.minimum(np.searchsorted(self._sorted_K, keys_B), len(self._order_K) - 1)
+        return self._order_K[positions_B], valid_B & (self._sorted_K[positions_B] == keys_B)
 
 
 def read_sides(version: Path) -> tuple[SideTable, ...]:
@@ -93,7 +93,7 @@ def read_sides(version: Path) -> tuple[SideTable, ...]:
 
 
 class NamedSide(NamedTuple):
-    """A side table that is to be written."""
+    """A side table to write."""
 
     key: str
     table: pa.Table
@@ -104,23 +104,23 @@ class NamedSide(NamedTuple):
 
 
 def load_side(text: str, schema: pa.Schema) -> NamedSide:
-    """FILE:KEY with the columns that a prediction reads, of the types in which it reads them."""
+    """Load FILE:KEY, with the columns and types of the schema."""
     file, _, key = text.rpartition(":")
     if not file or not key or "/" in key:
         raise DataError(f"--side {text}", "a Parquet file and the column of its keys, such as items.parquet:item")
     table = read_users_parquet(f"--side {text}", file)
     if key not in table.column_names:
         raise DataError(f"--side {text}: no column {key!r}; there are {', '.join(table.column_names)}")
-    read = [name for name in table.column_names if name in schema.names and name != key]
-    if not read:
+    used = [name for name in table.column_names if name in schema.names and name != key]
+    if not used:
         raise DataError(f"--side {text}: the model reads none of its columns; it reads {', '.join(schema.names)}")
-    fields = [schema.field(name) for name in read]
+    fields = [schema.field(name) for name in used]
     kind = schema.field(key).type if key in schema.names else table.schema.field(key).type
     return NamedSide(key, cast_keyed(f"--side {text}", table, key, pa.schema([pa.field(key, kind), *fields])))
 
 
 def read_users_parquet(what: str, file: str) -> pa.Table:
-    """A table of a user's file; `what` begins the message of an error."""
+    """Read a Parquet file of the user; `what` is the prefix of error messages."""
     try:
         return pq.read_table(file)
     except FileNotFoundError:
@@ -130,7 +130,7 @@ def read_users_parquet(what: str, file: str) -> pa.Table:
 
 
 def cast_keyed(what: str, table: pa.Table, key: str, schema: pa.Schema) -> pa.Table:
-    """The columns of a schema, in its types; raises for a key that is missing or occurs twice."""
+    """Select and cast the columns of a schema; raises for a missing or duplicate key."""
     try:
         table = table.select(schema.names).cast(schema)
     except (pa.ArrowException, ValueError) as error:

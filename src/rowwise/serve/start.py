@@ -1,4 +1,4 @@
-"""Starts `rowwise serve` as a process, for what measures or tests a server."""
+"""Starts `rowwise serve` as a process, for benchmarks and tests."""
 
 import re
 import subprocess
@@ -13,10 +13,10 @@ ADDRESS = " at http://"
 
 
 class StartedServer(NamedTuple):
-    """A server that takes requests."""
+    """A server that accepts requests."""
 
     process: subprocess.Popen[str]
-    url: str  # of its scores
+    url: str  # of its score endpoint
 
 
 def start_server(
@@ -24,15 +24,15 @@ def start_server(
     *,
     errors: IO[str] | None = None,
     folder: Path | None = None,
-    tell: Callable[[str], object] = lambda line: None,
+    log: Callable[[str], object] = lambda line: None,
 ) -> StartedServer | None:
-    """Start a server on any free port, and wait until it takes requests; None: it ended before.
+    """Start a server on a free port, and wait until it accepts requests; None if it ended before.
 
     Args:
-        arguments: of `rowwise serve`, but for the port.
-        errors: gets its error output; None: that of this process.
-        folder: in which it runs.
-        tell: called with the lines before its address.
+        arguments: of `rowwise serve`, without --port.
+        errors: file for its error output, or None to inherit.
+        folder: its working folder.
+        log: called with the lines printed before its address.
     """
     command = [sys.executable, "-m", "rowwise", "serve", *arguments, "--port", "0"]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -40,9 +40,9 @@ def start_server(
     try:
         for line in iter(process.stdout.readline, ""):
             if ADDRESS in line:
-                threading.Thread(target=_read_all, args=(process.stdout,), daemon=True).start()
+                threading.Thread(target=_drain_pipe, args=(process.stdout,), daemon=True).start()
                 return StartedServer(process, line.partition(" at ")[2].strip())
-            tell(line.rstrip())
+            log(line.rstrip())
     except BaseException:  # Ctrl-C
         end_server(process, 0)
         raise
@@ -51,14 +51,14 @@ def start_server(
     return None
 
 
-def _read_all(pipe: IO[str]) -> None:
-    """Read what a server prints, so that its pipe is never full."""
+def _drain_pipe(pipe: IO[str]) -> None:
+    """Read the output of a server, so that its pipe never fills up."""
     with pipe:
         pipe.read()
 
 
 def end_server(process: subprocess.Popen[str], limit_s: float) -> None:
-    """Let a server answer the requests that it has, within a time."""
+    """Terminate a server gracefully; kill it after `limit_s`."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(limit_s)
@@ -67,37 +67,37 @@ def end_server(process: subprocess.Popen[str], limit_s: float) -> None:
 
 
 def processes_of(process: subprocess.Popen[str]) -> Iterator[Path]:
-    """The folders in /proc of a process and its descendants; its own is the first."""
-    waiting = [process.pid]
-    while waiting:
-        folder = Path(f"/proc/{waiting.pop()}")
+    """The folders in /proc of a process and of its descendants, in this order."""
+    pids = [process.pid]
+    while pids:
+        folder = Path(f"/proc/{pids.pop()}")
         yield folder
         with suppress(OSError):  # it has ended meanwhile
-            waiting += map(int, (folder / f"task/{folder.name}/children").read_text().split())
+            pids += map(int, (folder / f"task/{folder.name}/children").read_text().split())
 
 
 def memory_of(process: subprocess.Popen[str]) -> list[int]:
-    """Bytes of a server's processes without what is shared: the host, and then workers, the largest first."""
-    found: list[int] = []
+    """Private bytes of the processes of a server: first the host, then workers in descending order."""
+    sizes: list[int] = []
     for folder in processes_of(process):
         with suppress(OSError):  # it has ended meanwhile
             text = (folder / "smaps_rollup").read_text()
-            found.append(1024 * sum(int(kb) for kb in re.findall(r"^Pss_(?:Anon|File): +(\d+)", text, re.M)))
-    return [*found[:1], *sorted(found[1:], reverse=True)]
+            sizes.append(1024 * sum(int(kb) for kb in re.findall(r"^Pss_(?:Anon|File): +(\d+)", text, re.M)))
+    return [*sizes[:1], *sorted(sizes[1:], reverse=True)]
 
 
 class CoreTimes(NamedTuple):
-    """Seconds of the main threads of a server's processes so far."""
+    """Cumulated seconds of the main threads of a server."""
 
     run_s: float
-    waited_s: float  # they were ready, but other work had their cores
+    waited_s: float  # runnable, but waiting for a core
 
 
 def core_times(process: subprocess.Popen[str]) -> CoreTimes:
-    """The times of a server's processes; those that have ended count no more."""
-    found = [0.0, 0.0]
+    """The times of all running processes of a server."""
+    seconds = [0.0, 0.0]
     for folder in processes_of(process):
         with suppress(OSError):  # it has ended meanwhile
             for k, ns in enumerate((folder / "schedstat").read_text().split()[:2]):
-                found[k] += int(ns) / 1e9
-    return CoreTimes(*found)
+                seconds[k] += int(ns) / 1e9
+    return CoreTimes(*seconds)

@@ -1,4 +1,4 @@
-"""By which versions requests are answered: the content of current.json."""
+"""The traffic split between versions: the content of current.json."""
 
 from typing import Annotated
 
@@ -7,11 +7,11 @@ import msgspec
 from rowwise.base.errors import SpecError
 from rowwise.tables.spec import Value
 
-GOLDEN_SHARE = 0.6180339887498949  # numbers times this, modulo 1, are spread evenly
+GOLDEN_SHARE = 0.6180339887498949  # multiples of the golden ratio, modulo 1, are evenly distributed
 
 
 def is_chosen(number: int, share: float) -> bool:
-    """Whether one of many numbered things is in a share of them: any run of numbers has about that share."""
+    """Deterministic sampling by number: any run of numbers has about this share."""
     return share >= 1 or number * GOLDEN_SHARE % 1 < share
 
 
@@ -32,7 +32,7 @@ class Canary(Value, frozen=True):
 
 
 class Traffic(Value, frozen=True, omit_defaults=True):
-    """The current version, which answers all requests but those of the canary."""
+    """The current version, and a canary that takes a share of the requests."""
 
     current: int
     canary: Canary | None = None
@@ -46,7 +46,7 @@ class Traffic(Value, frozen=True, omit_defaults=True):
         return (self.current,) if self.canary is None else (self.current, self.canary.version)
 
     def version_of(self, request: int) -> int:
-        """The version that answers a request, by its number."""
+        """The version for the request with this number."""
         if self.canary is not None and is_chosen(request, self.canary.share):
             return self.canary.version
         return self.current

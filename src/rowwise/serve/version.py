@@ -1,4 +1,4 @@
-"""A version of a model that answers requests, as the parts above and below `serve` see it."""
+"""The interface of an open version, between `serve` and the layers that build it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ class ServedVersion:
 
     name: str
     number: int
-    digest: str | None  # as it was checked, or as `files.json` says; None: of an earlier rowwise, which wrote none
+    digest: str | None  # verified, or by `files.json`; None for a version of an earlier rowwise
     forward: Forward
     schema: pa.Schema  # of the raw columns
     tasks: tuple[str, ...]
-    link: AmountLink | None = None  # None: logits of labels 0 and 1
+    link: AmountLink | None = None  # None for binary labels
     stats: Mapping[str, ColumnStats]
     sides: tuple[SideTable, ...]
-    cached: tuple[CachedRows, ...]  # of tables that are larger than memory
-    identity: Identity  # whether the golden rows have the bits that they were exported with
-    retriever: Retriever | None = None  # of two towers, or of a model of lists
-    device_caches: tuple[HostRows, ...] = ()  # of tables that a device has in part
+    cached: tuple[CachedRows, ...]  # of tables larger than memory
+    identity: Identity  # whether the golden rows are reproduced bit for bit
+    retriever: Retriever | None = None  # of a two-tower or sequence model
+    device_caches: tuple[HostRows, ...] = ()  # of tables cached on a device

@@ -1,14 +1,14 @@
-"""Which versions the workers of a server have open, and which they answer by: a pure state machine.
+"""Open and served versions of the workers of a server: a pure state machine.
 
-The process that starts the workers sends events and executes the commands that come back. Rows of a version are loaded
-once, into memory that all workers map (`LoadRows`); then each worker opens the version. Traffic moves to other versions
-once all workers that answer have them open, in each worker between two batches. A version that cannot be loaded or
-opened is refused, and stays so: workers go on with the versions that they have.
+The host process sends events and executes the returned commands. Rows of a version are loaded once, into memory that
+all workers map (`LoadRows`); then each worker opens the version. Traffic moves to other versions once all ready workers
+have opened them, in each worker between two batches. A version that cannot be loaded or opened is refused permanently;
+workers continue with their open versions.
 
-The folder may ask for other versions faster than one loads. So there is one target at a time. It is moved to, or
-refused, before the newest wish becomes the next one, and wishes in between are skipped. Else each wish would replace
-a version that is nearly there, and the server would stand still. A wish whose versions are open needs no target.
-Versions of the target are not loaded before all others are freed.
+The folder may change faster than a version loads. So there is one target at a time: it is reached or refused before
+the newest wanted traffic becomes the next target, and those in between are skipped. Else each change would discard an
+almost loaded version, without progress. Wanted traffic whose versions are open needs no target. Versions of the target
+are not loaded before all others are freed.
 """
 
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ from rowwise.serve.traffic import Traffic
 
 
 class TrafficRead(NamedTuple):
-    """The folder asks for these versions."""
+    """The folder wants this traffic."""
 
     traffic: Traffic
 
 
 class RowsLoaded(NamedTuple):
-    """The rows of a version are in memory, and its golden rows have come out right."""
+    """The rows of a version are in memory, and its golden rows were reproduced."""
 
     version: int
 
@@ -35,7 +35,7 @@ class VersionRefused(NamedTuple):
     """A version cannot be loaded, or a worker could not open it."""
 
     version: int
-    why: str
+    reason: str
     worker: int | None = None
 
     @classmethod
@@ -50,20 +50,20 @@ class WorkerStarted(NamedTuple):
 
 
 class WorkerEnded(NamedTuple):
-    """A worker is gone."""
+    """A worker process has ended."""
 
     worker: int
 
 
 class VersionOpened(NamedTuple):
-    """A worker can answer by a version."""
+    """A worker has opened a version."""
 
     worker: int
     version: int
 
 
 class TrafficMoved(NamedTuple):
-    """A worker answers new requests by these versions."""
+    """A worker routes new requests by this traffic."""
 
     worker: int
     traffic: Traffic
@@ -85,51 +85,51 @@ class FreeRows(NamedTuple):
 
 
 class OpenVersion(NamedTuple):
-    """Let a worker open a version whose rows are loaded."""
+    """Open a version with loaded rows in a worker."""
 
     worker: int
     version: int
 
 
 class CloseVersion(NamedTuple):
-    """Let a worker close a version, once its last request by it has an answer."""
+    """Close a version in a worker, after its requests in flight."""
 
     worker: int
     version: int
 
 
 class MoveTraffic(NamedTuple):
-    """Let a worker answer new requests by these versions, which it has open."""
+    """Route new requests of a worker to these open versions."""
 
     worker: int
     traffic: Traffic
 
 
 class EndWorker(NamedTuple):
-    """End a worker, which cannot open what the others answer by; another takes its place."""
+    """Kill and replace a worker that cannot open a served version."""
 
     worker: int
 
 
-class TellRefused(NamedTuple):
-    """Tell a worker which versions are refused, and why."""
+class ReportRefused(NamedTuple):
+    """Send the refused versions and reasons to a worker."""
 
     worker: int
-    why: dict[int, str]
+    reasons: dict[int, str]
 
 
-Command = LoadRows | FreeRows | OpenVersion | CloseVersion | MoveTraffic | EndWorker | TellRefused
+Command = LoadRows | FreeRows | OpenVersion | CloseVersion | MoveTraffic | EndWorker | ReportRefused
 
-ENDS = 3  # of workers while they open a target, before another that is wanted takes its place
+MAX_DEATHS = 3  # of workers while they open a target, before it is given up for other wanted traffic
 
 
 @dataclass(slots=True)
 class _Worker:
-    asked: set[int] = field(default_factory=set)  # versions that it was told to open, and not to close
+    requested: set[int] = field(default_factory=set)  # versions that it was sent to open, and not to close
     opened: set[int] = field(default_factory=set)
-    told: Traffic | None = None
+    sent: Traffic | None = None
     moved: Traffic | None = None
-    refused: dict[int, str] = field(default_factory=dict)  # that it knows of
+    refused: dict[int, str] = field(default_factory=dict)  # last reported to it
 
 
 @final
@@ -137,11 +137,11 @@ class ServedVersions:
     """The versions of one server. `handle` takes an event and returns what to do."""
 
     def __init__(self) -> None:
-        self.wanted: Traffic | None = None  # by the folder
-        self.target: Traffic | None = None  # that is loaded and opened; None: nothing else than the active is wanted
-        self.active: Traffic | None = None  # by which workers answer; None: by none yet
-        self.refused: dict[int, str] = {}  # why, by version
-        self._ends = 0  # of workers while they opened the target
+        self.wanted: Traffic | None = None  # in the folder
+        self.target: Traffic | None = None  # being loaded and opened; None if the active traffic is wanted
+        self.active: Traffic | None = None  # routed by workers; None before the first
+        self.refused: dict[int, str] = {}  # reason by version
+        self._deaths = 0  # of workers while opening the target
         self._loading: int | None = None
         self._loaded: set[int] = set()
         self._workers: dict[int, _Worker] = {}
@@ -159,7 +159,7 @@ class ServedVersions:
                 self._workers[worker] = _Worker()
             case WorkerEnded(worker) if worker in self._workers:
                 ended = self._workers.pop(worker)
-                self._ends += bool((ended.asked - ended.opened).intersection(_versions_of(self.target)))
+                self._deaths += bool((ended.requested - ended.opened).intersection(_versions_of(self.target)))
             case VersionOpened(worker, version) if worker in self._workers:
                 self._workers[worker].opened.add(version)
             case TrafficMoved(worker, traffic) if worker in self._workers:
@@ -167,15 +167,15 @@ class ServedVersions:
         return list(self._commands())
 
     def _refuse(self, event: VersionRefused) -> list[Command]:
-        version, why, worker = event
+        version, reason, worker = event
         if worker is None:
             self._loading = None
         elif worker in self._workers:
-            self._workers[worker].asked.discard(version)
+            self._workers[worker].requested.discard(version)
         if worker is not None and version in _versions_of(self.active):
             self._workers.pop(worker, None)
             return [EndWorker(worker)]
-        self.refused[version] = why
+        self.refused[version] = reason
         return []
 
     def is_ready(self, worker: int) -> bool:
@@ -186,66 +186,67 @@ class ServedVersions:
         for number, worker in self._workers.items():
             if worker.refused != self.refused:
                 worker.refused = dict(self.refused)
-                yield TellRefused(number, worker.refused)
-        self._aim()
+                yield ReportRefused(number, worker.refused)
+        self._choose_target()
         yield from self._open()
         yield from self._move()
         yield from self._close()
         yield from self._load()
 
-    def _aim(self) -> None:
-        """Choose what to answer by, and the target."""
+    def _choose_target(self) -> None:
+        """Choose the active traffic and the target."""
+        # A target is given up if it is refused, or kills workers while other traffic is wanted.
         if reached := self._is_open(self.target):
             self.active = self.target
         if self._is_open(self.wanted):
             self.active = self.wanted
-        lost = self._is_refused(self.target) or (self._ends >= ENDS and self.target != self.wanted)
-        if self.target is None or reached or lost:
-            arrived = self.wanted == self.active or self._is_refused(self.wanted)
-            self.target, self._ends = None if arrived else self.wanted, 0
+        failed = self._is_refused(self.target) or (self._deaths >= MAX_DEATHS and self.target != self.wanted)
+        if self.target is None or reached or failed:
+            is_served = self.wanted == self.active or self._is_refused(self.wanted)
+            self.target, self._deaths = None if is_served else self.wanted, 0
 
     def _is_refused(self, traffic: Traffic | None) -> bool:
         return not self.refused.keys().isdisjoint(_versions_of(traffic))
 
     def _is_open(self, traffic: Traffic | None) -> bool:
-        """Whether all workers that answer can answer by these versions; those that start open them later."""
+        """Whether all ready workers have opened these versions; starting workers open them later."""
         workers = [worker for worker in self._workers.values() if worker.moved] or self._workers.values()
         if traffic is None or not workers or self._is_refused(traffic):
             return False
         return all(worker.opened.issuperset(traffic.versions) for worker in workers)
 
     def _open(self) -> Iterator[Command]:
-        """Let workers open what they answer by; then the target, if they answer."""
+        """Workers open active versions; ready workers also those of the target."""
         for number, worker in self._workers.items():
             ready = worker.moved is not None or self.active is None
             needed = (*_versions_of(self.active), *_versions_of(self.target if ready else None))
             for version in needed:
-                if version in self._loaded - worker.asked:
-                    worker.asked.add(version)
+                if version in self._loaded - worker.requested:
+                    worker.requested.add(version)
                     yield OpenVersion(number, version)
 
     def _move(self) -> Iterator[Command]:
         for number, worker in self._workers.items():
-            if self.active is not None and worker.told != self.active and set(self.active.versions) <= worker.opened:
-                worker.told = self.active
+            if self.active is not None and worker.sent != self.active and set(self.active.versions) <= worker.opened:
+                worker.sent = self.active
                 yield MoveTraffic(number, self.active)
 
     def _close(self) -> Iterator[Command]:
-        """Close what neither the traffic nor the target needs, in workers whose traffic has moved."""
+        """Close versions of neither the active traffic nor the target, in workers whose traffic has moved."""
         kept = {*_versions_of(self.active), *_versions_of(self.target)}
         for number, worker in self._workers.items():
             if worker.moved == self.active:
-                for version in sorted(worker.asked & worker.opened - kept):
-                    worker.asked.discard(version)
+                for version in sorted(worker.requested & worker.opened - kept):
+                    worker.requested.discard(version)
                     worker.opened.discard(version)
                     yield CloseVersion(number, version)
-        in_use = kept.union(*(worker.asked for worker in self._workers.values()))
+        in_use = kept.union(*(worker.requested for worker in self._workers.values()))
         for version in sorted(self._loaded - in_use):
             self._loaded.discard(version)
             yield FreeRows(version)
 
     def _load(self) -> Iterator[Command]:
-        """Load a version of the target, once memory has no others than those of the target and the traffic."""
+        """Load a version of the target, once memory has only versions of the target and the active traffic."""
         missing = [version for version in _versions_of(self.target) if version not in self._loaded]
         kept = {*_versions_of(self.active), *_versions_of(self.target)}
         if missing and self._loading is None and self._loaded <= kept:
@@ -255,17 +256,19 @@ class ServedVersions:
 
 @final
 class Lag:
-    """How long a server has been behind what is wanted."""
+    """Time since the served traffic was last wanted."""
 
     def __init__(self) -> None:
         self._wanted: Traffic | None = None
-        self._until_s: dict[Traffic | None, float] = {}  # when each of what was wanted no longer was
+        self._until_s: dict[Traffic | None, float] = {}  # when each formerly wanted traffic was replaced
 
     def seconds(self, wanted: Traffic, active: Traffic | None, target: Traffic | None, now_s: float) -> float:
-        """Since something else than what answers is wanted, whatever was wanted meanwhile; 0: nothing else is."""
+        """Seconds for which the active traffic is no longer wanted; 0 if it is wanted."""
         if wanted != self._wanted:
             self._until_s[self._wanted], self._wanted = now_s, wanted
-        self._until_s = {one: s for one, s in self._until_s.items() if one in (active, target) and one != wanted}
+        self._until_s = {
+            traffic: s for traffic, s in self._until_s.items() if traffic in (active, target) and traffic != wanted
+        }
         return now_s - self._until_s.get(active, now_s)
 
 

@@ -1,9 +1,9 @@
-"""A worker of a server: answers requests in its main thread, and opens and closes versions as the host tells it.
+"""A worker of a server: serves requests in its main thread, and executes commands of the host.
 
-Commands are executed in a second thread; what changes the service is done by the event loop, between two batches.
+Commands are executed in a second thread; changes of the service run in the event loop, between two batches.
 
-At SIGTERM, or when its host is gone, a worker says that it is not ready, and closes connections with their next answer.
-After `LINGER_s`, in which requests on their way arrive, it takes no new connections, answers what is left and ends.
+On SIGTERM, or when its host is gone, a worker drains: it is not ready, and closes connections with their next response.
+After `LINGER_s`, in which requests in transit arrive, it accepts no new connections, finishes its requests and ends.
 """
 
 import asyncio
@@ -37,25 +37,25 @@ from rowwise.serve.versions import (
     CloseVersion,
     MoveTraffic,
     OpenVersion,
-    TellRefused,
+    ReportRefused,
     TrafficMoved,
     VersionOpened,
     VersionRefused,
 )
 
-LAST_s = 0.1  # in which the first bytes of the last connections are read
-LINGER_s = 0.5  # from SIGTERM to the end of connections without a request
-DRAIN_s = 30  # that requests have to end
-FULL_s = 1.0  # until connections are taken again where no more files can be opened
-PAUSE_s = 0.03  # between parts of the work of opening a version
-MAX_DIGITS = 640  # of a whole number in JSON; Python would take milliseconds for one of 4,300
-SWITCH_s = 5e-4  # after which the thread that opens a version lets requests pass, and not after 5 ms
+LAST_READ_s = 0.1  # time to read the first bytes of the last connections
+LINGER_s = 0.5  # from SIGTERM to the close of idle connections
+DRAIN_s = 30  # timeout of requests in flight
+ACCEPT_RETRY_s = 1.0  # until connections are accepted again after an error, such as too many open files
+PAUSE_s = 0.03  # between steps of opening a version, for requests
+MAX_DIGITS = 640  # of an integer in JSON; the default of 4,300 would take milliseconds
+SWITCH_s = 5e-4  # switch interval of threads; with the default of 5 ms, opening a version would delay requests
 
 
 class WorkerTask(NamedTuple):
-    """What all workers of a server share."""
+    """Configuration of all workers of a server."""
 
-    # By its number, and a file with its rows; the function is called between parts of the work.
+    # (version, shared rows, pause) -> version; `pause` is called between steps.
     open_version: Callable[[int, SharedRows, Callable[[], object]], ServedVersion]
     limits: ServiceLimits
     recording: Recording | None = None
@@ -63,20 +63,20 @@ class WorkerTask(NamedTuple):
 
 def run_worker(task: WorkerTask, number: int, host: Connection, bound: socket.socket) -> None:
     """The main function of a worker's process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the host sends SIGTERM
-    torch.set_num_threads(1)  # several would wait for each other between the small operators of a request
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from the terminal; the host sends SIGTERM
+    torch.set_num_threads(1)  # several would cost synchronization per small operator
     sys.setswitchinterval(SWITCH_s)
     sys.set_int_max_str_digits(MAX_DIGITS)
     service = ScoringService(task.limits)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        """Connections are taken once versions are open."""
+        """Accept connections once versions are open."""
         control = _Control(number, task, host, service, asyncio.get_running_loop(), asyncio.Event(), server.drain)
         threading.Thread(target=control.run, daemon=True).start()
         await control.moved.wait()
         gc.collect()
-        gc.freeze()  # else each full collection searches all modules: 145 ms in which no request is answered
+        gc.freeze()  # else each full collection traverses all modules, a pause of 145 ms
         server.accept()
         if task.recording is not None:
             service.recorder = RequestRecorder(task.recording, number, service.metrics.unrecorded.inc)
@@ -85,19 +85,19 @@ def run_worker(task: WorkerTask, number: int, host: Connection, bound: socket.so
             service.recorder.close()
 
     app = make_app(service, lifespan)
-    # What strangers do wrong is counted, and not logged.
+    # Errors of clients are counted, not logged.
     config = uvicorn.Config(app, access_log=False, log_level="error", ws="none", timeout_graceful_shutdown=DRAIN_s)
-    config.timeout_keep_alive = task.limits.idle_s  # pyrefly: ignore  # uvicorn would have whole seconds
+    config.timeout_keep_alive = task.limits.idle_s  # pyrefly: ignore  # uvicorn declares whole seconds
     server = _DrainingServer(config, service, bound)
     server.run(sockets=[])
 
 
 @final
 class _DrainingServer(uvicorn.Server):
-    """A server that lets requests on their way arrive before it closes connections.
+    """A server that drains: requests in transit arrive before it closes connections.
 
-    All workers wait at one socket. Each takes one connection at a time, and none while it computes. A worker that took
-    all that wait would have most of the connections, and the others would be idle.
+    All workers accept from one socket. Each accepts one connection at a time, and none while it computes, to balance
+    the load: a worker that accepted all pending ones would have most connections, and the others would idle.
     """
 
     def __init__(self, config: uvicorn.Config, service: ScoringService, bound: socket.socket) -> None:
@@ -106,21 +106,21 @@ class _DrainingServer(uvicorn.Server):
         self._arriving: set[asyncio.Task[object]] = set()
 
     def accept(self) -> None:
-        """Take connections from now on."""
+        """Start to accept connections."""
         self._bound.setblocking(False)
         asyncio.get_running_loop().add_reader(self._bound, self._accept_one)
 
     def _accept_one(self) -> bool:
-        """Take a connection; whether there was one."""
+        """Accept a connection; returns whether one was pending."""
         loop = asyncio.get_running_loop()
         try:
             connection, _ = self._bound.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return False  # another worker was faster, or the client has gone
+            return False  # another worker was faster, or the client has disconnected
         except OSError as error:  # too many open files
-            print(f"no connection can be taken: {error.strerror}", file=sys.stderr)
+            print(f"no connection can be accepted: {error.strerror}", file=sys.stderr)
             loop.remove_reader(self._bound)
-            loop.call_later(FULL_s, self._accept_again)
+            loop.call_later(ACCEPT_RETRY_s, self._accept_again)
             return False
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -130,7 +130,7 @@ class _DrainingServer(uvicorn.Server):
         return True
 
     def _accept_all(self) -> None:
-        """Take the connections that wait, as the system cuts those that nobody took."""
+        """Accept all pending connections, as the kernel resets them when the socket closes."""
         while self._accept_one():
             pass
 
@@ -145,7 +145,7 @@ class _DrainingServer(uvicorn.Server):
         )
 
     def handle_exit(self, sig: int, frame: object) -> None:
-        """Of SIGTERM; the handler runs in the thread of the loop."""
+        """Handle SIGTERM, in the thread of the loop."""
         asyncio.get_running_loop().call_soon_threadsafe(self.drain)
 
     def drain(self) -> None:
@@ -155,40 +155,40 @@ class _DrainingServer(uvicorn.Server):
             asyncio.get_running_loop().call_later(LINGER_s, self._close)
 
     def _close(self) -> None:
-        """Take no more connections, and let those that are open end once their requests were read."""
+        """Stop accepting, and end open connections once their requests were read."""
         loop = asyncio.get_running_loop()
         self._accept_all()
         loop.remove_reader(self._bound)
         self._bound.close()
-        loop.call_later(LAST_s, setattr, self, "should_exit", True)
+        loop.call_later(LAST_READ_s, setattr, self, "should_exit", True)
 
 
 class _Control(NamedTuple):
-    """Executes the host's commands."""
+    """Executes commands of the host."""
 
     number: int
     task: WorkerTask
     host: Connection
     service: ScoringService
     loop: asyncio.AbstractEventLoop
-    moved: asyncio.Event  # the service answers
+    moved: asyncio.Event  # set once the service has traffic
     drain: Callable[[], None]
 
     def run(self) -> None:
-        """Until the host is gone, or the loop is closed."""
+        """Runs until the host is gone, or the loop is closed."""
         try:
             while not self.loop.is_closed():
                 self._execute(self.host.recv())
         except (EOFError, OSError):
             if not self.moved.is_set():
-                os._exit(1)  # no request was taken
+                os._exit(1)  # no request was accepted
             if not self.loop.is_closed():
                 self.loop.call_soon_threadsafe(self.drain)
         except BaseException:
             if self.loop.is_closed():
                 return
             traceback.print_exc()
-            os._exit(1)  # another worker takes its place
+            os._exit(1)  # the host replaces this worker
 
     def _execute(self, command: object) -> None:
         match command:
@@ -196,37 +196,37 @@ class _Control(NamedTuple):
                 rows = self.host.recv()
                 self._open(version, rows._replace(file=recv_handle(self.host)))
             case CloseVersion(_, version):
-                self._change(partial(self.service.close, version))
+                self._apply(partial(self.service.close, version))
             case MoveTraffic(_, traffic):
-                self._change(partial(self.service.move, traffic))
+                self._apply(partial(self.service.move, traffic))
                 self.loop.call_soon_threadsafe(self.moved.set)
                 self.host.send(TrafficMoved(self.number, traffic))
-            case TellRefused(_, why):
-                self._change(partial(setattr, self.service, "refused", why))
+            case ReportRefused(_, reasons):
+                self._apply(partial(setattr, self.service, "refused", reasons))
 
     def _open(self, version: int, rows: SharedRows) -> None:
         try:
             opened = self.task.open_version(version, rows, self._pause)
-        except Exception as error:  # a version's own code may raise anything
+        except Exception as error:  # code of the version may raise any exception
             self.host.send(VersionRefused.because(version, error, self.number))
             return
         finally:
             os.close(rows.file)
-        self._change(partial(self.service.open, opened))
+        self._apply(partial(self.service.open, opened))
         self.host.send(VersionOpened(self.number, version))
 
     def _pause(self) -> None:
-        """Let requests that wait be answered, unless no request is taken yet."""
+        """Yield to waiting requests, once requests are accepted."""
         if self.moved.is_set():
             time.sleep(PAUSE_s)
 
-    def _change(self, change: Callable[[], object]) -> None:
-        """Let the loop make a change, and wait until it has."""
+    def _apply(self, change: Callable[[], object]) -> None:
+        """Run a change in the event loop, and wait for it."""
         done = threading.Event()
 
-        def make() -> None:
+        def run() -> None:
             change()
             done.set()
 
-        self.loop.call_soon_threadsafe(make)
+        self.loop.call_soon_threadsafe(run)
         done.wait()
