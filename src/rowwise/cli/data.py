@@ -184,7 +184,7 @@ def inspect(  # noqa: PLR0913 - one for each option
 
         def examine(reader: "Reader") -> "Inspection":
             separators = find_separators(reader, split["unused"]) | separators_given
-            return inspect(reader, label, amount=amount, name=path, roles=roles, separators=separators, tell=tell)
+            return inspect(reader, label, amount=amount, name=path, roles=roles, separators=separators, progress=tell)
 
         reader, inspection = read_settled(reader, examine)
     text_options.show_dialect(reader, make_terminal(stderr=as_json))

@@ -272,7 +272,7 @@ def _start_recipe(
     reader, console = FrameReader(table), make_terminal(stderr=True)
     with splits_bar(console, "reading") as tell:
         separators = find_separators(reader, [n for n, role in roles.items() if role == "unused"])
-        inspection = inspect(reader, label, name="frame", roles=roles, separators=separators, tell=tell)
+        inspection = inspect(reader, label, name="frame", roles=roles, separators=separators, progress=tell)
     path.parent.mkdir()
     write_starter(inspection, reader, f"parquet:{rows}", path)
     for warning in inspection.card.warnings:

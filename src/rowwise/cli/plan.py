@@ -52,7 +52,7 @@ class PlanArguments:
     dim: int | None
     constraints: Path | None
     layouts: str | None
-    tiers: str | None  # None for all that the runtime supports
+    tiers: str | None  # None for the device, and the tiers below it that the tables need
     memory: str | None = None  # per host without GPUs; None for that of the machine
     wire: tuple[str, ...]
     model: str | None  # None for the best one of the profile
@@ -106,7 +106,8 @@ def plan(  # noqa: PLR0913 - one for each option
     tiers: Annotated[
         str | None,
         typer.Option(
-            metavar="A,B,...", help="Memory tiers to plan for: device,host,disk (default: those that rowwise supports)."
+            metavar="A,B,...",
+            help="Memory tiers to plan for: device,host,disk (default: device, others as tables need them).",
         ),
     ] = None,
     memory: Annotated[
@@ -240,13 +241,13 @@ def _limit_memory(machine: "Machine", memory: str) -> "Machine":
     """A copy of the machine with `memory` for tables on each host, and with disks."""
     from msgspec import structs
 
-    from rowwise.planning.planner.machines import MAX_SIZE, parse_size
+    from rowwise.planning.planner.machines import parse_size
 
     hardware, size = machine.hardware, parse_size(memory, "--memory")
     if hardware.host_bytes or not size:
         problem = "0 bytes" if not size else f"{hardware.name} has memory of its own and of its host"
         raise SpecError(f"--memory {memory}: {problem}", "a size such as 4GB for a machine without GPUs, else --tiers")
-    disk_bytes = hardware.disk_bytes or LARGEST
+    disk_bytes = hardware.disk_bytes or MAX_SIZE
     limited = structs.replace(hardware, device_bytes=size // machine.topology.devices, disk_bytes=disk_bytes)
     return structs.replace(machine, hardware=limited)
 

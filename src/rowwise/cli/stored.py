@@ -22,7 +22,7 @@ def open_store(path: str, cache: Path | None, patience_s: float | None = None) -
         cache: folder for downloads, or None for a temporary one.
         patience_s: total time to retry a failed request, or None for the default.
     """
-    storage = parse_folder(path, None if patience_s is None else Patience(patience_s))
+    storage = parse_folder(path, None if patience_s is None else RetryPolicy(patience_s))
     if isinstance(storage, Path):
         if cache is not None:
             raise SpecError(f"--cache {cache} with {path}, which is not a URL: versions in a folder are not copied")

@@ -26,7 +26,17 @@ from torch import Tensor
 
 from rowwise.tables.ops.threads import one_thread
 from rowwise.train.samples import Samples
-from rowwise.train.state import State, check_equal, check_positive, join, merge_newest, part, read_int, read_tensor
+from rowwise.train.state import (
+    State,
+    check_equal,
+    check_positive,
+    join,
+    merge_newest,
+    narrow,
+    part,
+    read_int,
+    read_tensor,
+)
 
 AXIS = 16.0  # logits beyond it share a bin at either end; sigmoid(16) is 1e-7 from 1
 KEEP = 1 << 17  # scores; `value` sorts them in about 10 ms
@@ -141,7 +151,7 @@ class Auc:
         metric = cls(len(bins.counts()), read_int(state, "keep"), bins=1)
         metric._bins, metric._samples = bins, metric._keep + 1
         if exact:
-            scores = read_tensor(exact, "scores", (3, None, metric._tasks))
+            scores = _read_scores(exact, None, metric._tasks)
             metric._kept, metric._samples = [scores], scores.shape[1]
         return metric
 
@@ -190,7 +200,7 @@ class RecentAuc:
         """The metric that `state` saved, bit-exactly."""
         metric = cls(read_int(state, "batches"), read_int(state, "tasks"), read_int(state, "most"))
         sizes = read_tensor(state, "sizes", (None,), torch.int64).tolist()
-        scores = read_tensor(state, "scores", (3, sum(sizes), metric._tasks))
+        scores = _read_scores(state, sum(sizes), metric._tasks)
         # Copies: views would keep the memory of the whole window alive.
         metric._keep([chunk.clone() for chunk in scores.split(sizes, 1)])
         return metric

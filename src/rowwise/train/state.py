@@ -50,6 +50,15 @@ def read_tensor(
     return tensor
 
 
+def narrow(numbers: Tensor) -> Tensor:
+    """The same numbers in 8 or 32 bits, where these have all of them; `read_tensor` widens them."""
+    for dtype in (torch.uint8, torch.float32):
+        narrowed = numbers.to(dtype)
+        if torch.equal(narrowed.to(numbers.dtype), numbers):
+            return narrowed
+    return numbers.clone()
+
+
 def check_equal(setting: str, a: object, b: object) -> None:
     """Raise unless two metrics to merge have the same setting."""
     if a != b:

@@ -140,7 +140,7 @@ class ShardedEmbeddings(nn.Module):
         """
         check_cached(self._plan, self.tables)
         for arena in self.arenas:
-            arena.check_whole()
+            arena.check_in_host_memory()
         self.device = torch.empty(0, device=device).device  # "cuda" with the number of the device
         for number, (group, tiles) in enumerate(self._groups):
             if all(piece.tile.tier == "device" for piece in group.pieces):
