@@ -77,7 +77,7 @@ def test_equal_links_leave_the_order(tmp_path):
     found = order_hosts(meet(names), write(tmp_path / "net.json", make_network(names)))
     assert found is not None
     assert found.ordered.order is None
-    assert "nothing to gain by another order of hosts: 1.0x" in found.ordered.in_words
+    assert "no better order of hosts: 1.0x" in found.ordered.in_words
 
 
 def test_more_hosts_than_the_job_has_are_fine(tmp_path):
@@ -112,7 +112,7 @@ def test_a_resume_takes_the_order_again(tmp_path):
     ("names", "devices", "says"),
     [
         (("a0", "gpu-17"), 1, "host 'gpu-17' was not probed; probe again"),
-        (("a0", "b0"), 2, "host 'a0' has 2 devices, and had 1; probe again"),
+        (("a0", "b0"), 2, "host 'a0' has 2 devices, but had 1 when it was probed; probe again"),
         (("a0", "a0"), 1, "2 hosts are named 'a0': expected names that differ"),
     ],
 )

@@ -173,8 +173,8 @@ def test_a_claim_without_a_run_is_taken_over(tmp_path, mirror):
     [
         (OWNER, b"{", "mirror.json is damaged"),
         (OWNER, b'{"holder":"x"}', "mirror.json is damaged"),
-        ("recipe.yaml", b"name: ../x", "its name '../x' cannot be that of a folder: it has a slash"),
-        ("recipe.yaml", b"data: {}", "its name 'None' cannot be that of a folder: there is none"),
+        ("recipe.yaml", b"name: ../x", "its name '../x' cannot name a folder: it has a slash"),
+        ("recipe.yaml", b"data: {}", "its name 'None' cannot name a folder: there is none"),
         ("recipe.yaml", b"{", "recipe.yaml: not YAML"),
         (".lock", b"x", "the name '.lock' is not used: it begins with a dot"),
     ],

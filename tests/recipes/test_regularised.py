@@ -46,7 +46,7 @@ def test_smoothed_labels_are_in_the_loss_and_not_in_the_logits(tmp_path):
 @pytest.mark.parametrize(
     ("world", "train", "message"),
     [
-        (2, {}, "model.norm=batch on 2 ranks: statistics are of one rank's samples: expected model.norm=layer"),
+        (2, {}, "model.norm=batch on 2 ranks: statistics cover the samples of one rank: expected model.norm=layer"),
         (1, {"determinism": "elastic"}, "model.norm=batch with train.determinism=elastic"),
     ],
 )

@@ -126,7 +126,7 @@ def test_shares_by_time_read_no_row_groups_of_others(tmp_path):
 @pytest.mark.parametrize(
     ("share", "message"),
     [
-        ({"column": "row"}, "data.share: 'row' without valid_from and test_from: expected one of them, or both"),
+        ({"column": "row"}, "data.share: 'row' without valid_from and test_from: expected one or both"),
         (
             {"column": "row", "valid_from": 3, "test_from": 3},
             "valid_from=3 and test_from=3: expected valid_from before",
@@ -190,7 +190,7 @@ def test_shares_by_time_beside_named_rows(tmp_path):
     write_rows(tmp_path / "t.parquet", 100, first=6000)
     data = {"share": BY_ROW, "test": f"parquet:{tmp_path / 't.parquet'}"}
     message = refused(tmp_path, data=data)
-    assert "data.share.test_from=1700: data.test names such rows, or the dataset has its own: expected one" in message
+    assert "data.share.test_from=1700: data.test or the dataset has test rows already: expected one" in message
     found = resolved(tmp_path, data=data | {"share": {"column": "row", "valid_from": 1200}})
     assert keys(found, "train") == set(range(1200))
     assert keys(found, "test") == set(range(6000, 6100))

@@ -122,7 +122,7 @@ def test_two_ranks_learn_what_one_learns(kind, tmp_path):
         ({"evaluate": {"metric": "mrr", "task": "x"}}, "evaluate.task='x' is not a label: expected one of next_item"),
         (
             {"train": {"determinism": "elastic"}},
-            "train.determinism=elastic: model.kind=sasrec looks items",
+            "train.determinism=elastic: model.kind=sasrec has sequence lookups",
         ),
     ],
     ids=str,

@@ -227,7 +227,7 @@ ODD = {
     "layers": (described("parts", "model", "top", value=[65536, 65536]), r"model\.json .*layers of \(65536, "),
     "wide": (described("parts", "model", "bottom", 0, value=1 << 62), "model.json .*a layer cannot be made"),
     "stray logit": (
-        golden(lambda t: t.append_column("logit:stray", t["logit:label"])), "column too many, 'logit:stray'",
+        golden(lambda t: t.append_column("logit:stray", t["logit:label"])), "has an unexpected column 'logit:stray'",
     ),
     "no logit": (golden(lambda t: t.drop_columns(["logit:label"])), "has no column 'logit:label'"),
     "logit twice": (golden(lambda t: t.append_column("logit:label", t["logit:label"])), "2 columns are called"),

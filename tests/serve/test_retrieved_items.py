@@ -369,7 +369,7 @@ def test_other_models_have_no_items(tmp_path, few):
     assert written.items is None
     assert open_version(written.folder.path).retriever is None
     for options in (ItemOptions("items.parquet"), ItemOptions(recall=0.5)):
-        with pytest.raises(SpecError, match="makes no vectors"):
+        with pytest.raises(SpecError, match="has no item vectors"):
             export(run.folder.path, tmp_path / "models", items=options)
     with pytest.raises(SpecError, match=r"--recall 1\.5"):
         ItemOptions(recall=1.5)

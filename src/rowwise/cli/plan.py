@@ -241,7 +241,7 @@ def _limit_memory(machine: "Machine", memory: str) -> "Machine":
     """A copy of the machine with `memory` for tables on each host, and with disks."""
     from msgspec import structs
 
-    from rowwise.planning.planner.machines import parse_size
+    from rowwise.planning.planner.machines import MAX_SIZE, parse_size
 
     hardware, size = machine.hardware, parse_size(memory, "--memory")
     if hardware.host_bytes or not size:

@@ -1,7 +1,7 @@
 """The application of `rowwise serve` for other servers: Ray Serve, KServe, or any server of ASGI.
 
-It is what a worker runs, in one process. It follows the versions of its folder. Known limits: each version that is open
-has its own memory; numbers of `/metrics` are those of this process.
+It is a worker in one process, which follows the versions of its folder. Known limits: open versions do not share
+memory; `/metrics` covers this process only.
 """
 
 import asyncio
@@ -38,16 +38,16 @@ def asgi_app(
     limits: ServiceLimits | None = None,
     memory: str | None = None,
 ) -> Starlette:
-    """An application that answers by the versions of a folder.
+    """An application that serves the versions of a folder.
 
     Where several processes share the cores, let each call `torch.set_num_threads(1)` first, as workers do.
 
     Args:
         folder: a folder that `rowwise export` wrote, or a version in it.
-        version: answer by this version, whatever becomes current.
+        version: serve this version only; None: follow the current one.
         expect: the only digest that is accepted.
-        limits: sizes and times of requests.
-        memory: for rows of a version, such as 8GB; larger tables are cached. None: all rows.
+        limits: limits on sizes and times of requests.
+        memory: budget for the rows of a version, such as 8GB; larger tables are cached. None: all rows are in memory.
     """
     service, path = ScoringService(limits or ServiceLimits()), Path(folder)
 
@@ -59,37 +59,37 @@ def asgi_app(
         tiers = IN_MEMORY
         if memory is not None:
             tiers = make_tiers(CheckpointManifest.read(first.path), parse_size(memory, "memory"), (), None)
-        opening = partial(open_version, path, expect, tiers=tiers)
-        await _move(service, opening, traffic)
-        service.metrics.wanted.set(traffic, 0.0)
-        following = None if fixed else asyncio.create_task(_follow(service, path, opening, traffic))
+        open_number = partial(open_version, path, expect, tiers=tiers)
+        await _switch(service, open_number, traffic)
+        service.metrics.wanted.show(traffic, 0.0)
+        follower = None if fixed else asyncio.create_task(_follow(service, path, open_number, traffic))
         yield
-        if following is not None:
-            following.cancel()
+        if follower is not None:
+            follower.cancel()
 
     return make_app(service, lifespan)
 
 
-async def _follow(service: ScoringService, path: Path, opening: OpenVersion, seen: Traffic) -> None:
-    """Answer by what the folder asks for; a version that cannot be opened is refused, and the old ones go on."""
+async def _follow(service: ScoringService, path: Path, open_number: OpenVersion, seen: Traffic) -> None:
+    """Poll the folder's traffic and switch to it; a version that cannot be opened is refused, and old ones stay."""
     wanted, lag = seen, Lag()
     async with asyncio.TaskGroup() as group:
-        moving = None
+        switch = None
         while True:
             await asyncio.sleep(POLL_s)
-            with suppress(CheckpointError):  # current.json is damaged: it will be written again
+            with suppress(CheckpointError):  # current.json is damaged: the next export rewrites it
                 wanted = read_traffic(path)
-            if wanted != seen and (moving is None or moving.done()):
+            if wanted != seen and (switch is None or switch.done()):
                 seen = wanted
-                moving = group.create_task(_move(service, opening, wanted))
-            service.metrics.wanted.set(wanted, lag.seconds(wanted, service.traffic, seen, time.monotonic()))
+                switch = group.create_task(_switch(service, open_number, wanted))
+            service.metrics.wanted.show(wanted, lag.seconds(wanted, service.traffic, seen, time.monotonic()))
 
 
-async def _move(service: ScoringService, opening: OpenVersion, traffic: Traffic) -> None:
+async def _switch(service: ScoringService, open_number: OpenVersion, traffic: Traffic) -> None:
     for number in traffic.versions:
         if number not in service.versions:
             try:
-                service.open(await asyncio.to_thread(partial(opening, number=number)))
+                service.open(await asyncio.to_thread(partial(open_number, number=number)))
             except Exception as error:  # a version's own code may raise anything
                 if service.traffic is None:
                     raise

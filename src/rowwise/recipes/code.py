@@ -1,4 +1,4 @@
-"""User code that a recipe runs, from model files and transform functions, found without running any of it or torch."""
+"""Finds the user code that a recipe runs, models and transform functions, without running it or importing torch."""
 
 import ast
 from collections.abc import Iterator
@@ -31,13 +31,13 @@ def _code_files(recipe: Recipe) -> list[Path]:
 
 
 def file_of(model: Model | str) -> Path | None:
-    """The file of a user's class; None: the model is one of ours."""
+    """The file of a user class; None for built-in models."""
     name = module_of(model)
     return None if name is None else split_name(name)[0]
 
 
 def module_of(model: Model | str) -> str | None:
-    """path.py:Class of a user's class; None: the model is one of ours."""
+    """path.py:Class of a user class; None for built-in models."""
     if isinstance(model, str):
         return model
     return model.module if isinstance(model, UserModel) else None
@@ -52,32 +52,32 @@ def split_name(name: str) -> tuple[Path, str]:
 
 
 def modules_of_model(path: Path) -> dict[str, Path]:
-    """The files of a model by the names of their modules: its own, and neighbours that they import; none is run."""
-    found = {path.stem: path}
-    waiting = [path.stem]
-    for name in waiting:
-        for wanted in _imports(name, found[name]):
-            parts = wanted.split(".")
+    """The files of a model by module name: its own and local modules that it imports, transitively; none is run."""
+    modules = {path.stem: path}
+    queue = [path.stem]
+    for name in queue:
+        for imported in _imports(name, modules[name]):
+            parts = imported.split(".")
             for count in range(1, 1 + len(parts)):
-                part, place = ".".join(parts[:count]), path.parent.joinpath(*parts[:count])
-                files = (place / "__init__.py", place.with_name(f"{place.name}.py"))
+                part, base = ".".join(parts[:count]), path.parent.joinpath(*parts[:count])
+                files = (base / "__init__.py", base.with_name(f"{base.name}.py"))
                 file = next((file for file in files if file.is_file()), None)
-                if file is not None and part not in found:
-                    found[part] = file
-                    waiting.append(part)
-    return found
+                if file is not None and part not in modules:
+                    modules[part] = file
+                    queue.append(part)
+    return modules
 
 
 def _imports(name: str, file: Path) -> Iterator[str]:
-    """What a module imports, by names from the folder of its model on; of `from x import y` x.y."""
+    """Names that a module imports, relative to the folder of its model; `from x import y` gives x.y."""
     package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
     for node in ast.walk(ast.parse(file.read_bytes(), str(file))):
         match node:
             case ast.Import(names=names):
-                yield from (one.name for one in names)
+                yield from (alias.name for alias in names)
             case ast.ImportFrom(module=module, names=names, level=level):
-                before = package[: len(package) + 1 - level] if level else []
-                start = ".".join([*before, *([module] if module else [])])
-                yield from (f"{start}.{one.name}".lstrip(".") for one in names)
+                parents = package[: len(package) + 1 - level] if level else []
+                prefix = ".".join([*parents, *([module] if module else [])])
+                yield from (f"{prefix}.{alias.name}".lstrip(".") for alias in names)
             case _:
                 pass

@@ -26,7 +26,7 @@ from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.plan import Forecast
 from rowwise.recipes.code import split_name
 from rowwise.recipes.column_tables import add_column_tables, replace_vocabularies
-from rowwise.recipes.families import Asked, Building, Family, OwnFamily, SequenceFamily
+from rowwise.recipes.families import BuildOptions, EvaluationScope, Family, OwnFamily, SequenceFamily
 from rowwise.recipes.id_maps import pin_map
 from rowwise.recipes.label_facts import LabelFacts, is_complete, look_at_labels, with_facts
 from rowwise.recipes.model_configs import Model, UserModel, map_files
@@ -42,7 +42,7 @@ from rowwise.train.objective import Objective
 from rowwise.train.settings import Evaluation, Training
 from rowwise.train.trainer import Settings, TrainingJob
 
-SECOND_SEED = 1 << 62  # a bit of the seed that a second copy's initial weights have changed
+SECOND_SEED = 1 << 62  # flips a bit of the seed for the initial weights of a second copy
 FAMILIES: dict[str, type[Family]] = {  # by the name of a `ModelKind`
     "clicks": Family,
     "own": OwnFamily,
@@ -53,7 +53,7 @@ FAMILIES: dict[str, type[Family]] = {  # by the name of a `ModelKind`
 
 
 def parts_of(model: Model | str) -> Family:
-    """The family of a model's settings; a text names a class of the user's."""
+    """The family of a model's settings; a string names a user class."""
     config = UserModel(module=model) if isinstance(model, str) else model
     return FAMILIES[family_of(config).name](config)
 
@@ -96,8 +96,8 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
     absolute_paths = {name: path and _absolute(path) for name, path in paths.items()}
     evaluate = recipe.evaluate
     if isinstance(train.objective, AmountLoss):
-        look = partial(look_at_labels, rows.train, columns, tables, loaded)
-        train, evaluate = _complete_amounts(train.objective, train, evaluate, look, columns)
+        statistics = partial(look_at_labels, rows.train, columns, tables, loaded)
+        train, evaluate = _complete_amounts(train.objective, train, evaluate, statistics, columns)
     _check_evaluation(evaluate, columns, model, train.objective, validates=rows.valid is not None)
     changes = {
         "data": data,
@@ -113,33 +113,33 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
 
 
 def _complete_amounts(
-    loss: AmountLoss, train: Training, evaluate: Evaluation, look: Callable[[], LabelFacts], columns: Columns
+    loss: AmountLoss, train: Training, evaluate: Evaluation, statistics: Callable[[], LabelFacts], columns: Columns
 ) -> tuple[Training, Evaluation]:
-    """The settings with the facts of the labels, and a metric of amounts."""
+    """The settings completed by label statistics, and with a metric of amounts."""
     if not is_complete(loss):
-        train = structs.replace(train, objective=with_facts(loss, look(), columns))
+        train = structs.replace(train, objective=with_facts(loss, statistics(), columns))
     if evaluate.metric == Evaluation().metric:
         evaluate = structs.replace(evaluate, metric="poisson_deviance" if isinstance(loss, Poisson) else "rmse")
     return train, evaluate
 
 
 def _label_values(recipe: Recipe, columns: Columns) -> LabelValues:
-    """What the loss needs labels to be."""
+    """The kind of labels that the loss requires."""
     loss = recipe.train.objective
-    wanted = wanted_values(loss)
-    if recipe.columns is not None and columns.label_values not in ("clicks", wanted):
+    required = wanted_values(loss)
+    if recipe.columns is not None and columns.label_values not in ("clicks", required):
         kind = loss.__struct_config__.tag
         raise SpecError(
             f"columns.label_values={columns.label_values} with train.objective.kind={kind}",
-            f"{wanted}, or no columns.label_values",
+            f"{required}, or no columns.label_values",
         )
-    if wanted == "clicks" and columns.label_values != "clicks" and recipe.columns is None:
+    if required == "clicks" and columns.label_values != "clicks" and recipe.columns is None:
         kind = "poisson" if columns.label_values == "amounts" else "squared"
         raise SpecError(
             f"label {', '.join(columns.labels)} is an amount, and train.objective is a loss of 0 and 1",
             f"train.objective.kind: {kind}, or a condition such as {columns.labels[0]} >= 4",
         )
-    return wanted
+    return required
 
 
 def _absolute(path: str) -> str:
@@ -147,7 +147,7 @@ def _absolute(path: str) -> str:
 
 
 def make_model(resolved: ResolvedRecipe, *, on_meta: bool = False, reads: bool = True) -> nn.Module:
-    """The model of a recipe; see `build_model`. A graph is read from the training rows, on each rank, if it `reads`."""
+    """The model of a recipe; see `build_model`. `reads`: each rank reads a model's graph from the training rows."""
     recipe = resolved.recipe
     pairs = parts_of(recipe.model).pairs(resolved) if reads else None
     memory = (
@@ -163,11 +163,11 @@ def build_model(
 ) -> nn.Module:  # fmt: skip
     """The model with initial weights from the seed; with `on_meta` its tables are on the meta device.
 
-    Meta tables take no memory and get their rows when the model is sharded. `pairs`: of a model's graph; None: none.
-    `memory_bytes`: of a GPU, for tables; None: most of what is free. `samples`: of a batch.
+    Meta tables take no memory and get their rows when the model is sharded. `pairs`: edges of a model's graph.
+    `memory_bytes`: budget for tables on a GPU; None: most of its free memory. `samples`: batch size.
     """
     torch.manual_seed(parts.seed)
-    return parts_of(parts.model).build(parts, Building(on_meta, pairs, memory_bytes, samples))
+    return parts_of(parts.model).build(parts, BuildOptions(on_meta, pairs, memory_bytes, samples))
 
 
 def make_small_model(resolved: ResolvedRecipe) -> nn.Module:
@@ -181,7 +181,7 @@ def _with_second_copy(resolved: ResolvedRecipe, build: Callable[[ModelParts], nn
     parts = resolved.parts
     if not resolved.has_second_copy:
         return build(parts)
-    # Built first, so that random numbers go on from the seed of the recipe, as they do for a model alone.
+    # Built first: afterwards the random state is that of a model without a copy.
     second = build(structs.replace(parts, tables=second_tables(parts.tables), seed=parts.seed ^ SECOND_SEED))
     return add_second_copy(build(parts), second)
 
@@ -222,7 +222,7 @@ def make_evaluator(
     """An evaluator over some rows; `slices` replace the recipe's."""
     if slices:
         check_use(resolved.recipe.model, "slices", f"slices {', '.join(slices)}")
-    return parts_of(resolved.recipe.model).evaluator(model, Asked(resolved, rows, slices, comm, quarantine))
+    return parts_of(resolved.recipe.model).evaluator(model, EvaluationScope(resolved, rows, slices, comm, quarantine))
 
 
 def set_threads(recipe: Recipe) -> None:

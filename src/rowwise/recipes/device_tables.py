@@ -64,7 +64,7 @@ def take_gpu(device: str, comm: Comm) -> None:
     check_own_gpus(all_gather_text(comm, str(torch.cuda.get_device_properties().uuid), "GPUs"))
 
 
-def room_of_gpus(device: str, memory_bytes: int | None, comm: Comm) -> int | None:
+def gpu_table_bytes(device: str, memory_bytes: int | None, comm: Comm) -> int | None:
     """Bytes that each of several ranks has for tables on its GPU; a collective. None: for one rank, or on CPUs.
 
     `memory_bytes`: the recipe's limit; None: none.

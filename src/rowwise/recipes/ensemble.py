@@ -1,7 +1,7 @@
 """Several runs as one model: the mean of their probabilities, such as of one recipe trained with several seeds.
 
-Its calibration is the mean of theirs, which a mean of logits does not have. All runs read the same columns in the same
-way, so one pass over the rows serves all models. The models may differ. Known limit: the tables of all runs are in
+The calibration of the mean is the mean calibration, unlike for a mean of logits. All runs read the same columns in the
+same way, so one pass over the rows serves all models. The models may differ. Known limit: the tables of all runs are in
 memory together.
 """
 
@@ -43,7 +43,7 @@ ROW_KEYS = ("dataset", "folder", "valid", "test", "valid_share", "test_share", "
 
 @final
 class Ensemble(nn.Module):
-    """The logit of the mean probability of several models, and the seconds that each of them took."""
+    """The logit of the mean probability of several models; counts the seconds of each model."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def mean_probability(logits_MBK: Tensor) -> Tensor:
 
 
 class EnsembleScores(NamedTuple):
-    """Metrics of the ensemble and of each of its runs, and what they cost."""
+    """Metrics of the ensemble and of each of its runs, with time and memory."""
 
     ensemble: Scores
     each: tuple[dict[str, Values], ...]
@@ -121,33 +121,34 @@ def _check_alike(
     first_path: Path, first: ResolvedRecipe, path: Path, other: ResolvedRecipe, *, same_rows: bool
 ) -> None:
     """Raise for the first of labels, inputs and rows in which two runs differ."""
-    between = f"{path} and {first_path}"
-    theirs, ours = other.columns.labels, first.columns.labels
-    if theirs != ours:
+    runs = f"{path} and {first_path}"
+    other_labels, first_labels = other.columns.labels, first.columns.labels
+    if other_labels != first_labels:
         raise SpecError(
-            f"{between} differ in labels {', '.join(theirs)} and {', '.join(ours)}", "runs with the same labels"
+            f"{runs} differ in labels {', '.join(other_labels)} and {', '.join(first_labels)}",
+            "runs with the same labels",
         )
-    inputs, wanted = _inputs_of(other), _inputs_of(first)
-    for name in (*wanted, *inputs):
-        if inputs.get(name) != wanted.get(name):
-            raise SpecError(f"{between} differ in {name}", "runs that read the same columns in the same way")
+    inputs, expected = _inputs_of(other), _inputs_of(first)
+    for name in (*expected, *inputs):
+        if inputs.get(name) != expected.get(name):
+            raise SpecError(f"{runs} differ in {name}", "runs that read the same columns in the same way")
     for key in ROW_KEYS if same_rows else ():
         values = getattr(other.recipe.data, key), getattr(first.recipe.data, key)
         if values[0] != values[1]:
             raise SpecError(
-                f"{between} differ in their test rows, data.{key}={values[0]!r} and {values[1]!r}",
+                f"{runs} differ in their test rows, data.{key}={values[0]!r} and {values[1]!r}",
                 "the same test rows, or --data",
             )
 
 
 def _inputs_of(resolved: ResolvedRecipe) -> dict[str, object]:
-    """What makes a batch of rows, each with its name in messages."""
+    """Everything that determines a batch of rows, by its name in messages."""
     columns = resolved.columns
     rows = {name: table.rows for table in resolved.tables for name in table.feature_names}
-    found: dict[str, object] = {f"column {dense.column!r}": dense for dense in columns.dense}
-    found |= {f"column {s.column!r}": (s, rows[s.feature_name]) for s in columns.sparse}
-    found["the order of the columns"] = [d.column for d in columns.dense]
-    return found | {"transforms": to_json(resolved.transforms), "the weight column": columns.weight}
+    inputs: dict[str, object] = {f"column {dense.column!r}": dense for dense in columns.dense}
+    inputs |= {f"column {s.column!r}": (s, rows[s.feature_name]) for s in columns.sparse}
+    inputs["the order of the columns"] = [d.column for d in columns.dense]
+    return inputs | {"transforms": to_json(resolved.transforms), "the weight column": columns.weight}
 
 
 def evaluate_ensemble(
@@ -160,24 +161,24 @@ def evaluate_ensemble(
 ) -> EnsembleScores:
     """Measure the ensemble and each of its runs on the test rows, or on the rows of other files."""
     resolved, ensemble = load_ensemble(paths, which, warn, same_rows=data is None)
-    rows, recipe, copies = choose_rows(paths[0], resolved, data), resolved.recipe, 1 + len(paths)
+    rows, recipe, outputs = choose_rows(paths[0], resolved, data), resolved.recipe, 1 + len(paths)
 
     def batches() -> Iterable[Batch]:
         for batch in evaluation_batches(resolved, rows):
-            yield replace(batch, labels_BK=batch.labels_BK.repeat(1, copies))
+            yield replace(batch, labels_BK=batch.labels_BK.repeat(1, outputs))
 
-    names = [f"{number}.{task}" for number in range(copies) for task in resolved.tasks]
+    names = [f"{number}.{task}" for number in range(outputs) for task in resolved.tasks]
     slicing = Slicing(recipe.evaluate.slices if slices is None else slices, recipe.evaluate.slice_ids)
     name = partial(name_ids, rows, resolved.columns, resolved.tables, resolved.transforms)
     scores = ClickEvaluator(_SideBySide(ensemble), batches, names, recipe.train, slicing, name_ids=name)()
-    by_model = [{task: scores.tasks[f"{k}.{task}"] for task in resolved.tasks} for k in range(copies)]
-    own = tuple(replace(row, task=row.task[2:]) for row in scores.slices if row.task.startswith("0."))
+    by_model = [{task: scores.tasks[f"{k}.{task}"] for task in resolved.tasks} for k in range(outputs)]
+    own_slices = tuple(replace(row, task=row.task[2:]) for row in scores.slices if row.task.startswith("0."))
     sizes = tuple(map(weight_bytes, ensemble.models))
-    return EnsembleScores(Scores(by_model[0], own), tuple(by_model[1:]), tuple(ensemble.seconds), sizes)
+    return EnsembleScores(Scores(by_model[0], own_slices), tuple(by_model[1:]), tuple(ensemble.seconds), sizes)
 
 
 def record_ensemble(paths: Sequence[Path], scores: EnsembleScores) -> None:
-    """Write the test metrics of the ensemble to the folder of each of its runs, and their reports again."""
+    """Write the test metrics of the ensemble to the folder of each of its runs, and rewrite their reports."""
     for path in paths:
         RunFolder.open(path).write_json(ENSEMBLE, {"runs": len(paths), "test": dict(scores.ensemble.tasks)})
         report.write(path)
@@ -197,8 +198,8 @@ def predict_ensemble(  # noqa: PLR0913 - options of the command
 ) -> int:
     """Write the mean probability of the runs, and its logit, for the test rows or rows of other files.
 
-    A single path may be a version that `rowwise export` wrote; `memory_bytes`: for its rows, larger tables are cached.
-    `k`: items for each list, of models of lists.
+    A single path may be a version that `rowwise export` wrote; `memory_bytes`: budget for its rows, larger tables are
+    cached. `k`: items per list; for sequence models only.
     """
     if len(paths) == 1 and is_served(paths[0]):
         if data is None:

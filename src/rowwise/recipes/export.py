@@ -1,6 +1,6 @@
 """Exports a run as a version of a model to serve: weights, transforms, golden rows, statistics of its columns.
 
-See `serve/package.py` for the folder. A version is complete before it appears, and it needs nothing of the run.
+See `serve/package.py` for the folder. A version appears when it is complete, and does not depend on the run.
 """
 
 import shutil
@@ -81,10 +81,10 @@ from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import CheckpointFolder
 
 PICTURES = "pictures"  # the folder in a version
-STATS_ROWS = 1 << 16  # training rows that statistics of columns are of, at most
-COUNTED_ROWS, MIN_COUNTED = 4096, 16  # of a batch in which rows of tables are counted
-MIN_MEMORY_bytes = 64 << 20  # for rows, whatever a recipe allows: caches of a run take more beside them
-FOLLOW_s = 1.0  # between two looks at a run
+STATS_ROWS = 1 << 16  # training rows for column statistics, at most
+COUNTED_ROWS, MIN_COUNTED = 4096, 16  # batch that counts rows of tables; smallest half that is retried
+MIN_MEMORY_bytes = 64 << 20  # least budget for rows: caches of a run take more than the recipe's
+FOLLOW_s = 1.0  # poll interval of a run
 
 
 class ExportedVersion(NamedTuple):
@@ -94,9 +94,9 @@ class ExportedVersion(NamedTuple):
     digest: str
     served: ServedModel
     step: int
-    size_bytes: int  # without files that it shares with its base
-    base: int | None  # the version whose rows it has, but for changed ones; None: it has all rows itself
-    items: RetrievalFacts | None = None  # of a model that retrieves
+    size_bytes: int  # without hard links to files of its base
+    base: int | None  # version that an increment extends; None: a full version
+    items: RetrievalFacts | None = None  # of a retrieval model
 
 
 class RowTypeCost(NamedTuple):
@@ -129,12 +129,12 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
         folder: the folder to serve; made if it does not exist.
         which: the checkpoint: best, last or step-<number>.
         rows: row type of the tables, where it makes their rows smaller; None: as trained.
-        sides: tables of columns that requests leave out, each as FILE:KEY.
-        items: which the version has, if its model retrieves; their vectors are computed anew for each version.
-        like: an earlier version of the run, whose golden rows, items, blocks of rows and statistics are taken over.
-        full: write all rows; else those that the newest version in the folder lacks, if these are few.
-        after: a number that the version's is beyond, as another place has one of it.
-        memory_bytes: for rows, while the version is computed; None: as many as there are, or as the recipe allows.
+        sides: side tables, whose columns requests omit, each as FILE:KEY.
+        items: items of a retrieval model; each version has new vectors of them.
+        like: an earlier version of the run, whose golden rows, items, blocks of rows and statistics are reused.
+        full: write all rows; else an increment to the newest version in the folder, if few rows have changed.
+        after: number the new version above this one, which another place uses already.
+        memory_bytes: budget for rows during the export; None: free memory, or the budget of the recipe.
         tell: called with the bytes done, and the total.
         warn: called with a line on blocks of rows that cost time.
     """
@@ -142,10 +142,10 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
     check_options(resolved, items)
     checkpoint = CheckpointFolder(run / "ckpt").open(which)
     sample = held_out_rows(resolved) if like is None else read_golden(like.path).rows
-    loaded = [load_side(side, sample.schema) for side in sides]
+    side_tables = [load_side(side, sample.schema) for side in sides]
     memory_bytes = _memory_for_rows(resolved, run) if memory_bytes is None else memory_bytes
-    written = [StoredTable(table.name, table.rows, _retype(table, rows).row_bytes) for table in resolved.tables]
-    divide_memory(written, memory_bytes)  # raises before anything is written
+    stored = [StoredTable(table.name, table.rows, _retype(table, rows).row_bytes) for table in resolved.tables]
+    divide_memory(stored, memory_bytes)  # raises before anything is written
     newest = _newest_version(folder, resolved.recipe.name, run)
     base = None if full else newest
     version = version_folder(folder, next_version(folder, after))
@@ -161,7 +161,7 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
         train = None if like is not None else _training_rows(resolved.rows.train, sample.column_names)
         model = _load(unfinished, memory_bytes)
         served, facts = _write_computed(unfinished, model, resolved, sample, blocks, items, like, train, warn)
-        for side in loaded:
+        for side in side_tables:
             side.write(unfinished)
         if served.blocks.kind != "padded" and like is None:
             warn(served.blocks.describe())
@@ -181,9 +181,9 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
 
 def _own_bytes(version: VersionFolder, base: VersionFolder | None) -> int:
     """The bytes of a version without hard links to files of its base."""
-    kept = set() if base is None else {file.stat().st_ino for file in base.path.iterdir()}
+    shared = set() if base is None else {file.stat().st_ino for file in base.path.iterdir()}
     sizes = {file.stat().st_ino: file.stat().st_size for file in version.path.rglob("*") if file.is_file()}
-    return sum(size for file, size in sizes.items() if file not in kept)
+    return sum(size for inode, size in sizes.items() if inode not in shared)
 
 
 def follow(run: Path, write: Callable[..., ExportedVersion]) -> Iterator[ExportedVersion]:
@@ -201,7 +201,7 @@ def follow(run: Path, write: Callable[..., ExportedVersion]) -> Iterator[Exporte
             except (CheckpointError, FileNotFoundError):
                 if step in checkpoints.steps():
                     raise
-                continue  # the run has removed it meanwhile, as it has newer ones
+                continue  # the run has removed it, as newer ones exist
             yield last
         elif step is not None and checkpoints.open("last").manifest.data.get("progress", {}).get("finished"):
             return
@@ -212,26 +212,26 @@ def follow(run: Path, write: Callable[..., ExportedVersion]) -> Iterator[Exporte
 def row_type_cost(
     run: Path, version: VersionFolder, which: str = "best", memory_bytes: int | None = None
 ) -> list[RowTypeCost]:
-    """What the row types of a version cost on the test rows of its run."""
+    """The loss in quality by the row types of a version, on the test rows of its run."""
     resolved, trained = load_trained(run, which)
     rows = resolved.rows.test
     if rows is None:
-        raise SpecError(f"{run}: its recipe has no test rows, by which to measure what row types cost")
-    of_run = make_evaluator(resolved, trained, rows)().tasks
+        raise SpecError(f"{run}: its recipe has no test rows to measure the cost of row types on")
+    run_scores = make_evaluator(resolved, trained, rows)().tasks
     del trained
     memory_bytes = _memory_for_rows(resolved, run) if memory_bytes is None else memory_bytes
-    of_version = make_evaluator(resolved, _load(version.path, memory_bytes), rows)().tasks
-    return [RowTypeCost(task, of_run[task], of_version[task]) for task in of_run]
+    version_scores = make_evaluator(resolved, _load(version.path, memory_bytes), rows)().tasks
+    return [RowTypeCost(task, run_scores[task], version_scores[task]) for task in run_scores]
 
 
 def _memory_for_rows(resolved: ResolvedRecipe, run: Path) -> int | None:
-    """The memory that rows may take; None: there is enough for all."""
+    """The memory budget for rows; None: all rows fit."""
     memory = measure_memory(resolved, solo(), "use", run)
     return max(MIN_MEMORY_bytes, memory.rank_room_bytes) if memory.is_short else None
 
 
 def _load(version: Path, memory_bytes: int | None) -> nn.Module:
-    """The model of a version, with large tables behind a cache where memory is short."""
+    """The model of a version, with large tables behind a cache if memory is short."""
     return load_model(version, read_model(version), make_tiers(CheckpointManifest.read(version), memory_bytes))
 
 
@@ -246,27 +246,28 @@ def _write_weights(  # noqa: PLR0913 - used once
     tell: Tell | None,
     warn: Callable[[str], None],
 ) -> tuple[ServedModel, bool]:
-    """Write tensors, id maps and the user's model; returns the model's description, and whether it extends the base."""
+    """Write tensors, id maps and the user's model; returns the model's description, and whether it is an increment."""
     parts = structs.replace(
         resolved.parts, tables=tuple(_retype(table, rows) for table in resolved.tables), device="cpu"
     )
     has_frequency = family_of(parts.model).retrieves == "towers"  # of items, for the loss
     if has_frequency:
         parts = structs.replace(parts, model=structs.replace(parts.model, correct=False))
-    kinds = _stored_types(build_model(parts, on_meta=True))
+    row_types = _stored_types(build_model(parts, on_meta=True))
     by_tensor = {saved.name: name for name, saved in tables_of(checkpoint.manifest).items()}
-    new_types = {by_tensor[tensor]: kind for tensor, kind in kinds.items()}
+    new_types = {by_tensor[tensor]: row_type for tensor, row_type in row_types.items()}
     tables = retype_tables(checkpoint, None, new_types)
-    small = {key: checkpoint.manifest.data["progress"][key] for key in ("step", "samples")}
-    manifest = structs.replace(checkpoint.manifest, data={"progress": small})
+    progress = {key: checkpoint.manifest.data["progress"][key] for key in ("step", "samples")}
+    manifest = structs.replace(checkpoint.manifest, data={"progress": progress})
     unused = [f"model/{SECOND_COPY}.", f"rows/{SECOND_COPY}."] if resolved.has_second_copy else []
     unused += ["model/frequency."] if has_frequency else []
-    kept = {name: entry for name, entry in manifest.tensors.items() if not name.startswith(tuple(unused))}
-    manifest = structs.replace(manifest, tensors=kept)
-    slim = Checkpoint(folder=checkpoint.folder, manifest=manifest)
-    extends = base is not None and _write_changes(slim, folder, base, tables, memory_bytes, tell, warn)
+    tensors = {name: entry for name, entry in manifest.tensors.items() if not name.startswith(tuple(unused))}
+    manifest = structs.replace(manifest, tensors=tensors)
+    weights = Checkpoint(folder=checkpoint.folder, manifest=manifest)
+    extends = base is not None and _write_changes(weights, folder, base, tables, memory_bytes, tell, warn)
     if not extends:
-        rewrite(slim, folder, simple_plan(list(tables.values()), Topology(devices=1)), tables, state=False, tell=tell)
+        plan = simple_plan(list(tables.values()), Topology(devices=1))
+        rewrite(weights, folder, plan, tables, state=False, tell=tell)
     train = resolved.recipe.train
     served = ServedModel(
         name=resolved.recipe.name,
@@ -288,7 +289,7 @@ def _write_changes(  # noqa: PLR0913 - used once
     tell: Tell | None,
     warn: Callable[[str], None],
 ) -> bool:
-    """Write the rows that the base lacks, and all other weights; false: these are too many, so nothing was written."""
+    """Write an increment to the base; false: too many rows have changed, and nothing was written."""
     try:
         opened = open_base(base.path)
         changed = changes_since(opened, checkpoint, tables, partial(max_changed, len(tables), memory_bytes), tell)
@@ -304,15 +305,15 @@ def _write_changes(  # noqa: PLR0913 - used once
         for name in checkpoint.names()
         if name.startswith(("model/", "rows/")) and is_needed_for_lookups(name) and name not in tables_written
     ]
-    whole = [LocalShard.whole(name, checkpoint.load(name)) for name in names]
-    write(folder, [*changed, *whole], checkpoint.manifest.data, base=opened)
+    others = [LocalShard.whole(name, checkpoint.load(name)) for name in names]
+    write(folder, [*changed, *others], checkpoint.manifest.data, base=opened)
     return True
 
 
 def max_changed(tables: int, memory_bytes: int | None, table: Table) -> int:
-    """How many changed rows of one of so many tables are written alone: they are in memory, twice while joined."""
-    most = spare_rows(table.rows)
-    return most if memory_bytes is None else min(most, memory_bytes // (2 * tables * table.row_bytes))
+    """Most changed rows of a table in an increment; they are in memory, twice while they are merged."""
+    limit = room_of(table.rows)
+    return limit if memory_bytes is None else min(limit, memory_bytes // (2 * tables * table.row_bytes))
 
 
 def _newest_version(folder: Path, name: str, run: Path) -> VersionFolder | None:
@@ -325,7 +326,7 @@ def _newest_version(folder: Path, name: str, run: Path) -> VersionFolder | None:
     newest = version_folder(folder, known[-1])
     try:
         served = read_model(newest.path).name
-    except RowwiseError:  # it is damaged
+    except RowwiseError:  # a damaged version
         return newest
     if served != name:
         raise SpecError(
@@ -351,29 +352,29 @@ def _stored_types(model: nn.Module) -> dict[str, RowType]:
 
 
 def _copy_files(parts: ModelParts, folder: Path) -> ModelParts:
-    """Copy files that the model is built from; their paths become those inside of the folder."""
+    """Copy files that the model is built from; their paths become relative to the folder."""
 
-    def copied(source: Path, inside: str) -> str:
+    def copy_file(source: Path, inside: str) -> str:
         (folder / inside).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, folder / inside)
         return inside
 
-    def copied_map(table: Table) -> Table:
-        return move_map(table, lambda file: copied(Path(file), f"maps/{table.name}{Path(file).suffix}"))
+    def copy_map(table: Table) -> Table:
+        return move_map(table, lambda file: copy_file(Path(file), f"maps/{table.name}{Path(file).suffix}"))
 
-    def copied_code(module: str) -> str:
+    def copy_code(module: str) -> str:
         path, class_name = split_name(module)
         for file in modules_of_model(path).values():
-            copied(file, f"code/{file.relative_to(path.parent)}")
+            copy_file(file, f"code/{file.relative_to(path.parent)}")
         return f"code/{path.name}:{class_name}"
 
-    def copied_pictures(pictures: str) -> str:
+    def copy_pictures(pictures: str) -> str:
         for name in (INDEX, FILES):
-            copied(Path(pictures) / name, f"{PICTURES}/{name}")
+            copy_file(Path(pictures) / name, f"{PICTURES}/{name}")
         return PICTURES
 
-    tables = tuple(map(copied_map, parts.tables))
-    return structs.replace(parts, model=map_files(parts.model, copied_code, copied_pictures), tables=tables)
+    tables = tuple(map(copy_map, parts.tables))
+    return structs.replace(parts, model=map_files(parts.model, copy_code, copy_pictures), tables=tables)
 
 
 def _write_model(folder: Path, served: ServedModel) -> None:
@@ -391,12 +392,12 @@ def _write_computed(  # noqa: PLR0913 - used once
     train: pa.Table | None,
     warn: Callable[[str], None],
 ) -> tuple[ServedModel, RetrievalFacts | None]:
-    """Write what the version computes as it will be opened: golden rows, hot rows, and the vectors of items."""
+    """Write the results of the version as it will be opened: golden rows, hot rows and item vectors."""
     opened = read_model(folder)
     served = _write_golden(folder, opened, model, sample, blocks, train)
-    given = TowerInput(opened.parts, load(served.transforms), sample.schema, served.precision, served.blocks)
+    tower_input = TowerInput(opened.parts, load(served.transforms), sample.schema, served.precision, served.blocks)
     with inference_mode(model, opened.parts.device, served.precision):
-        facts = export_items(folder, resolved, model, given, items, None if like is None else like.path, warn)
+        facts = export_items(folder, resolved, model, tower_input, items, None if like is None else like.path, warn)
     return served, facts
 
 
@@ -408,9 +409,9 @@ def _write_golden(
     blocks: RowBlocks | None,
     train: pa.Table | None,
 ) -> ServedModel:
-    """Compute the golden rows; without blocks of rows, choose them by a test.
+    """Compute the golden rows; None as `blocks` chooses them by a test.
 
-    Write, too, which rows of tables the training rows ask for most often.
+    Also writes the hot rows, which training rows look up most often.
     """
     preparation = served.parts.bind(sample.schema, load(served.transforms))
     with inference_mode(model, served.parts.device, served.precision):
@@ -419,7 +420,7 @@ def _write_golden(
         forward = Forward(preparation, logits_of, blocks)
         logits_RK = golden_logits(forward, sample, sample.num_rows)
         if train is not None:
-            counting = Forward(preparation, logits_of, RowBlocks())  # bits do not matter, and time does
+            counting = Forward(preparation, logits_of, RowBlocks())  # fastest, as bits do not matter
             write_hot_rows(folder, _count_rows(model, counting, train))
     stored = msgspec.json.decode((folder / MODEL).read_bytes(), type=ServedModel)
     served = structs.replace(stored, blocks=blocks)
@@ -430,7 +431,7 @@ def _write_golden(
 
 
 def _count_rows(model: nn.Module, forward: Forward, train: pa.Table) -> dict[str, tuple[Ints, Ints]]:
-    """Rows of tables that training rows ask for, and how often."""
+    """Rows of tables that training rows look up, with counts."""
     counted = [(arena, arena.places, RowCounter(tables, arena.places)) for arena, tables in memory_of_tables(model)]
     for arena, _, counter in counted:
         arena.places = counter
@@ -439,7 +440,7 @@ def _count_rows(model: nn.Module, forward: Forward, train: pa.Table) -> dict[str
         part = parts.pop()
         try:
             forward(arrays_of(part), part.num_rows, COUNTED_ROWS)
-        except RowwiseError:  # it has rows that training left out
+        except RowwiseError:  # bad rows, which training drops: retry both halves
             half = part.num_rows // 2
             parts += [part.slice(0, half), part.slice(half)] if half >= MIN_COUNTED else []
     for arena, places, _ in counted:

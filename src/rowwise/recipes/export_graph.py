@@ -1,7 +1,7 @@
-"""A run over a graph as it is served: two towers without layers, whose rows are the vectors that the graph has mixed.
+"""The served form of a graph model: two towers without layers, whose rows are the convolved vectors of the graph.
 
-So requests need no graph, and their ids are looked up as those of any tables. A user or item without pairs has the
-vector that the run gives it.
+Requests need no graph: ids are looked up as in any other tables. A user or item without pairs has the vector that the
+run gives it.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ from rowwise.tables.spec import Pooling, RowType
 def mixed_towers(
     run: Path, resolved: ResolvedRecipe, checkpoint: Checkpoint
 ) -> Iterator[tuple[ResolvedRecipe, Checkpoint]]:
-    """The recipe and a checkpoint of the towers, which is in a temporary folder."""
+    """The recipe and a checkpoint of the towers, in a temporary folder."""
     config = resolved.recipe.model
     assert isinstance(config, GraphConfig)
     _, model = load_trained(run, checkpoint.folder.name)
@@ -46,7 +46,7 @@ def mixed_towers(
             dim=vectors[table.name].shape[1],
             row_type=RowType.FP32,
             column_group=None,
-            id_map=None,  # a row for each id by now
+            id_map=None,  # vectors are by id already
             pooling=Pooling.SUM,
         )
         for table in resolved.tables
@@ -69,6 +69,6 @@ def mixed_towers(
         for table in module.tables
     ]
     with Scratch() as scratch:
-        place = scratch.path / checkpoint.folder.name
-        write(place, shards, {"progress": checkpoint.manifest.data["progress"]})
-        yield mixed, Checkpoint.open(place)
+        folder = scratch.path / checkpoint.folder.name
+        write(folder, shards, {"progress": checkpoint.manifest.data["progress"]})
+        yield mixed, Checkpoint.open(folder)

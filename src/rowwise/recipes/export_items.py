@@ -1,6 +1,6 @@
-"""The items of a version that retrieves: their vectors, an index, and its recall on users that were held out.
+"""The items of a retrieval model's version: their vectors, an index, and its recall on held-out users.
 
-Users may be lists of items; the items of the training rows are those of all lists then.
+Users may be lists of items; then the items of the training rows are the items of all lists.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,19 +39,19 @@ from rowwise.serve.items import (
 from rowwise.serve.sides import cast_keyed, read_users_parquet
 from rowwise.tables.spec import Value
 
-INDEXED_items = 20_000  # fewer are searched exactly in less time than an index needs
-ERRORS = 2  # standard errors of the measured recall
+INDEXED_items = 20_000  # below, an exact search is faster than an index
+ERRORS = 2  # margin of the measured recall, in standard errors
 MEASURED = (10, 100, 1000)  # the k whose recall is measured
-QUERIES = 256  # users that an index is measured by
-ROWS = 8192  # held-out rows that these users are taken from, at most
-BATCH = 4096  # items whose vectors are computed together
+QUERIES = 256  # users for measuring an index
+ROWS = 8192  # held-out rows to take users from, at most
+BATCH = 4096  # items per forward
 
 
 class ItemOptions(Value, frozen=True):
-    """Which items a version has, and how well its index finds them."""
+    """The items of a version, and the recall of its index."""
 
     file: str | None = None  # a Parquet file with the items' columns; None: the items of the training rows
-    recall: float = 0.99  # share of the best items that the index proposes
+    recall: float = 0.99  # target share of the best items among the index's candidates
 
     def __post_init__(self) -> None:
         if not 0 < self.recall <= 1:
@@ -62,11 +62,11 @@ ALL_ITEMS = ItemOptions()
 
 
 def check_options(resolved: ResolvedRecipe, options: ItemOptions) -> None:
-    """Raise for options of items with a model that makes no vectors of them, before anything is written."""
+    """Raise for item options of a model without item vectors, before anything is written."""
     if family_of(resolved.recipe.model).retrieves is None and options != ALL_ITEMS:
-        got = f"--items {options.file}" if options.file is not None else f"--recall {options.recall}"
+        option = f"--items {options.file}" if options.file is not None else f"--recall {options.recall}"
         raise SpecError(
-            f"{got}: the model of the run makes no vectors of items",
+            f"{option}: the model of the run has no item vectors",
             "a run with model.kind=two_tower, graph, sasrec, hstu",
         )
 
@@ -75,26 +75,26 @@ def export_items(  # noqa: PLR0913 - used once
     version: Path,
     resolved: ResolvedRecipe,
     model: nn.Module,
-    given: TowerInput,
+    tower_input: TowerInput,
     options: ItemOptions,
     like: Path | None,
     warn: Callable[[str], None],
 ) -> RetrievalFacts | None:
-    """Write the items of a version; None: its model makes no vectors of items, or no column has their keys.
+    """Write the items of a version; None: its model has no item vectors, or no column has their keys.
 
     Args:
         version: the folder, which is not complete yet.
         resolved: the run.
         model: with the weights of the version, in evaluation mode.
-        given: what its towers are bound with.
+        tower_input: columns and settings of its towers.
         options: of `rowwise export`.
-        like: an earlier version of the run, whose items are taken over unless there is a file.
-        warn: called with a line where something is left out.
+        like: an earlier version of the run, whose items are reused unless `options` name a file.
+        warn: called with a line if items or their index are left out.
     """
-    if family_of(given.parts.model).retrieves is None:
+    if family_of(tower_input.parts.model).retrieves is None:
         return None
     try:
-        tower = item_tower(model, given)
+        tower = item_tower(model, tower_input)
     except SpecError as error:
         warn(f"the version cannot retrieve items: {error}")
         return None
@@ -104,14 +104,14 @@ def export_items(  # noqa: PLR0913 - used once
     vectors_ID = write_vectors(version, finite_vectors(tower, items))
     index = None
     if len(items) >= INDEXED_items:
-        queries_QD = _queries(resolved, user_vectors(model, given))
+        queries_QD = _queries(resolved, user_vectors(model, tower_input))
         built = ItemIndex.build(vectors_ID, choose_lists(len(items)))
         facts = measure(built, vectors_ID, queries_QD, choose_lists(len(items)), options.recall)
         if facts.chosen:
             index = built, facts
         else:
-            got = f"the index has a recall of {options.recall} only where it looks at most items"
-            warn(f"{got}, so all are searched; give a smaller --recall")
+            problem = f"the index reaches a recall of {options.recall} only by searching most items"
+            warn(f"{problem}, so the search is exact; give a smaller --recall")
     return write_items(version, tower.key, items, vectors_ID, index)
 
 
@@ -126,16 +126,16 @@ def finite_vectors(tower: ItemTower, items: pa.Table) -> Iterator[Tensor]:
 
 
 def measure(index: ItemIndex, items_ID: Tensor, queries_QD: Tensor, lists: int, recall: float) -> IndexFacts:
-    """Measure an index on queries, and choose how many lists it has to look at for a recall.
+    """Measure an index on queries, and choose the number of probed lists for a recall.
 
-    The recall on these queries is above the one asked for by some standard errors, as other users differ.
+    The measured recall has a margin of `ERRORS` standard errors over the target, as other users differ.
     """
     ks = [k for k in MEASURED if k <= len(items_ID)]
     best = [nearest_items(query_D, items_ID, max(ks))[1].numpy() for query_D in queries_QD]
     measured: list[MeasuredRecall] = []
     chosen: dict[int, int] = {}
-    for probes in (1 << n for n in range((lists // 2).bit_length())):  # of more, an exact search takes as long
-        proposed = [index.propose(query_D, OVERSAMPLING * max(ks), probes) for query_D in queries_QD]
+    for probes in (1 << n for n in range((lists // 2).bit_length())):  # with more probes, an exact search is as fast
+        proposed = [index.propose(query_D, PROPOSED * max(ks), probes) for query_D in queries_QD]
         compared = float(np.mean([index.items_compared(query_D, probes) for query_D in queries_QD]))
         for k in ks:
             pairs = zip(best, proposed, strict=True)
@@ -146,8 +146,8 @@ def measure(index: ItemIndex, items_ID: Tensor, queries_QD: Tensor, lists: int, 
                 chosen.setdefault(k, probes)
         if len(chosen) == len(ks):
             break
-    reached = [k for number, k in enumerate(ks) if all(one in chosen for one in ks[: number + 1])]
-    probes_of = [max(chosen[one] for one in reached if one <= k) for k in reached]
+    reached = [k for number, k in enumerate(ks) if all(smaller in chosen for smaller in ks[: number + 1])]
+    probes_of = [max(chosen[smaller] for smaller in reached if smaller <= k) for k in reached]
     return IndexFacts(
         lists=lists,
         recall=recall,
@@ -158,11 +158,13 @@ def measure(index: ItemIndex, items_ID: Tensor, queries_QD: Tensor, lists: int, 
 
 
 def ranked_items(resolved: ResolvedRecipe, model: nn.Module) -> RankedItems:
-    """The items of the training rows of a run, which `rowwise predict` ranks for lists."""
+    """The items of the training rows of a run, the candidates of `rowwise predict`."""
     train, rows = resolved.recipe.train, resolved.rows.train
-    given = TowerInput(resolved.parts, serving(resolved.transforms), rows.reader.schema, train.precision, RowBlocks())
+    tower_input = TowerInput(
+        resolved.parts, serving(resolved.transforms), rows.reader.schema, train.precision, RowBlocks()
+    )
     with inference_mode(model, train.device, train.precision):
-        tower = item_tower(model, given)
+        tower = item_tower(model, tower_input)
         items = choose_items(resolved, tower)
         return RankedItems(items[tower.key].combine_chunks(), torch.cat(list(finite_vectors(tower, items))))
 
@@ -174,18 +176,18 @@ def describe_items(facts: RetrievalFacts) -> list[str]:
         return [f"{lead}: all are searched"]
     index = facts.index
     lines = [f"{lead}, in {index.lists} lists; recall on {index.queries} users that were held out:"]
-    for probes, group in groupby(index.measured, lambda one: one.probes):
-        found = list(group)
-        marks = [" (chosen)" if index.probes_for(one.k) == probes else "" for one in found]
-        recalls = [f"recall@{one.k} {one.recall:.4f}{mark}" for one, mark in zip(found, marks, strict=True)]
-        lines.append(f"  {probes} lists, {found[0].compared:,.0f} items: {', '.join(recalls)}")
+    for probes, group in groupby(index.measured, lambda recall: recall.probes):
+        measured = list(group)
+        marks = [" (chosen)" if index.probes_for(recall.k) == probes else "" for recall in measured]
+        recalls = [f"recall@{r.k} {r.recall:.4f}{mark}" for r, mark in zip(measured, marks, strict=True)]
+        lines.append(f"  {probes} lists, {measured[0].compared:,.0f} items: {', '.join(recalls)}")
     return lines
 
 
 def choose_items(
     resolved: ResolvedRecipe, tower: ItemTower, options: ItemOptions = ALL_ITEMS, like: Path | None = None
 ) -> pa.Table:
-    """The raw columns of all items, each once: of a file, of an earlier version, or of the training rows."""
+    """The raw columns of all distinct items: of a file, an earlier version, or the training rows."""
     if options.file is not None:
         return _items_of_file(options.file, tower)
     if like is not None and read_facts(like) is not None:
@@ -197,13 +199,13 @@ def choose_items(
 
 
 def _items_of_rows(resolved: ResolvedRecipe, tower: ItemTower) -> pa.Table:
-    """Each item of the training rows with the columns of its first row, in the order of these."""
+    """Distinct items of the training rows, with the columns of the first row of each, in row order."""
     parts: list[pa.Table] = []
     known: pa.Array | None = None
     key = tower.key
     for selected in selected_rows(resolved, resolved.rows.train):
         rows = selected._replace(names=tuple(tower.schema.names)).read()
-        if tower.of_lists:
+        if tower.is_sequence:
             rows = pa.table({key: flatten_lists(combine_chunks(rows[key]))[0]}, tower.schema)
         keys = rows[key].combine_chunks()
         codes_R = pc.call_function("dictionary_encode", [keys]).indices.drop_null().to_numpy()
@@ -223,8 +225,8 @@ def _items_of_file(file: str, tower: ItemTower) -> pa.Table:
     table = read_users_parquet(f"--items {file}", file)
     missing = [name for name in tower.schema.names if name not in table.column_names]
     if missing:
-        there = ", ".join(table.column_names)
-        raise DataError(f"--items {file}: no column {missing[0]!r}, which the items' tower reads; there are {there}")
+        names = ", ".join(table.column_names)
+        raise DataError(f"--items {file}: no column {missing[0]!r}, which the items' tower reads; there are {names}")
     if not len(table):
         raise DataError(f"--items {file} has no rows", "at least one item")
     items = cast_keyed(f"--items {file}", table, tower.key, tower.schema).combine_chunks()
@@ -235,14 +237,14 @@ def _items_of_file(file: str, tower: ItemTower) -> pa.Table:
 
 
 def _queries(resolved: ResolvedRecipe, users: Forward) -> Tensor:
-    """Vectors of different users of rows that were held out."""
+    """Vectors of distinct users in held-out rows."""
     parts: list[Tensor] = []
     rows = 0
     for selected in selected_rows(resolved, held_out_of(resolved)):
         order_R = selected.order_R[: ROWS - rows]
-        found = selected._replace(names=tuple(users.preparation.names), order_R=order_R).read()
-        parts.append(users(arrays_of(found), len(found), BATCH))
-        rows += len(found)
+        raw = selected._replace(names=tuple(users.preparation.names), order_R=order_R).read()
+        parts.append(users(arrays_of(raw), len(raw), BATCH))
+        rows += len(raw)
         if rows >= ROWS:
             break
     _, first_U = np.unique(torch.cat(parts).numpy(), axis=0, return_index=True)

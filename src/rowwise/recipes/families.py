@@ -1,6 +1,6 @@
-"""What models of each family are made of: columns, model, loss and evaluation. `model_kinds` says what they can do.
+"""The parts of models by family: columns, model, loss and evaluation. `model_kinds` lists their capabilities.
 
-Here are models of labels, of lists of items, and classes of the user's; `retrieval` has those of users and items.
+This module has click models, sequence models and user classes; `retrieval` has two-tower and graph models.
 `compose.parts_of` chooses.
 """
 
@@ -89,7 +89,7 @@ MODELS: dict[type, type[nn.Module]] = {
 ENCODERS: dict[type, type[SASRec] | type[HSTU]] = {SasRecConfig: SASRec, HstuConfig: HSTU}
 
 
-class Building(NamedTuple):
+class BuildOptions(NamedTuple):
     """How a model is built: see `compose.build_model`."""
 
     on_meta: bool = False
@@ -98,20 +98,20 @@ class Building(NamedTuple):
     samples: int = 0
 
     def embeddings(self, parts: ModelParts, tables: Sequence[Table]) -> AnyTables:
-        """Some of the model's tables."""
+        """Embeddings of some of the model's tables."""
         device = "meta" if self.on_meta else "cpu"
         return make_embeddings(tables, seed=parts.seed, device=device, merge_shared=parts.merge_shared)
 
     def place(self, model: nn.Module, parts: ModelParts) -> nn.Module:
-        """The model on its device, unless it is only described."""
+        """Move the model to its device, unless its tables are on the meta device."""
+        if self.on_meta:
+            return model
         whole = family_of(parts.model).reads_whole_tables
-        return (
-            model if self.on_meta else move_to_device(model, parts.device, self.memory_bytes, self.samples, whole=whole)
-        )
+        return move_to_device(model, parts.device, self.memory_bytes, self.samples, whole=whole)
 
 
-class Asked(NamedTuple):
-    """What an evaluator measures, and where: see `compose.make_evaluator`."""
+class EvaluationScope(NamedTuple):
+    """The rows of an evaluation, and how they are read: see `compose.make_evaluator`."""
 
     resolved: ResolvedRecipe
     rows: RowSelection
@@ -125,22 +125,22 @@ class Asked(NamedTuple):
 
 
 class Family:
-    """The parts of models whose rows have labels; other families replace some of them.
+    """The parts of click models; other families override some of them.
 
-    A `model` is one that `build` has made.
+    `model` is always a result of `build`.
     """
 
     def __init__(self, config: Model) -> None:
         self.config: Any = config
 
     def fit(self, columns: Columns, *, named: bool) -> tuple[Columns, tuple[str, ...]]:
-        """The columns as the model takes them, and notes on those that it does not use; `named`: by the recipe."""
+        """The columns as the model takes them, and notes on unused ones; `named`: the recipe lists them."""
         if not columns.labels:
             raise SpecError("columns.labels is empty", "at least one label column")
         return columns, ()
 
     def check(self, columns: Columns, tables: Sequence[Table]) -> tuple[str, ...]:
-        """Look at files that the model reads beside the rows; returns notes."""
+        """Check the files that the model reads beside the rows; returns notes."""
         return ()
 
     def metrics(self, loss: AnyLoss) -> Iterable[str]:
@@ -150,18 +150,18 @@ class Family:
         return CLICK_METRICS
 
     def pairs(self, resolved: ResolvedRecipe) -> Pairs | None:
-        """Pairs of users and items of the training rows, of which a graph is made."""
+        """Pairs of users and items of the training rows: the edges of a graph."""
         return None
 
     def share(self, model: Any, comm: Comm) -> None:
-        """Let each of several ranks do a part of the work on all rows of tables, if the model does any."""
+        """Divide work over whole tables, such as graph convolutions, among ranks."""
 
     def facts(self, model: Any, *, chosen: bool) -> dict[str, Any] | None:
-        """What a report says of a graph, or of pictures with the sizes that are `chosen`; None for other models."""
+        """Statistics of a graph or of pictures for the report, with the sizes if `chosen`; None for other models."""
         return None
 
-    def build(self, parts: ModelParts, how: Building) -> nn.Module:
-        return how.place(make_click_model(self.config, *_inputs(parts, how)), parts)
+    def build(self, parts: ModelParts, options: BuildOptions) -> nn.Module:
+        return options.place(make_click_model(self.config, *_inputs(parts, options)), parts)
 
     def objective(self, resolved: ResolvedRecipe, model: Any, comm: Comm | None) -> Objective:
         train, tasks = resolved.recipe.train, resolved.tasks
@@ -172,15 +172,15 @@ class Family:
             return TwoCopies(model, train.objective, weights, train.label_smoothing, comm=comm)
         return Clicks(model, weights, train.label_smoothing, train.objective)
 
-    def evaluator(self, model: Any, asked: Asked) -> Evaluator:
-        resolved, slices = asked.resolved, asked.slices
+    def evaluator(self, model: Any, scope: EvaluationScope) -> Evaluator:
+        resolved, slices = scope.resolved, scope.slices
         recipe = resolved.recipe
         if slices:
             check_amounts(recipe, slices=slices)
         slicing = Slicing(recipe.evaluate.slices if slices is None else slices, recipe.evaluate.slice_ids)
-        name = partial(name_ids, asked.rows, resolved.columns, resolved.tables, resolved.transforms)
+        name = partial(name_ids, scope.rows, resolved.columns, resolved.tables, resolved.transforms)
         return ClickEvaluator(
-            model, asked.batches, resolved.tasks, recipe.train, slicing, comm=asked.comm, name_ids=name
+            model, scope.batches, resolved.tasks, recipe.train, slicing, comm=scope.comm, name_ids=name
         )
 
 
@@ -192,28 +192,28 @@ class OwnFamily(Family):
 
     def metrics(self, loss: AnyLoss) -> Iterable[str]:
         yield from super().metrics(loss)
-        # The user's class is imported only where the others are not enough.
+        # The user's class is imported only if no metric above matches.
         yield from getattr(load_class(self.config.module), "metrics", ())
 
-    def build(self, parts: ModelParts, how: Building) -> nn.Module:
+    def build(self, parts: ModelParts, options: BuildOptions) -> nn.Module:
         name = self.config.module
         try:
-            model = load_class(name)(*_inputs(parts, how), **self.config.args)
+            model = load_class(name)(*_inputs(parts, options), **self.config.args)
         except TypeError as error:
             raise SpecError(
                 f"model: {name}: {error}", "a class that takes (embeddings, dense_features, tasks, **args)"
             ) from error
-        return how.place(model, parts)
+        return options.place(model, parts)
 
     def objective(self, resolved: ResolvedRecipe, model: nn.Module, comm: Comm | None) -> Objective:
         make = getattr(model, "make_objective", None)
         return super().objective(resolved, model, comm) if make is None else make(resolved.recipe.train, comm)
 
-    def evaluator(self, model: nn.Module, asked: Asked) -> Evaluator:
+    def evaluator(self, model: nn.Module, scope: EvaluationScope) -> Evaluator:
         make = getattr(model, "make_evaluator", None)
         if make is None:
-            return super().evaluator(model, asked)
-        return make(asked.batches, asked.resolved.tasks, asked.comm)
+            return super().evaluator(model, scope)
+        return make(scope.batches, scope.resolved.tasks, scope.comm)
 
 
 @final
@@ -224,10 +224,10 @@ class SequenceFamily(Family):
 
     def fit(self, columns: Columns, *, named: bool) -> tuple[Columns, tuple[str, ...]]:
         features = [sparse.feature_name for sparse in columns.sparse]
-        others = [*columns.labels, *(dense.column for dense in columns.dense)]
-        if len(features) != 1 or others:
+        extra = [*columns.labels, *(dense.column for dense in columns.dense)]
+        if len(features) != 1 or extra:
             raise SpecError(
-                f"model.kind={kind_of(self.config)}: columns {', '.join((*features, *others))}",
+                f"model.kind={kind_of(self.config)}: columns {', '.join((*features, *extra))}",
                 "one sparse column, the lists of items, and labels: []",
             )
         return columns, ()
@@ -235,50 +235,50 @@ class SequenceFamily(Family):
     def metrics(self, loss: AnyLoss) -> Sequence[str]:
         return ranking_metrics(self.config.ks)
 
-    def build(self, parts: ModelParts, how: Building) -> nn.Module:
-        config, (embeddings, *_) = self.config, _inputs(parts, how)
-        options = {key: getattr(config, key) for key in ("length", "layers", "heads", "dropout")}
+    def build(self, parts: ModelParts, options: BuildOptions) -> nn.Module:
+        config, (embeddings, *_) = self.config, _inputs(parts, options)
+        settings = {key: getattr(config, key) for key in ("length", "layers", "heads", "dropout")}
         try:
-            model = NextItem(embeddings, ENCODERS[type(config)](embeddings.tables[0].dim, **options))
+            model = NextItem(embeddings, ENCODERS[type(config)](embeddings.tables[0].dim, **settings))
         except SpecError as error:
             raise SpecError(f"model.kind={kind_of(config)}: {error}") from None
-        return how.place(model, parts)
+        return options.place(model, parts)
 
     def objective(self, resolved: ResolvedRecipe, model: NextItem, comm: Comm | None) -> Objective:
         return NextItems(model, self.config.negatives)
 
-    def evaluator(self, model: NextItem, asked: Asked) -> Evaluator:
-        resolved, config = asked.resolved, self.config
+    def evaluator(self, model: NextItem, scope: EvaluationScope) -> Evaluator:
+        resolved, config = scope.resolved, self.config
         return NextItemEvaluator(
             model,
-            asked.batches,
+            scope.batches,
             resolved.tasks[0],
             resolved.recipe.train,
             ks=config.ks,
             leave_out_history=config.leave_out_history,
-            comm=asked.comm,
+            comm=scope.comm,
         )
 
 
-def _inputs(parts: ModelParts, how: Building) -> tuple[AnyTables, int, int]:
+def _inputs(parts: ModelParts, options: BuildOptions) -> tuple[AnyTables, int, int]:
     """The tables of a model, its dense features and its labels."""
-    return how.embeddings(parts, parts.tables), len(parts.columns.dense), len(parts.tasks)
+    return options.embeddings(parts, parts.tables), len(parts.columns.dense), len(parts.tasks)
 
 
 def make_click_model(config: ClickModel, embeddings: AnyTables, dense_features: int, tasks: int) -> nn.Module:
     """The model of these settings; their keys are its arguments."""
     options: dict[str, Any] = structs.asdict(config)
-    last = next((key for key in ("top", "deep") if key in options), None)
-    if last is None:
+    output_key = next((key for key in ("top", "deep") if key in options), None)
+    if output_key is None:
         options["tasks"] = tasks
     else:
-        options[last] = (*options[last], tasks)
+        options[output_key] = (*options[output_key], tasks)
     if isinstance(config, DlrmConfig):
         options["bottom"] = (*config.bottom, embeddings.tables[0].dim)
     if isinstance(config, DhenConfig):
-        own = {kind: {key: options[key] for key in keys} for kind, keys in INTERACTION_KEYS.items()}
-        options = {key: value for key, value in options.items() if not any(key in keys for keys in own.values())}
-        options["options"] = own
+        grouped = {kind: {key: options[key] for key in keys} for kind, keys in INTERACTION_KEYS.items()}
+        options = {key: value for key, value in options.items() if not any(key in keys for keys in grouped.values())}
+        options["options"] = grouped
     if isinstance(config, WideDeepConfig):
         options["wide"] = None if config.wide is None else wide_tables(embeddings.tables, tasks, config.wide)
     try:

@@ -1,7 +1,7 @@
-"""Training batches of a rank, prepared in its own process or by workers that the ranks of a host share.
+"""Training batches of a rank, prepared in its own process or by the workers of its host.
 
 The first rank of each host starts the service of the workers, and sends its address to the host's other ranks.
-Batches of evaluations are not from here.
+Evaluations do not use it.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ class Feed:
     """The training batches of one rank; close it when the run ends."""
 
     def __init__(self, resolved: ResolvedRecipe, comm: Comm) -> None:
-        self._resolved, self._comm, self._ends = resolved, comm, ExitStack()
+        self._resolved, self._comm, self._cleanup = resolved, comm, ExitStack()
         self._client: ServiceClient | None = None
         self._quarantine: Path | None = None
 
@@ -55,7 +55,7 @@ class Feed:
 
     @property
     def health(self) -> ServiceHealth | None:
-        """How well the workers keep up; None without workers."""
+        """Health of the worker service; None without workers."""
         return None if self._client is None else self._client.health
 
     @contextmanager
@@ -68,35 +68,35 @@ class Feed:
             raise
 
     def close(self) -> None:
-        self._ends.close()
+        self._cleanup.close()
 
     def _task(self) -> PreparationTask:
         return replace(self._open(None).task, epochs=self._resolved.recipe.train.epochs)
 
     def _join(self, workers: Workers) -> ServiceClient:
         comm, topology, service = self._comm, self._comm.topology, None
-        here = topology.ranks_of(topology.host_of(comm.rank))
+        host_ranks = topology.ranks_of(topology.host_of(comm.rank))
         with raising_on_all_ranks(comm, during="starting the workers that prepare rows"):
-            if comm.rank == here[0]:
-                service = self._ends.enter_context(Service(self._task(), workers, len(here)))
+            if comm.rank == host_ranks[0]:
+                service = self._cleanup.enter_context(Service(self._task(), workers, len(host_ranks)))
         address = "" if service is None else str(service.address)
         for host in range(topology.hosts):
             first = topology.ranks_of(host)[0]
-            sent = broadcast_object(comm, address, first, "workers")
-            address = sent if first == here[0] else address
+            received = broadcast_object(comm, address, first, "workers")
+            address = received if first == host_ranks[0] else address
         if service is not None:
             return service.client()
-        return self._ends.enter_context(closing(make_client(Path(address), comm.rank - here[0])))
+        return self._cleanup.enter_context(closing(make_client(Path(address), comm.rank - host_ranks[0])))
 
     def _join_cluster(self, workers: Workers) -> ServiceClient:
         from rowwise.ingest.service.cluster import ServiceCluster
 
         comm, cluster = self._comm, None
         if len(comm.ranks) > 1 and workers.address is None:
-            workers = structs.replace(workers, address="auto")  # ranks cannot join a cluster private to this process
+            workers = structs.replace(workers, address="auto")  # other ranks cannot join a private cluster
         with raising_on_all_ranks(comm, during="starting the workers that prepare rows"):
             if comm.rank == 0:
-                cluster = self._ends.enter_context(ServiceCluster(self._task(), workers, len(comm.ranks)))
+                cluster = self._cleanup.enter_context(ServiceCluster(self._task(), workers, len(comm.ranks)))
         name = broadcast_object(comm, None if cluster is None else cluster.name, 0, "workers")
         with raising_on_all_ranks(comm, during="joining the workers that prepare rows"):
             cluster = cluster or ServiceCluster(self._task(), workers, len(comm.ranks), name)
@@ -104,5 +104,5 @@ class Feed:
         return cluster.client(comm.rank)
 
 
-def _splits_from_client(client: ServiceClient, splits: int, epoch: int, at: int) -> Iterator[OpenedSplit]:
-    return map(EncodedSplit, client.splits(epoch, at, splits))
+def _splits_from_client(client: ServiceClient, splits: int, epoch: int, position: int) -> Iterator[OpenedSplit]:
+    return map(EncodedSplit, client.splits(epoch, position, splits))

@@ -1,4 +1,4 @@
-"""Raw rows of a recipe: a few that a run was not trained on, to test a model with, or all of a selection."""
+"""Raw rows of a recipe: a few held-out ones, to test a model with, or all of a selection."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ def held_out_of(resolved: ResolvedRecipe) -> RowSelection:
 def held_out_rows(resolved: ResolvedRecipe, count: int = HELD_OUT_ROWS) -> pa.Table:
     """Test rows of the recipe, else validation rows, else training rows; the columns that a prediction reads.
 
-    They are spread over the first split that has rows. There may be fewer.
+    They are evenly spaced in the first split with good rows, and at most `count`.
     """
     for selected in selected_rows(resolved, held_out_of(resolved)):
         rows = len(selected.order_R)
@@ -29,6 +29,6 @@ def held_out_rows(resolved: ResolvedRecipe, count: int = HELD_OUT_ROWS) -> pa.Ta
 
 
 def selected_rows(resolved: ResolvedRecipe, rows: RowSelection) -> Iterator[SelectedRows]:
-    """The good rows of a selection, split by split; splits without any are left out."""
+    """The good rows of a selection, by split; skips splits without good rows."""
     columns = resolved.parts.bind(rows.reader.schema, resolved.transforms).columns
     return good_rows(rows, columns, resolved.tables, resolved.transforms)

@@ -1,6 +1,6 @@
-"""Orders the hosts of a run by a network: a file, or a short probe before the run; a resume takes the order again.
+"""Orders the hosts of a run by a network: a file, or a short probe before the run; a resume reuses the order.
 
-Only the first rank decides, as searches may end at different orders.
+Only the first rank decides, as a search may find another order on another rank.
 """
 
 from pathlib import Path
@@ -23,25 +23,24 @@ ENVIRONMENT, NETWORK = "env.json", "network.json"  # in the folder of a run
 
 
 class OrderedHosts(Value, frozen=True):
-    """The order of a run's hosts, and why; the part `network` of env.json."""
+    """The order of a run's hosts, and its reason; the part `network` of env.json."""
 
     source: str  # the file, or probe
-    order: HostOrder | None  # None: that of the launcher
-    gain: float  # predicted, of an all-reduce of a bucket
+    order: HostOrder | None  # None: the launcher's order
+    gain: float  # predicted speedup of a bucket's all-reduce
     notes: tuple[str, ...] = ()
 
     @property
     def in_words(self) -> str:
         if self.order is None:
-            return f"network {self.source}: nothing to gain by another order of hosts: {self.gain:.1f}x"
+            return f"network {self.source}: no better order of hosts: {self.gain:.1f}x"
         hosts = ", ".join(self.order.hosts)
-        return (
-            f"network {self.source}: hosts in the order {hosts}; all-reduces {self.gain:.1f}x as fast as in the given"
-        )
+        gain = f"all-reduces {self.gain:.1f}x as fast as in the launcher's order"
+        return f"network {self.source}: hosts in the order {hosts}; {gain}"
 
 
 class _SavedEnvironment(msgspec.Struct):
-    """What a resume reads of env.json."""
+    """The part of env.json that a resume reads."""
 
     network: OrderedHosts | None = None
 
@@ -54,9 +53,10 @@ class NetworkOfRun(Value, frozen=True):
 
 
 def order_hosts(meeting: Meeting, network: str | None, run: Path | None = None) -> NetworkOfRun | None:
-    """The order of the hosts of a job, by a file or `probe`, or without one that of `run` if it had these hosts.
+    """The order of the hosts of a job, from `network` (a file or `probe`), or else of `run` if it had these hosts.
 
-    A collective of ranks that are not connected yet. An empty `network` is none; None: one host, or no network.
+    A collective of ranks that are not connected yet. An empty `network` disables it. Returns None on one host, or
+    without a network.
     """
     if meeting.topology.hosts == 1:
         return None
@@ -68,8 +68,8 @@ def order_hosts(meeting: Meeting, network: str | None, run: Path | None = None) 
         def order_probed() -> str:
             assert samples is not None
             if samples.dead:
-                raise SpecError(f"host {meeting.hosts[samples.dead[0]]!r} has ended while links were probed")
-            from rowwise.planning.calibrate.net import make_network  # on the host that has probed only
+                raise SpecError(f"host {meeting.hosts[samples.dead[0]]!r} ended during the probe of links")
+            from rowwise.planning.calibrate.net import make_network  # only on the host that probed
 
             probed = make_network(samples, list_hosts(meeting))
             return _encode(NetworkOfRun(ordered=choose_order(probed, meeting, PROBE), probed=probed))
@@ -79,7 +79,7 @@ def order_hosts(meeting: Meeting, network: str | None, run: Path | None = None) 
 
 
 def list_hosts(meeting: Meeting) -> tuple[NetworkHost, ...]:
-    """The hosts of a job as those of a network; their names have to differ."""
+    """The hosts of a job as hosts of a network; raises for duplicate names."""
     for name in meeting.hosts:
         if meeting.hosts.count(name) > 1:
             raise SpecError(f"{meeting.hosts.count(name)} hosts are named {name!r}", "names that differ (hostname)")
@@ -87,7 +87,7 @@ def list_hosts(meeting: Meeting) -> tuple[NetworkHost, ...]:
 
 
 def _decide(meeting: Meeting, network: str | None, run: Path | None) -> str:
-    """The order of an earlier part of the run, else `probe`, an order by the file, or nothing."""
+    """The saved order of the run, `PROBE`, the order by the file, or "" without a network."""
     if run is not None:
         saved = _read_saved(run / ENVIRONMENT) if network is None else None
         if saved is not None and (saved.order is None or sorted(saved.order.hosts) == sorted(meeting.hosts)):
@@ -109,24 +109,24 @@ def _read_saved(path: Path) -> OrderedHosts | None:
 
 
 def choose_order(network: Network, meeting: Meeting, source: str) -> OrderedHosts:
-    """The order of a job's hosts for all-reduces of a bucket; that of the launcher where little is gained."""
+    """The order of a job's hosts for all-reduces of a bucket; the launcher's if the gain is small."""
     net = links_of_job(network, meeting, source)
-    found = find_order(net, Sum("all_reduce", BUCKET_BYTES), noise=network.noise)
-    order_H = found.kept
+    search = find_order(net, Sum("all_reduce", BUCKET_BYTES), noise=network.noise)
+    order_H = search.kept
     runs = group_runs(net.group_H[list(order_H)].tolist())
     groups = runs if 1 < len(runs) == len(net.uplink_G) else ()
     names = tuple(meeting.hosts[host] for host in order_H)
-    order = HostOrder(hosts=names, groups=groups) if found.is_worthwhile or groups else None
+    order = HostOrder(hosts=names, groups=groups) if search.is_worthwhile or groups else None
     return OrderedHosts(
         source=source,
         order=order,
-        gain=round(found.gain if found.is_worthwhile else 1.0, 2),
+        gain=round(search.gain if search.is_worthwhile else 1.0, 2),
         notes=tuple(age_notes(network, source)),
     )
 
 
 def links_of_job(network: Network, meeting: Meeting, source: str) -> LinkArrays:
-    """The links between the hosts of a job, in the launcher's order; the network may have others, too."""
+    """The links between the hosts of a job, in the launcher's order; the network may have more hosts."""
     index_of = {host.name: index for index, host in enumerate(network.hosts)}
     devices = meeting.topology.devices
     for name in meeting.hosts:
@@ -134,22 +134,22 @@ def links_of_job(network: Network, meeting: Meeting, source: str) -> LinkArrays:
             raise SpecError(f"{source}: host {name!r} was not probed", hint="probe again, or leave --network out")
         probed = network.hosts[index_of[name]].devices
         if probed != devices:
-            got = f"host {name!r} has {devices} devices, and had {probed}"
-            raise SpecError(f"{source}: {got}", hint="probe again, or leave --network out")
+            problem = f"host {name!r} has {devices} devices, but had {probed} when it was probed"
+            raise SpecError(f"{source}: {problem}", hint="probe again, or leave --network out")
     return network.arrays().among([index_of[name] for name in meeting.hosts])
 
 
 def ordered_links(network: NetworkOfRun, hosts: int) -> LinkArrays | None:
     """The links between the hosts of a run, in the order of its ranks.
 
-    None: they have kept the launcher's order, and are some of a network's hosts, it is not known which.
+    None if unknown: the launcher's order was kept, and the network has more hosts than the run.
     """
     ordered = network.ordered
-    given = network.probed or read_network(ordered.source)
-    index_of = {host.name: index for index, host in enumerate(given.hosts)}
+    probed = network.probed or read_network(ordered.source)
+    index_of = {host.name: index for index, host in enumerate(probed.hosts)}
     if ordered.order is None:
-        return given.arrays() if len(given.hosts) == hosts else None
-    return given.arrays().among([index_of[name] for name in ordered.order.hosts])
+        return probed.arrays() if len(probed.hosts) == hosts else None
+    return probed.arrays().among([index_of[name] for name in ordered.order.hosts])
 
 
 def _encode(value: NetworkOfRun) -> str:

@@ -34,7 +34,7 @@ def pin_map(table: Table) -> Table:
 
 
 def stored_tables_of(table: Table) -> tuple[Table, ...]:
-    """The tables in memory for a table: those of the parts of its id map, or itself without a map."""
+    """The tables in memory for a table: the parts of its id map, or the table itself."""
     id_map = open_map(table)
     return (table,) if id_map is None else stored_tables(table, id_map)
 
@@ -45,7 +45,7 @@ def copy_maps(recipe: Recipe, run: Path) -> Recipe:
 
 
 def relocate_maps(recipe: Recipe, run: Path) -> Recipe:
-    """A run's recipe with the map files in its folder, as the folder may have been moved."""
+    """A run's recipe with the map files in its folder, which may have been moved."""
 
     def find(name: str, file: Path) -> Path:
         in_run = run.absolute() / MAPS / file.name

@@ -1,4 +1,4 @@
-"""Names rows of tables by the ids that people know: those of a vocabulary, or of raw rows that look the row up."""
+"""Names rows of tables by raw ids: from a vocabulary, or from raw rows of the data that look the row up."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -29,11 +29,11 @@ from rowwise.ingest.transform.mapping import read_mapping
 from rowwise.recipes.rows import RowSelection, good_rows
 from rowwise.tables.spec import Table
 
-RARE_IDS = "rare and new ids"  # the row that ids share that a vocabulary lacks
+RARE_IDS = "rare and new ids"  # name of the row for ids outside of a vocabulary
 MAX_ROWS = 1 << 20  # raw rows that are read for names
-MAX_IDS = 3  # of those that share a row, in its name
-LONGEST = 60  # characters of an id
-HIDING = (MapId, SigridHash, PositiveModulus)  # transforms after which an id is a number of rowwise's own
+MAX_IDS = 3  # in the name of a row that several ids share
+MAX_CHARS = 60  # characters of an id
+HIDING = (MapId, SigridHash, PositiveModulus)  # transforms that replace raw ids by numbers
 
 Names = dict[str, dict[int, str]]  # by feature, by row
 
@@ -45,20 +45,20 @@ def name_ids(
     transforms: LoadedTransforms,
     shown: Mapping[str, Collection[int]],
 ) -> Names:
-    """The names of the ids that batches have, by feature; what no row of the data names is "row N of table".
+    """The names of encoded ids, by feature; ids that no row of the data names are "row N of table".
 
     Args:
-        rows: where ids that no vocabulary lists are looked up.
-        columns: of the recipe.
-        tables: of the recipe.
-        transforms: of the recipe.
-        shown: ids of each feature.
+        rows: data that names ids outside of vocabularies.
+        columns: columns of the recipe.
+        tables: tables of the recipe.
+        transforms: transforms of the recipe.
+        shown: ids to name, by feature.
     """
-    sparse = {one.feature_name: one for one in columns.sparse}
+    sparse = {column.feature_name: column for column in columns.sparse}
     unknown = [feature for feature in shown if feature not in sparse]
     if unknown:
         raise SpecError(f"slices {', '.join(unknown)}: no such feature", f"some of {', '.join(sparse)}")
-    names: Names = {feature: _listed(transforms, sparse[feature].column) for feature in shown}
+    names: Names = {feature: _vocabulary_names(transforms, sparse[feature].column) for feature in shown}
     wanted = {feature: set(ids) - names[feature].keys() for feature, ids in shown.items()}
     wanted = {feature: ids for feature, ids in wanted.items() if ids}
     for feature, ids in wanted.items():
@@ -68,10 +68,10 @@ def name_ids(
     return {feature: {row: names[feature][row] for row in ids} for feature, ids in shown.items()}
 
 
-def _listed(transforms: LoadedTransforms, column: str) -> dict[int, str]:
-    """What the vocabulary of a column, if it has one, calls its rows."""
-    made = [step.transform for step in transforms.steps if column in step.transform.makes]
-    last = made[-1] if made else None
+def _vocabulary_names(transforms: LoadedTransforms, column: str) -> dict[int, str]:
+    """The names of rows by the vocabulary of a column, if it has one."""
+    steps = [step.transform for step in transforms.steps if column in step.transform.makes]
+    last = steps[-1] if steps else None
     if not isinstance(last, MapId):
         return {}
     mapping = last.mapping or read_mapping(last)
@@ -86,26 +86,26 @@ def _read_ids(
     transforms: LoadedTransforms,
     wanted: Mapping[str, Collection[int]],
 ) -> dict[str, dict[int, list[str]]]:
-    """The raw ids of each row of a table, of splits until each has one."""
-    found: dict[str, dict[int, list[str]]] = {feature: {} for feature in wanted}
+    """The raw ids of each wanted row, from splits read until each row has one."""
+    raw_ids: dict[str, dict[int, list[str]]] = {feature: {} for feature in wanted}
     if not wanted:
-        return found
-    columns = Columns(labels=(), sparse=tuple(one for one in columns.sparse if one.feature_name in wanted))
+        return raw_ids
+    columns = Columns(labels=(), sparse=tuple(sparse for sparse in columns.sparse if sparse.feature_name in wanted))
     transforms, table_rows, read = serving(transforms), table_rows_for_ids(columns, tables), 0
-    seen = [_before_hiding(transforms, one.column) for one in columns.sparse]
+    inputs = [_before_hiding(transforms, sparse.column) for sparse in columns.sparse]
     for selected in good_rows(rows, columns, tables, transforms):
-        if read >= MAX_ROWS or all(found[feature].keys() >= set(ids) for feature, ids in wanted.items()):
+        if read >= MAX_ROWS or all(raw_ids[feature].keys() >= set(ids) for feature, ids in wanted.items()):
             break
         raw = selected.read()
         read += raw.num_rows
         bags = encode(_apply(raw, transforms, columns.names, selected.split), columns, table_rows, selected.split).bags
-        for one, bag, (before, column) in zip(columns.sparse, bags, seen, strict=True):
+        for sparse, bag, (before, column) in zip(columns.sparse, bags, inputs, strict=True):
             values = combine_chunks(_apply(raw, before, (column,), selected.split)[column])
-            ids_of = found[one.feature_name]
-            for row, name in _pair(values, bag, wanted[one.feature_name]):
-                others = ids_of.setdefault(row, [])
-                others += [] if name in others else [name]
-    return found
+            ids_of = raw_ids[sparse.feature_name]
+            for row, name in _pair(values, bag, wanted[sparse.feature_name]):
+                names = ids_of.setdefault(row, [])
+                names += [] if name in names else [name]
+    return raw_ids
 
 
 def _apply(raw: pa.Table, transforms: LoadedTransforms, wanted: Sequence[str], split: Split) -> pa.Table:
@@ -113,7 +113,7 @@ def _apply(raw: pa.Table, transforms: LoadedTransforms, wanted: Sequence[str], s
 
 
 def _before_hiding(loaded: LoadedTransforms, column: str) -> tuple[LoadedTransforms, str]:
-    """The transforms without those that hide the ids of a column, and the column that has its ids then."""
+    """The transforms without those that hide the ids of a column, and the column that then has raw ids."""
     kept = []
     for step in reversed(loaded.steps):
         if column in step.transform.makes and isinstance(step.transform, HIDING):
@@ -126,7 +126,7 @@ def _before_hiding(loaded: LoadedTransforms, column: str) -> tuple[LoadedTransfo
 def _pair(raw: pa.Array, bag: RaggedColumn, wanted: Collection[int]) -> Iterator[tuple[int, str]]:
     """Wanted rows of a table with their raw ids, the most common first.
 
-    Of rows of the data that have as many ids as rows of the table: others have lost some on the way.
+    Skips rows of the data in which a transform has changed the number of ids.
     """
     raw = raw.dictionary_decode() if types.is_dictionary(raw.type) else raw
     lengths_R = np.ones(len(raw), np.int64) if bag.offsets_R1 is None else np.diff(bag.offsets_R1)
@@ -142,9 +142,9 @@ def _pair(raw: pa.Array, bag: RaggedColumn, wanted: Collection[int]) -> Iterator
         yield pair["row"], _text(pair["id"])
 
 
-def _text(one: object) -> str:
-    text = one.decode(errors="backslashreplace") if isinstance(one, bytes) else str(one)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}\u2026"
+def _text(value: object) -> str:
+    text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+    return text if len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 1]}\u2026"
 
 
 def _join(names: Sequence[str]) -> str:

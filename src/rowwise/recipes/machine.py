@@ -1,4 +1,4 @@
-"""Facts about the machine and the installation, for bug reports and env.json. Known limit: Linux and macOS only."""
+"""Describes the machine and the installation, for bug reports and env.json. Known limit: Linux and macOS only."""
 
 import os
 import platform
@@ -67,8 +67,8 @@ class NativeLibrary:
     library: str
     library_bytes: int
     isa: str  # the instruction set in use
-    isa_sets: tuple[str, ...]  # those that both the processor and the library have
-    on_gpu: str  # which implementation each operator has there
+    isa_sets: tuple[str, ...]  # supported by both the processor and the library
+    on_gpu: str  # implementation of each operator on the GPU
 
     @classmethod
     def read(cls) -> "NativeLibrary":
@@ -103,7 +103,7 @@ def _isa_sets(in_use: str) -> tuple[str, ...]:
 
 
 def _torch() -> tuple[str, str, int]:
-    """Version, CUDA and threads; the version says so if torch does not load."""
+    """Version, CUDA and threads; the version includes the error if torch does not load."""
     try:
         import torch
     except (ImportError, OSError) as error:

@@ -1,11 +1,11 @@
-"""Copies a run to another place while it trains (`save.mirror`), and brings it back to a machine (`fetch_run`).
+"""Copies a run to another place while it trains (`save.mirror`), and fetches it back to a machine (`fetch_run`).
 
 [Note: Mirrored runs]
-A thread of the first rank looks at the folder of the run. When there is a new checkpoint it first copies the small
-files, then the checkpoint, whose manifest comes last. So whatever ends the run, the mirror has a checkpoint, and lines
-of at least its step; a resume cuts off the later ones. Checkpoints that the run has removed leave the mirror after a
-newer one has arrived. A mirror belongs to one run, and to the process that holds it: a resume takes it over, and the
-former process, should it still live, copies no more.
+A thread of the first rank polls the folder of the run. On a new checkpoint it first copies the small files, then the
+checkpoint, whose manifest comes last. However the run ends, the mirror thus has a checkpoint, and log lines up to at
+least its step; a resume cuts off the later ones. Checkpoints that the run has removed are removed from the mirror once
+a newer one is there. A mirror belongs to one run, and to the process that holds it: a resume takes over the mirror, and
+the earlier process, if it still lives, stops copying.
 """
 
 import os
@@ -36,15 +36,15 @@ from rowwise.train.run_folder import UNBEGUN, RunFolder, now
 from rowwise.train.saved import CheckpointFolder
 
 RESULT, OWNER = "result.json", "mirror.json"  # in the mirror, and in the folder of the run
-NOT_COPIED = ("ckpt", "disk", OWNER)  # of the run's folder; checkpoints are copied by themselves
-LOOK_s, FILES_s = 0.25, 30.0  # between two looks at the folder, and two copies of small files
+NOT_COPIED = ("ckpt", "disk", OWNER)  # not among the small files; checkpoints are copied by step
+POLL_s, FILES_s = 0.25, 30.0  # intervals between polls of the folder, and between copies of small files
 
 
 class MirrorOwner(Value, frozen=True):
-    """Whose a mirror is."""
+    """The run that a mirror belongs to."""
 
     run: str
-    holder: str = ""  # the process that may write
+    holder: str = ""  # token of the process that may write
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)
@@ -55,7 +55,7 @@ class RunMirror:
     """Copies a run until `close`; see [Note: Mirrored runs]."""
 
     def __init__(self, url: str, run: RunFolder) -> None:
-        """Claim a mirror for a run, or take it over where it is the run's already."""
+        """Claim a mirror for a run, or take over the run's own mirror."""
         self.place, self._run = as_storage(parse_folder(url)), run
         self._checkpoints = CheckpointFolder(run.checkpoints)
         if isinstance(self.place.storage, LocalStorage) and _is_inside(self.place.storage.folder, run.path):
@@ -63,33 +63,33 @@ class RunMirror:
         self.copying: int | None = None  # the step of the checkpoint that is being read
         self._holder = secrets.token_hex(8)
         self._claim(url)
-        self._copied: dict[str, tuple[int, int]] = {}  # size and time of change of files as they were copied
-        self._files_at_s = 0.0  # when small files are copied even without a checkpoint
-        self._failed = False  # at the newest attempt
+        self._copied: dict[str, tuple[int, int]] = {}  # size and mtime of each file when it was copied
+        self._files_at_s = 0.0  # next copy of small files without a checkpoint
+        self._failed = False  # in the last attempt
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
 
     def start(self) -> None:
-        """Copy what there is but checkpoints, and begin to follow; raises if another process has the mirror by now."""
+        """Copy the small files and start the thread; raises if another process holds the mirror by now."""
         self._check_holder()
-        if not (self._run.path / RESULT).exists():  # that of a former process
+        if not (self._run.path / RESULT).exists():  # of an earlier process
             self.place.storage.delete(self.place.inside(RESULT))
         self._copy_small_files()
         self._check_holder()
         self._thread.start()
 
     def close(self) -> str | None:
-        """Copy what is left; returns what the mirror lacks then, and why."""
+        """Copy the remaining files; returns an error line if the mirror stays incomplete."""
         self.stop()
         try:
             self._copy()
         except (RowwiseError, OSError) as error:
-            why = f"{self._run.path} is saved, but its mirror {self.place} is not: {one_line(error) or error}"
-            return f"{why}; rowwise ckpt copy copies the checkpoint"
+            problem = f"{self._run.path} is saved, but its mirror {self.place} is not: {one_line(error) or error}"
+            return f"{problem}; rowwise ckpt copy copies the checkpoint"
         return None
 
     def stop(self) -> None:
-        """Stop the thread, after the copy that is under way."""
+        """Stop the thread after its current copy."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -97,22 +97,22 @@ class RunMirror:
     def _claim(self, url: str) -> None:
         own = as_storage(self._run.path)
         run = _read_owner(own).run if (self._run.path / OWNER).is_file() else secrets.token_hex(8)
-        mine = MirrorOwner(run=run, holder=self._holder).to_json()
+        claim = MirrorOwner(run=run, holder=self._holder).to_json()
         storage, name = self.place.storage, self.place.inside(OWNER)
-        there = {one.removeprefix("ckpt/").partition("/")[0] for one in self.place.relative_names()}
-        has_run = RECIPE in there or any(one.startswith("step-") for one in there)
-        hint = f"go on with that run: rowwise resume {url}"
-        if OWNER in there:
+        entries = {file.removeprefix("ckpt/").partition("/")[0] for file in self.place.relative_names()}
+        has_run = RECIPE in entries or any(entry.startswith("step-") for entry in entries)
+        hint = f"resume that run: rowwise resume {url}"
+        if OWNER in entries:
             if _read_owner(self.place).run == run:
                 self._check_newest(url)
             elif has_run:
                 raise SpecError(f"save.mirror={url} is the mirror of another run", "another place", hint=hint)
-            storage.write(name, lambda: [mine], len(mine))
+            storage.write(name, lambda: [claim], len(claim))
         elif has_run:
-            raise SpecError(f"save.mirror={url} has a run, which is no mirror", "another place")
+            raise SpecError(f"save.mirror={url} has a run that is no mirror", "another place")
         else:
             try:
-                storage.create(name, mine)
+                storage.create(name, claim)
             except ObjectExistsError:
                 raise SpecError(
                     f"save.mirror={url} is the mirror of another run by now", "another place", hint=hint
@@ -121,35 +121,35 @@ class RunMirror:
 
     def _check_newest(self, url: str) -> None:
         """Raise if the mirror has a later state of the run than its folder."""
-        there, here = max(_checkpoints_by_step(self.place), default=0), max(self._steps(), default=0)
-        if there > here:
+        remote, local = max(_checkpoints_by_step(self.place), default=0), max(self._steps(), default=0)
+        if remote > local:
             raise SpecError(
-                f"save.mirror={url} has step {there} of this run, and {self._run.path} step {here}",
+                f"save.mirror={url} has step {remote} of this run, and {self._run.path} step {local}",
                 "another place",
-                hint=f"go on from there: rowwise resume {url}",
+                hint=f"resume from the mirror: rowwise resume {url}",
             )
 
     def _check_holder(self) -> None:
         if _read_owner(self.place).holder != self._holder:
-            raise StorageError("another process has resumed this run, and holds the mirror: this one copies no more")
+            raise StorageError("another process has resumed this run, and holds the mirror: this process stops copying")
 
     def _follow(self) -> None:
-        wait_s = LOOK_s
+        wait_s = POLL_s
         while not self._ending.wait(wait_s):
             try:
                 self._copy()
                 if self._failed:
                     self._run.log(f"{now()} mirror {self.place}: copied again")
-                self._failed, wait_s = False, LOOK_s
-            except Exception as error:  # the run goes on, and tries again
-                if not self._failed:  # of an outage one line
+                self._failed, wait_s = False, POLL_s
+            except Exception as error:  # the run goes on, and the copy is retried
+                if not self._failed:  # one line per outage
                     line = one_line(error) or repr(error)
                     self._run.warn(f"mirror {self.place}: {line}")
                     self._run.log(f"{now()} mirror {self.place}: {line}")
                 self._failed, wait_s = True, min(2 * wait_s, FILES_s)
 
     def _copy(self) -> None:
-        """Copy what is new since the last call, if there is a checkpoint, the run is over, or some time has passed."""
+        """Copy new files, if there is a new checkpoint, the run is over, or `FILES_s` have passed."""
         steps = self._steps()
         manifests = {step: self._manifest_of(step) for step in steps}
         new = {step for step, name in manifests.items() if self._copied.get(name) != self._state_of(name)}
@@ -162,11 +162,11 @@ class RunMirror:
             if step in new:
                 self._copy_checkpoint(step)
         ending = self._ending.is_set()
-        # At the end also without a new one: the run may have removed others after the last copy.
+        # At the end also without a new checkpoint: the run may have removed old ones since the last copy.
         if (new or ending) and steps and self._manifest_of(steps[-1]) in self._copied:
             self._check_holder()
-            self._remove_others(steps)
-        if ending:  # the log has more lines now
+            self._remove_stale(steps)
+        if ending:  # the log has grown
             self._copy_small_files()
             self._copy_file(RESULT)
 
@@ -176,7 +176,7 @@ class RunMirror:
             return []
         try:
             best = best_step(CheckpointManifest.read(self._checkpoints.path(steps[-1])).data)
-        except CheckpointError:  # the run has removed it meanwhile
+        except CheckpointError:  # the run has removed it
             best = None
         return sorted(steps, key=lambda step: (step != best, -step))
 
@@ -194,10 +194,10 @@ class RunMirror:
         return status.st_size, status.st_mtime_ns
 
     def _copy_small_files(self) -> None:
-        """Copy what has changed but the result, which says that all else is there."""
+        """Copy changed small files but the result, which comes last and marks the mirror complete."""
         for top, folders, names in os.walk(self._run.path):
             inside = Path(top).relative_to(self._run.path)
-            folders[:] = [one for one in folders if not fault_of_name(one) and str(inside / one) not in NOT_COPIED]
+            folders[:] = [name for name in folders if not fault_of_name(name) and str(inside / name) not in NOT_COPIED]
             for name in names:
                 if not fault_of_name(name) and str(inside / name) not in (*NOT_COPIED, RESULT):
                     self._copy_file(str(inside / name))
@@ -207,7 +207,7 @@ class RunMirror:
         if state is None or self._copied.get(name) == state:
             return
         size_bytes = state[0]
-        path = self._run.path / name  # what is appended meanwhile is left for the next time
+        path = self._run.path / name  # bytes appended meanwhile are copied the next time
         pieces = partial(read_pieces, path.parent, path.name, size_bytes)
         self.place.storage.write(self.place.inside(name), pieces, size_bytes)
         self._copied[name] = state
@@ -224,7 +224,7 @@ class RunMirror:
             checkpoint = Checkpoint.open(self._checkpoints.path(step))
             try:
                 copy_checkpoint(checkpoint, self.place / "ckpt")
-            except OtherCheckpointError:  # of steps that a resume from an earlier one has taken back
+            except OtherCheckpointError:  # of a timeline that a resume has discarded
                 remove_copy(self.place / "ckpt" / self._checkpoints.path(step).name)
                 copy_checkpoint(checkpoint, self.place / "ckpt")
         except (RowwiseError, OSError):
@@ -235,25 +235,25 @@ class RunMirror:
             self.copying = None
         size_bytes = sum(file.size_bytes for file in checkpoint.manifest.files.values())
         self._copied[name] = state
-        took = f"{format_bytes(size_bytes)} in {perf_counter() - begin_s:.1f} s"
-        self._run.log(f"copied {self._checkpoints.path(step).name} to {self.place}: {took}")
+        summary = f"{format_bytes(size_bytes)} in {perf_counter() - begin_s:.1f} s"
+        self._run.log(f"copied {self._checkpoints.path(step).name} to {self.place}: {summary}")
 
-    def _remove_others(self, steps: list[int]) -> None:
-        """Remove checkpoints that the run does not have any more, or that are the rests of a copy."""
+    def _remove_stale(self, steps: list[int]) -> None:
+        """Remove checkpoints that the run has removed, and partial copies."""
         names = {name.partition("/")[0] for name in (self.place / "ckpt").relative_names()}
         for name in names - {self._checkpoints.path(step).name for step in steps}:
             remove_copy(self.place / "ckpt" / name)
 
 
 def is_mirror(path: Path) -> bool:
-    """Whether a folder is a mirror that a process holds or held, and not a run with one."""
+    """Whether a folder is a mirror, and not a run that has one."""
     return (path / OWNER).is_file() and bool(_read_owner(path).holder)
 
 
 def fetch_run(url: str, runs: Path, which: str = "last") -> Path:
-    """Bring a mirrored run to runs/<recipe>/<last part of the URL>, or what the mirror has more than that folder.
+    """Fetch a mirrored run to runs/<recipe>/<last part of the URL>, or update that folder from the mirror.
 
-    Its newest and its best checkpoint are copied, and that which is named.
+    Copies the newest and the best checkpoint, and the one that `which` names.
     """
     place = as_storage(parse_folder(url))
     try:
@@ -264,49 +264,48 @@ def fetch_run(url: str, runs: Path, which: str = "last") -> Path:
         ) from None
     path = runs / _name_of(recipe, url) / place.name
     own = path / OWNER
-    known = path.exists() and any(one.name not in UNBEGUN for one in path.iterdir())
+    known = path.exists() and any(entry.name not in UNBEGUN for entry in path.iterdir())
     if known and not (own.is_file() and _read_owner(as_storage(path)).run == owner.run):
         raise DataError(f"{path} exists, and is not the run of {url}", hint="remove it, or use another working folder")
     path.mkdir(parents=True, exist_ok=True)
-    local, there = LocalStorage(path), _checkpoints_by_step(place)
+    local, remote = LocalStorage(path), _checkpoints_by_step(place)
     folder = RunFolder(path)
     folder.hold()
     try:
-        here = _checkpoints_by_step(path) if (path / "ckpt").is_dir() else {}
-        if (path / RECIPE).is_file() and max(there, default=0) <= max(here, default=0):
+        local_copies = _checkpoints_by_step(path) if (path / "ckpt").is_dir() else {}
+        if (path / RECIPE).is_file() and max(remote, default=0) <= max(local_copies, default=0):
             return path
-        folder.write(OWNER, MirrorOwner(run=owner.run).to_json().decode())  # so that a fetch that is killed goes on
+        folder.write(OWNER, MirrorOwner(run=owner.run).to_json().decode())  # lets a killed fetch continue
         _fetch_files(place, local)
-        if there:
-            newest = Checkpoint.open(there[max(there)])
+        if remote:
+            newest = Checkpoint.open(remote[max(remote)])
             best = best_step(newest.manifest.data)
             named = int(match[1]) if (match := STEP.fullmatch(which)) else None
-            for step in there.keys() & {max(there), *(one for one in (best, named) if one is not None)}:
-                copy_checkpoint(Checkpoint.open(there[step]), path / "ckpt")
-        local.write(RECIPE, lambda: [recipe], len(recipe))  # last: with it the folder is a run
+            for step in remote.keys() & {max(remote), *(step for step in (best, named) if step is not None)}:
+                copy_checkpoint(Checkpoint.open(remote[step]), path / "ckpt")
+        local.write(RECIPE, lambda: [recipe], len(recipe))  # last: it makes the folder a run
     finally:
         folder.release()
     return path
 
 
 def _fetch_files(place: StorageFolder, local: LocalStorage) -> None:
-    for name, one in place.relative_names().items():
+    for name, entry in place.relative_names().items():
         if name.partition("/")[0] in (*NOT_COPIED, RECIPE):
             continue
-
-        local.write(name, partial(read_pieces, place, name, one.size_bytes), one.size_bytes)
+        local.write(name, partial(read_pieces, place, name, entry.size_bytes), entry.size_bytes)
 
 
 def _checkpoints_by_step(place: Folder) -> dict[int, Folder]:
-    return {step: one for one in checkpoints_of(place) if (step := step_in(one)) is not None}
+    return {step: folder for folder in checkpoints_of(place) if (step := step_in(folder)) is not None}
 
 
 def _name_of(recipe: bytes, url: str) -> str:
-    """The name in a recipe, as a part of a path."""
+    """The name of a recipe, which must be valid as a folder name."""
     name = parse(recipe.decode(errors="replace"), f"{url}/{RECIPE}").get("name")
     fault = fault_of_name(name) if isinstance(name, str) else "there is none"
     if fault:
-        raise DataError(f"{url}/{RECIPE}: its name {str(name)[:80]!r} cannot be that of a folder: {fault}")
+        raise DataError(f"{url}/{RECIPE}: its name {str(name)[:80]!r} cannot name a folder: {fault}")
     return str(name)
 
 

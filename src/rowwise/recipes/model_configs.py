@@ -13,7 +13,7 @@ from rowwise.tables.row_optimizers import RowOptimizer
 from rowwise.tables.spec import Value
 
 Interaction = Literal["attention", "convolution", "cross", "dot", "factorization", "linear"]
-INTERACTION_KEYS: dict[Interaction, tuple[str, ...]] = {  # of `DhenConfig`, by the interaction that they are of
+INTERACTION_KEYS: dict[Interaction, tuple[str, ...]] = {  # keys of `DhenConfig` by interaction
     "attention": ("heads", "ffn_ratio"),
     "convolution": ("kernel",),
     "dot": ("hidden",),
@@ -24,25 +24,25 @@ INTERACTION_KEYS: dict[Interaction, tuple[str, ...]] = {  # of `DhenConfig`, by 
 class _MlpModel(Value, frozen=True, kw_only=True):
     """Settings of all models with an MLP."""
 
-    dropout: float = 0.0  # share of the MLP's hidden numbers that are 0 in a training step
+    dropout: float = 0.0  # rate for the hidden layers of the MLP
     norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
 
 
 class DlrmConfig(_MlpModel, frozen=True, tag="dlrm", tag_field="kind"):
-    """`rowwise.DLRM`. A last bottom layer of the tables' dim and a last top layer of one logit a label are added."""
+    """`rowwise.DLRM`. A last bottom layer of the tables' dim and a last top layer of one logit per label are added."""
 
     bottom: tuple[int, ...] = (512, 256)
     top: tuple[int, ...] = (512, 256)
 
 
 class DeepFmConfig(_MlpModel, frozen=True, tag="deepfm", tag_field="kind"):
-    """`rowwise.DeepFM` with a last deep layer of one logit a label."""
+    """`rowwise.DeepFM` with a last deep layer of one logit per label."""
 
     deep: tuple[int, ...] = (400, 400, 400)
 
 
 class DcnConfig(_MlpModel, frozen=True, tag="dcn", tag_field="kind"):
-    """`rowwise.DCN` with a last deep layer of one logit a label."""
+    """`rowwise.DCN` with a last deep layer of one logit per label."""
 
     deep: tuple[int, ...] = (512, 256)
     crosses: int = 3
@@ -52,13 +52,13 @@ class DcnConfig(_MlpModel, frozen=True, tag="dcn", tag_field="kind"):
 
 
 class DhenConfig(_MlpModel, frozen=True, tag="dhen", tag_field="kind"):
-    """`rowwise.DHEN` with a last top layer of one logit a label."""
+    """`rowwise.DHEN` with a last top layer of one logit per label."""
 
     top: tuple[int, ...] = (256,)
     layers: int = 2  # of interactions
     interactions: tuple[Interaction, ...] = ("cross", "linear")  # in each layer
-    vectors: int | None = None  # of a sample after each layer; None: as many as there are features
-    ensemble: Literal["concat", "sum", "weighted_sum"] = "concat"  # what becomes of a layer's interactions
+    vectors: int | None = None  # of a sample after each layer; None: the number of features
+    ensemble: Literal["concat", "sum", "weighted_sum"] = "concat"  # how a layer combines its interactions
     heads: int = 1  # of attention
     ffn_ratio: int = 4  # of attention: the hidden layer of its feed-forward part, in dims
     kernel: int = 5  # of convolution: height and width of its window, odd
@@ -67,7 +67,7 @@ class DhenConfig(_MlpModel, frozen=True, tag="dhen", tag_field="kind"):
 
 
 class DinConfig(_MlpModel, frozen=True, tag="din", tag_field="kind"):
-    """`rowwise.DIN` with a last top layer of one logit a label."""
+    """`rowwise.DIN` with a last top layer of one logit per label."""
 
     top: tuple[int, ...] = (200, 80)
     # The target feature of each history feature; both are in tables with pooling: sequence
@@ -76,86 +76,86 @@ class DinConfig(_MlpModel, frozen=True, tag="din", tag_field="kind"):
 
 
 class WukongConfig(_MlpModel, frozen=True, tag="wukong", tag_field="kind"):
-    """`rowwise.Wukong` with a last top layer of one logit a label."""
+    """`rowwise.Wukong` with a last top layer of one logit per label."""
 
     top: tuple[int, ...] = (256,)
     layers: int = 2  # of factorization machines
-    vectors: int | None = None  # of a sample after each layer; None: as many as there are features
+    vectors: int | None = None  # of a sample after each layer; None: the number of features
     rank: int = 8  # of the factorization machines
     hidden: tuple[int, ...] = (128,)  # widths of the layers over a factorization machine
 
 
 class MaskNetConfig(_MlpModel, frozen=True, tag="masknet", tag_field="kind"):
-    """`rowwise.MaskNet` with a last top layer of one logit a label."""
+    """`rowwise.MaskNet` with a last top layer of one logit per label."""
 
     top: tuple[int, ...] = (256,)
     blocks: tuple[int, ...] = (64, 64, 64)  # widths of the blocks
-    structure: Literal["parallel", "serial"] = "parallel"  # blocks side by side, or one over another
-    reduction_ratio: int = 2  # the hidden layer of a mask, in numbers that it multiplies
+    structure: Literal["parallel", "serial"] = "parallel"  # blocks side by side, or stacked
+    reduction_ratio: int = 2  # width of the hidden layer of a mask over that of its output
 
 
 class FinalMlpConfig(_MlpModel, frozen=True, tag="final_mlp", tag_field="kind"):
-    """`rowwise.FinalMLP` of one logit a label."""
+    """`rowwise.FinalMLP` of one logit per label."""
 
     first: tuple[int, ...] = (256, 64)  # widths of the first MLP
     second: tuple[int, ...] = (256, 64)  # widths of the second MLP
-    heads: int = 2  # parts of both outputs that are multiplied with each other
+    heads: int = 2  # heads of the bilinear fusion of both outputs
     gate: int = 64  # width of the hidden layer of the gates
 
 
 class AutoIntConfig(_MlpModel, frozen=True, tag="autoint", tag_field="kind"):
-    """`rowwise.AutoInt` with a last deep layer of one logit a label."""
+    """`rowwise.AutoInt` with a last deep layer of one logit per label."""
 
     deep: tuple[int, ...] = (256,)
     layers: int = 2  # of attention
     heads: int = 2  # of attention
-    width: int = 32  # numbers of a vector after a layer
+    width: int = 32  # dim of a vector after a layer
 
 
 class XDeepFmConfig(_MlpModel, frozen=True, tag="xdeepfm", tag_field="kind"):
-    """`rowwise.XDeepFM` with a last deep layer of one logit a label."""
+    """`rowwise.XDeepFM` with a last deep layer of one logit per label."""
 
     deep: tuple[int, ...] = (256,)
     products: tuple[int, ...] = (32, 32)  # vectors of each layer of products
 
 
 class MmoeConfig(Value, frozen=True, tag="mmoe", tag_field="kind"):
-    """`rowwise.MMoE`, one tower and logit a label."""
+    """`rowwise.MMoE`, one tower and logit per label."""
 
     experts: int = 4
     expert_sizes: tuple[int, ...] = (128, 64)
     tower: tuple[int, ...] = (32,)  # widths of the layers between a label's mixture and its logit
-    dropout: float = 0.0  # share of the towers' hidden numbers that are 0 in a training step
+    dropout: float = 0.0  # rate for the hidden layers of the towers
     chain: bool = False  # each label happens only after the one before it, such as a sale after a click (ESMM)
 
 
 class PleConfig(Value, frozen=True, tag="ple", tag_field="kind"):
-    """`rowwise.PLE`, one tower and logit a label."""
+    """`rowwise.PLE`, one tower and logit per label."""
 
     task_experts: int = 1  # experts of each label
     shared_experts: int = 2  # experts of all labels
     expert_sizes: tuple[int, ...] = (128, 64)
     levels: int = 1  # of experts
     tower: tuple[int, ...] = (32,)  # widths of the layers between a label's mixture and its logit
-    dropout: float = 0.0  # share of the towers' hidden numbers that are 0 in a training step
+    dropout: float = 0.0  # rate for the hidden layers of the towers
     chain: bool = False  # each label happens only after the one before it, such as a sale after a click (ESMM)
 
 
 class WideDeepConfig(_MlpModel, frozen=True, tag="wide_deep", tag_field="kind"):
-    """`rowwise.WideDeep` with a last deep layer of one logit a label."""
+    """`rowwise.WideDeep` with a last deep layer of one logit per label."""
 
     deep: tuple[int, ...] = (1024, 512, 256)
-    wide: RowOptimizer | None = None  # of the wide part's weights; None: FTRL, as in the paper
+    wide: RowOptimizer | None = None  # optimizer of the wide part's weights; None: FTRL, as in the paper
 
 
 class RetrievalConfig(Value, frozen=True, kw_only=True):
-    """Settings of models of users and items, trained on rows whose label is 1 by a loss over the items of a batch."""
+    """Settings of retrieval models, trained by an in-batch loss on rows with label 1."""
 
     item: str  # the feature with the item's id, one in each row
     loss: Literal["softmax", "bpr"] = "softmax"  # over all items of a batch, or over pairs of them
-    temperature: float = 0.1  # what dots are divided by
+    temperature: float = 0.1  # divides the dot products
     correct: bool = True  # logQ correction for popular items
-    hardest: int | None = None  # negatives of a user, those of the largest corrected logits; None: all
+    hardest: int | None = None  # hard negatives per user, those with the largest corrected logits; None: all
     ks: tuple[int, ...] = (10, 50)  # of recall@k and NDCG@k
 
     def __post_init__(self) -> None:
@@ -167,10 +167,10 @@ class RetrievalConfig(Value, frozen=True, kw_only=True):
 
 
 class ScaleConfig(Value, frozen=True):
-    """A scale model, which chooses the size of each picture by its smallest copy (`rowwise.DynamicImageTower`)."""
+    """A scale model, which chooses the size of each picture from its smallest copy (`rowwise.DynamicImageTower`)."""
 
-    price: float = 0.05  # of the largest size's pixels and bytes, as a probability; 0: the most probable size is taken
-    similar: float = 0.95  # a size does well if its vector has this cosine to that of the largest size
+    price: float = 0.05  # of the largest size's pixels and bytes, as a probability; 0: the most probable size wins
+    similar: float = 0.95  # least cosine to the vector of the largest size for a size to be good enough
     widths: tuple[int, ...] = (8, 16)  # channels of its convolutions
 
     def __post_init__(self) -> None:
@@ -186,11 +186,11 @@ class ScaleConfig(Value, frozen=True):
 class PictureConfig(Value, frozen=True):
     """`rowwise.ImageTower` over pictures of the items, whose keys are the items' ids."""
 
-    folder: str  # that `rowwise data pictures` wrote
+    folder: str  # written by `rowwise data pictures`
     dim: int = 32  # of a picture's vector
     widths: tuple[int, ...] = (16, 32, 64, 64)  # channels of the convolutions
-    sizes: tuple[int, ...] = ()  # of copies, some of those of the folder; empty: all
-    choose: ScaleConfig | None = None  # in evaluation, a size for each picture; None: the largest one for all
+    sizes: tuple[int, ...] = ()  # sizes of copies to use, a subset of the folder's; empty: all
+    choose: ScaleConfig | None = None  # chooses the size of each picture in evaluation; None: the largest for all
 
     def __post_init__(self) -> None:
         if self.dim < 1 or not self.widths or min(self.widths) < 1:
@@ -210,7 +210,7 @@ class TwoTowerConfig(RetrievalConfig, frozen=True, kw_only=True, tag="two_tower"
     user_dense: tuple[str, ...] = ()
     item_dense: tuple[str, ...] = ()
     item_pictures: PictureConfig | None = None
-    sizes: tuple[int, ...] = (128, 64)  # of the layers; none: features are vectors, as in matrix factorisation
+    sizes: tuple[int, ...] = (128, 64)  # of the layers; empty: features are vectors, as in matrix factorisation
 
 
 class GraphConfig(RetrievalConfig, frozen=True, kw_only=True, tag="graph", tag_field="kind"):
@@ -220,7 +220,7 @@ class GraphConfig(RetrievalConfig, frozen=True, kw_only=True, tag="graph", tag_f
     encoder: Literal["lightgcn", "graphsage"] = "lightgcn"  # sums without weights, or layers over means
     layers: int = 3  # of lightgcn
     sizes: tuple[int, ...] = (64, 64)  # of graphsage
-    sampled: int | None = None  # most edges into a node in evaluation; None: all
+    sampled: int | None = None  # maximum edges into a node in evaluation; None: all
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -231,15 +231,15 @@ class GraphConfig(RetrievalConfig, frozen=True, kw_only=True, tag="graph", tag_f
 
 
 class _Sequences(Value, frozen=True):
-    """Settings of the models of lists: a row is a list of items, and each item is predicted by those before it."""
+    """Settings of sequence models: a row is a list of items, and each item is predicted from the items before it."""
 
-    length: int = 50  # newest items of a list that are read
+    length: int = 50  # newest items of a list to read
     layers: int = 2  # of attention
     heads: int = 1  # of attention
-    dropout: float = 0.2  # share of numbers that are 0 in a training step
-    negatives: int | None = None  # items drawn for each batch's softmax; None: it is over all items
+    dropout: float = 0.2  # dropout rate
+    negatives: int | None = None  # items sampled for each batch's softmax; None: all items
     ks: tuple[int, ...] = (10, 50)  # of recall@k and NDCG@k
-    leave_out_history: bool = False  # in evaluation: whether items before the last one are no candidates for it
+    leave_out_history: bool = False  # in evaluation, excludes the history of a list from the candidates
 
     def __post_init__(self) -> None:
         check_max("model.", self, length=MAX_DIM, negatives=MAX_BATCH)
@@ -267,7 +267,7 @@ ClickModel = (
     | AutoIntConfig | XDeepFmConfig | MmoeConfig | PleConfig | WideDeepConfig
 )  # fmt: skip
 SequenceModel = SasRecConfig | HstuConfig
-RankingModel = TwoTowerConfig | GraphConfig | SequenceModel  # they rank items
+RankingModel = TwoTowerConfig | GraphConfig | SequenceModel  # models that rank items
 Model = ClickModel | RankingModel | UserModel
 WIDTHS = (
     "bottom",
@@ -283,7 +283,7 @@ WIDTHS = (
     "sizes",
     "attention",
 )
-MLP_WIDTHS = ("bottom", "top", "deep", "hidden", "attention")  # any number will do
+MLP_WIDTHS = ("bottom", "top", "deep", "hidden", "attention")  # any width is valid
 COUNTS = (
     "crosses",
     "layers",
@@ -306,12 +306,12 @@ def kind_of(model: Model) -> str:
 
 
 def pictures_of(model: object) -> PictureConfig | None:
-    """The settings of a model's pictures; None: it has none."""
+    """The picture settings of a model, if it has any."""
     return model.item_pictures if isinstance(model, TwoTowerConfig) else None
 
 
 def map_files(model: Model, code: Callable[[str], str], pictures: Callable[[str], str]) -> Model:
-    """The model with other names of the files that it reads: of a user's class, and of a folder of pictures."""
+    """The model with mapped paths of the files that it reads: a user class, or a folder of pictures."""
     if isinstance(model, UserModel):
         return structs.replace(model, module=code(model.module))
     if isinstance(model, TwoTowerConfig) and model.item_pictures is not None:
@@ -321,9 +321,9 @@ def map_files(model: Model, code: Callable[[str], str], pictures: Callable[[str]
 
 
 def layers_of(model: Model | str) -> dict[str, tuple[int, ...]]:
-    """All widths and numbers of layers of a model, by key; those that are None or 0 are left out."""
+    """All widths and numbers of layers of a model, by key; skips counts that are None or 0."""
     if isinstance(model, (UserModel, str)):
         return {}
-    found: dict[str, tuple[int, ...]] = {key: getattr(model, key) for key in (*WIDTHS, "ks") if hasattr(model, key)}
+    widths: dict[str, tuple[int, ...]] = {key: getattr(model, key) for key in (*WIDTHS, "ks") if hasattr(model, key)}
     counts = {key: getattr(model, key, None) for key in COUNTS}
-    return found | {key: (count,) for key, count in counts.items() if count}
+    return widths | {key: (count,) for key, count in counts.items() if count}

@@ -1,4 +1,4 @@
-"""What models of each family can do: a record that commands and settings ask, and one refusal of the rest."""
+"""Capabilities of each model family, and the error for uses that a family does not support."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -22,12 +22,12 @@ class ModelKind(NamedTuple):
     """A family of models."""
 
     name: Literal["clicks", "own", "sequences", "towers", "graph"]
-    refused: Mapping[Use, str] = MappingProxyType({})  # uses that it has not: why, and the way out
+    refused: Mapping[Use, str] = MappingProxyType({})  # unsupported uses, each with the reason and a way out
     task: str | None = None  # of models without labels
-    ranks_items: bool = False  # and is measured by the places of items
-    retrieves: Literal["towers", "lists"] | None = None  # what asks for items: columns of a user, or a list of items
-    mixes_a_graph: bool = False  # of the training rows
-    reads_whole_tables: bool = False  # at once, in a step or an evaluation: no cache has slots for it
+    ranks_items: bool = False  # and is measured by the ranks of items
+    retrieves: Literal["towers", "lists"] | None = None  # by the query: user columns, or a list of items
+    mixes_a_graph: bool = False  # convolves over a graph of the training rows
+    reads_whole_tables: bool = False  # in a step or an evaluation, more than a cache has slots for
     is_compiled: bool = True
     reads_times: bool = False  # of samples
 
@@ -41,12 +41,10 @@ RANKING: dict[Use, str] = {
     "slices": "ranks all items: expected no slices",
 }
 IN_BATCH: dict[Use, str] = {
-    "elastic": "compares users with all items of a batch, and a virtual shard has some only: expected determinism=run",
+    "elastic": "compares users with all items of a batch, and a virtual shard holds a part: expected determinism=run",
 }
 LISTS: dict[Use, str] = {
-    "elastic": (
-        "looks items to score up beside the lists, which are no whole blocks of 256 samples: expected determinism=run"
-    ),
+    "elastic": "has sequence lookups that are not aligned to 256-sample blocks: expected determinism=run",
 }
 CLICKS = ModelKind("clicks")
 OWN = ModelKind("own", reads_times=True)
@@ -71,7 +69,7 @@ SEQUENCES = ModelKind(
 
 
 def family_of(model: Model | str) -> ModelKind:
-    """The record of a model; a text names a class of the user's."""
+    """The capabilities of a model; a string names a user class."""
     match model:
         case SasRecConfig() | HstuConfig():
             return SEQUENCES
@@ -86,7 +84,7 @@ def family_of(model: Model | str) -> ModelKind:
 
 
 def check_use(model: Model | str, use: Use, where: object = "") -> None:
-    """Raise where models of this kind have not this use; `where`: what the message begins with."""
-    why = family_of(model).refused.get(use)
-    if why is not None and not isinstance(model, str):
-        raise SpecError(f"{f'{where}: ' if where else ''}model.kind={kind_of(model)} {why}")
+    """Raise unless the family of the model supports `use`; `where` begins the message."""
+    reason = family_of(model).refused.get(use)
+    if reason is not None and not isinstance(model, str):
+        raise SpecError(f"{f'{where}: ' if where else ''}model.kind={kind_of(model)} {reason}")

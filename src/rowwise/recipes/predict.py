@@ -1,7 +1,7 @@
 """Writes predictions for rows as Parquet or CSV, in the order of the rows, each with its key. Labels are not read.
 
-A model of lists has no labels: it gives the best items for each row's list. All items are looked at, also where a
-version has an index.
+A sequence model has no labels: it predicts the top items for each row's list, by an exact search even if the version
+has an index.
 
 A row's prediction does not depend on the rows it is computed with ([Note: Blocks of rows] in `models/inference.py`).
 Splits are predicted one by one, into a temporary file that is renamed at the end.
@@ -43,15 +43,15 @@ from rowwise.train.on_device import to_device
 
 ArrowColumns = dict[str, pa.Array | pa.ChunkedArray]
 PART = ".part"
-ALL = "all"  # in place of the columns to keep
+ALL = "all"  # keeps all columns
 ITEMS, SCORES = "items", "scores"  # columns of the best items for a list
-BEST = 10  # of them, unless another number is asked for
-ROWS = 1024  # whose best items are one Arrow array, which numbers its values in 32 bits
+DEFAULT_K = 10  # items per list
+ROWS = 1024  # lists per Arrow array, whose offsets have 32 bits
 WRITERS = {".parquet": pq.ParquetWriter, ".csv": csv.CSVWriter}
 
 
 class RankedItems(NamedTuple):
-    """The items that a model of lists chooses from."""
+    """The candidate items of a sequence model."""
 
     keys: pa.Array
     vectors_ID: Tensor
@@ -62,25 +62,25 @@ class RankedItems(NamedTuple):
         return {ITEMS: pa.list_(self.keys.type), SCORES: pa.list_(pa.float32())}
 
     def best(self, lists_RD: Tensor, k: int) -> dict[str, pa.Array]:
-        """The k items of largest dot with each of at least one vector, best first, with the bits of a server."""
-        dots, places = zip(*(nearest_items(list_D, self.vectors_ID, k) for list_D in lists_RD), strict=True)
-        offsets = pa.array(np.arange(len(places) + 1) * len(places[0]), pa.int32())
-        keys = self.keys.take(pa.array(torch.cat(places).numpy()))
+        """The k items with the largest dots for each of at least one vector, best first, bitwise as in serving."""
+        dots, indices = zip(*(nearest_items(list_D, self.vectors_ID, k) for list_D in lists_RD), strict=True)
+        offsets = pa.array(np.arange(len(indices) + 1) * len(indices[0]), pa.int32())
+        keys = self.keys.take(pa.array(torch.cat(indices).numpy()))
         values = {ITEMS: keys, SCORES: pa.array(torch.cat(dots).numpy())}
-        return {name: pa.ListArray.from_arrays(offsets, of_rows) for name, of_rows in values.items()}
+        return {name: pa.ListArray.from_arrays(offsets, flat) for name, flat in values.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictor:
-    """A trained model, and all that makes predictions of rows."""
+    """A trained model with everything that predicts raw rows."""
 
     model: nn.Module
     parts: ModelParts
     transforms: LoadedTransforms
     precision: str
-    batch: int  # rows computed together, at most
+    batch: int  # maximum rows per forward
     blocks: RowBlocks
-    items: RankedItems | None = None  # that are ranked for a list; None: rows have logits
+    items: RankedItems | None = None  # candidates of a sequence model; None: the model has logits
 
     @property
     def names(self) -> list[str]:
@@ -89,7 +89,7 @@ class Predictor:
 
     @classmethod
     def of_run(cls, resolved: ResolvedRecipe, model: nn.Module) -> Self:
-        """The model of a run; a few rows of its data test in which blocks a row keeps its bits."""
+        """The model of a run; held-out rows choose the blocks in which a row keeps its bits."""
         training, sample = resolved.recipe.train, held_out_rows(resolved)
         with inference_mode(model, training.device, training.precision):
             preparation = resolved.parts.bind(sample.schema, resolved.transforms)
@@ -105,7 +105,7 @@ class Predictor:
 
 
 def logits_on(model: nn.Module, device: str) -> Logits:
-    """The logits of a model on a device, brought back to the host."""
+    """The logits of a model on a device, copied to the host."""
     return _on_host(model.logits if isinstance(model, NextItem) else model, model, device)
 
 
@@ -134,14 +134,14 @@ def predict(
         predictor: the trained model.
         rows: the rows to predict for.
         out: the file, .parquet or .csv.
-        keep: input columns that are copied to each line, in this order, or several between commas; `ALL` alone: all.
-        tell: called with the numbers of completed splits and of all splits.
-        k: items for each list, if there are as many; None: 10.
+        keep: input columns to copy to each line, in this order, each a name or names between commas; `ALL` alone: all.
+        tell: called with the number of completed splits and the total.
+        k: at most k items per list; None: 10.
 
     Returns:
         The number of lines.
     """
-    best = _check_best(k, predictor.items)
+    best = _items_per_list(k, predictor.items)
     if out.suffix not in WRITERS:
         raise SpecError(f"--out {out}", f"a name that ends in {' or '.join(WRITERS)}")
     parts, rows_read, lines_written = predictor.parts, 0, 0
@@ -182,13 +182,12 @@ def predict(
     return lines_written
 
 
-def _check_best(k: int | None, items: RankedItems | None) -> int:
-    """How many items a list gets."""
+def _items_per_list(k: int | None, items: RankedItems | None) -> int:
     if k is not None and items is None:
         raise SpecError(f"--k {k}: the model ranks no items for a list", "a run with model.kind=sasrec or hstu")
     if k is not None and not 1 <= k <= MAX_ITEMS:
         raise SpecError(f"--k {k}", f"1 to {MAX_ITEMS} items")
-    return BEST if k is None else k
+    return DEFAULT_K if k is None else k
 
 
 def _predict_split(predictor: Predictor, opened: ReadSplit, best: int, suffix: str) -> ArrowColumns:
@@ -200,12 +199,12 @@ def _predict_split(predictor: Predictor, opened: ReadSplit, best: int, suffix: s
         outputs_of = _on_host(next_item_of(model).vectors, model, device)
     parts = []
     for begin, end, padding in predictor.blocks.cut(encoded.rows, predictor.batch):
-        last = [SplitRows(encoded, end - 1, end)] * padding
-        batch = collate([SplitRows(encoded, begin, end), *last], opened.preparation.columns)
+        filler = [SplitRows(encoded, end - 1, end)] * padding
+        batch = collate([SplitRows(encoded, begin, end), *filler], opened.preparation.columns)
         parts.append(outputs_of(batch)[: end - begin])
     if items is not None:
-        found = [items.best(lists_ND, best) for lists_BD in parts for lists_ND in lists_BD.split(ROWS)]
-        ranked = {name: pa.chunked_array([one[name] for one in found], kind) for name, kind in items.kinds.items()}
+        chunks = [items.best(lists_ND, best) for lists_BD in parts for lists_ND in lists_BD.split(ROWS)]
+        ranked = {name: pa.chunked_array([chunk[name] for chunk in chunks], kind) for name, kind in items.kinds.items()}
         return {name: _as_csv(values) for name, values in ranked.items()} if suffix == ".csv" else ranked
     return prediction_columns(tasks, link, predictions_of(torch.cat([torch.empty(0, len(tasks)), *parts]), link))
 
@@ -216,7 +215,7 @@ def _copied(keep: Sequence[str], key: str | None, schema: pa.Schema) -> tuple[st
 
 
 def _check_copied(copied: Sequence[str], predicted: Collection[str], rows: RowSelection) -> None:
-    """Raise for columns that the rows lack, or that have the name of a prediction."""
+    """Raise for missing columns, and for names that predictions have."""
     splits = rows.reader.splits()
     check_columns(copied, rows.reader.schema, splits[0].source if splits else "the rows")
     for name in copied:
@@ -225,7 +224,7 @@ def _check_copied(copied: Sequence[str], predicted: Collection[str], rows: RowSe
 
 
 def _read_copied(rows: RowSelection, split: Split, copied: Sequence[str], suffix: str) -> ArrowColumns:
-    """The columns that are copied, as the file can hold them."""
+    """The copied columns, as the file format stores them."""
     if not copied:
         return {}
     table = rows.reader.read(split, copied)
@@ -233,19 +232,19 @@ def _read_copied(rows: RowSelection, split: Split, copied: Sequence[str], suffix
 
 
 def _as_csv(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """A column as CSV can hold it: lists and structs as JSON, bytes as text."""
+    """A column for CSV: lists and structs as JSON, bytes as text."""
     if types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
     kind = values.type
     if types.is_nested(kind):
-        write = partial(json.dumps, ensure_ascii=False, default=_in_json)
+        write = partial(json.dumps, ensure_ascii=False, default=_to_text)
     elif types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
-        write = _in_json
+        write = _to_text
     else:
         return values.cast(pa.large_string()) if types.is_string_view(kind) else values
     texts = [None if value is None else write(value) for value in values.to_pylist()]
     return pa.array(texts, pa.large_string())
 
 
-def _in_json(value: object) -> str:
+def _to_text(value: object) -> str:
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)

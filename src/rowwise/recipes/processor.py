@@ -1,4 +1,4 @@
-"""Settings of a recipe that follow from the processor: threads where it leaves them open, and the precision.
+"""Settings of a recipe that depend on the processor: threads, unless the recipe sets them, and the precision.
 
 Idle threads sleep, because spinning ones would take the processor from other processes, and waking them costs tens of
 microseconds in each operator. A small step therefore ends sooner on one thread: DeepFM with ten tables of dim 16, an
@@ -28,8 +28,8 @@ FLOP_s = {"avx512f": 1 / 1.5e11, "avx2": 1 / 4e10}  # seconds of a multiplicatio
 OTHER_FLOP_s = 1 / 1e10
 ID_s = 40e-9  # of the lookup and the update of a row
 EMULATED = (
-    "train.precision=fp8 is emulated on CPUs, which have no such products: it shows what 8 bits cost in quality, and"
-    " takes longer than bf16"
+    "train.precision=fp8 is emulated on CPUs, which lack fp8 products: it measures the loss in quality, and is slower"
+    " than bf16"
 )
 
 
@@ -48,7 +48,7 @@ def choose_threads(
 
 
 def replace_unsupported(train: Training, processor: Processor) -> tuple[Training, tuple[str, ...]]:
-    """The settings without those for which it lacks instructions, and a note for each."""
+    """Replace settings that need missing instructions; returns a note for each."""
     if train.precision == "fp8" and train.device.startswith("cpu"):
         return train, (EMULATED,)
     if train.precision != "bf16" or not train.device.startswith("cpu") or BF16 not in missing_features(processor):

@@ -39,8 +39,8 @@ class About(Value, frozen=True):
     run: str = ""  # the command
     expect: dict[str, float] = msgspec.field(default_factory=dict)  # test metrics, as measured
     spread: dict[str, float] = msgspec.field(default_factory=dict)  # between seeds
-    published: dict[str, float] = msgspec.field(default_factory=dict)  # test metrics of others on the same split
-    published_by: str = ""  # who, with which model
+    published: dict[str, float] = msgspec.field(default_factory=dict)  # published test metrics on the same split
+    published_by: str = ""  # authors and model
     time_s: float | None = None
     memory_gb: float | None = None
     machine: str = ""
@@ -56,30 +56,30 @@ class About(Value, frozen=True):
 
 
 class TimeShare(Value, frozen=True):
-    """Shares by time: early rows train, later ones validate, the last ones test. Rows without a time are in none."""
+    """Shares by time: early rows train, later ones validate, the last ones test. Rows without a time are left out."""
 
     column: str  # times or whole numbers
-    # Rows from here on validate, such as 1717200000 or "2024-06-01T12:00:00"; None: no share validates
+    # Rows from here on validate, such as 1717200000 or "2024-06-01T12:00:00"; None: no validation rows
     valid_from: int | str | None = None
-    test_from: int | str | None = None  # rows from here on test; None: no share tests
-    formats: tuple[str, ...] = ()  # of times in text, as the transform `to_time` takes them
+    test_from: int | str | None = None  # rows from here on test; None: no test rows
+    formats: tuple[str, ...] = ()  # of times in text, as for the transform `to_time`
 
     def __post_init__(self) -> None:
-        given = [border for border in (self.valid_from, self.test_from) if border is not None]
-        if not given:
-            raise SpecError(f"data.share: {self.column!r} without valid_from and test_from", "one of them, or both")
-        both = f"data.share: valid_from={self.valid_from!r} and test_from={self.test_from!r}"
-        if len({type(border) for border in given}) > 1:
-            raise SpecError(both, "two whole numbers or two times")
-        if len(given) == 2 and given != sorted(set(given)):
-            raise SpecError(both, "valid_from before test_from")
+        borders = [border for border in (self.valid_from, self.test_from) if border is not None]
+        if not borders:
+            raise SpecError(f"data.share: {self.column!r} without valid_from and test_from", "one or both")
+        values = f"data.share: valid_from={self.valid_from!r} and test_from={self.test_from!r}"
+        if len({type(border) for border in borders}) > 1:
+            raise SpecError(values, "two whole numbers or two times")
+        if len(borders) == 2 and borders != sorted(set(borders)):
+            raise SpecError(values, "valid_from before test_from")
 
 
 class DataCache(Value, frozen=True):
-    """A folder of this machine that keeps the ranges of files at URLs that were read."""
+    """A disk cache for the byte ranges of remote files that were read."""
 
-    folder: str  # of any runs; each machine has its own
-    size: int | str = "50GB"  # what is kept, the most recently used; also in bytes
+    folder: str  # shared by the runs of a machine
+    size: int | str = "50GB"  # capacity, with LRU eviction; a number is in bytes
 
     def __post_init__(self) -> None:
         if not self.folder or self.size_bytes < MIN_CACHE_bytes:
@@ -95,22 +95,22 @@ class Data(Value, frozen=True):
 
     dataset: str  # a name of `rowwise data ls`, parquet:PATH or csv:PATH
     folder: str = "data"  # where `rowwise data get` puts datasets
-    # For files without `columns`: a column, or a condition such as "rating >= 4"; None: the column named label or click
+    # For files without `columns`: a column, or a condition such as "rating >= 4"; None: the column label or click
     label: str | None = None
-    valid: str | None = None  # parquet:PATH or csv:PATH; None: the dataset's own rows, or a share of the training rows
+    valid: str | None = None  # parquet:PATH or csv:PATH; None: those of the dataset, or a share of the training rows
     test: str | None = None
-    valid_share: float = 0.0  # of the training rows, where there are no validation rows
-    test_share: float = 0.1  # of the training rows, where there are no test rows
+    valid_share: float = 0.0  # of the training rows, without validation rows of their own
+    test_share: float = 0.1  # of the training rows, without test rows of their own
     # How shares are taken: by a hash of a row's place, the last splits, or by the time of a row
     share: Literal["random", "last"] | TimeShare = "random"
-    group: str | None = None  # of random shares: rows with equal values here, such as a patient's, are in one share
+    group: str | None = None  # column of random shares: rows with an equal value, such as a patient, are in one share
     rows: int | None = None  # training rows, synthetic only
     test_rows: int | None = None  # synthetic only
-    where: tuple[str, ...] = ()  # filters on rows of `dataset`, such as "day >= 3"; all have to hold
-    together: str | None = None  # neighbouring rows with equal values here stay neighbours in shuffling
+    where: tuple[str, ...] = ()  # filters on rows of `dataset`, such as "day >= 3", combined by AND
+    together: str | None = None  # column whose runs of equal values stay together in shuffling
     on_bad_rows: Literal["raise", "quarantine"] = "raise"  # quarantine: go on, with bad rows in bad_rows/ of the run
-    text: Dialect | None = None  # how files of csv:PATH are written, as `data inspect` found it; None: it is found anew
-    cache: DataCache | None = None  # of data at s3://, gs:// and az://; None: each epoch reads the store
+    text: Dialect | None = None  # dialect of csv:PATH files, as printed by `data inspect`; None: detected
+    cache: DataCache | None = None  # of data at s3://, gs:// and az://; None: each epoch reads the object store
     # Worker processes that prepare the training rows, or their number; None: each trainer prepares its own
     workers: Workers | int | None = None
 
@@ -139,7 +139,7 @@ class TableChanges(Value, frozen=True):
     row_type: RowType | None = None
     unknown: Literal["raise", "last_row"] | None = None
     id_map: AnyIdMap | None = None  # ids share rows
-    managed: Managed | None = None  # any ids, of which `rows` have a row
+    managed: Managed | None = None  # maps any ids to `rows` rows, with eviction
 
     def apply(self, table: Table) -> Table:
         changes = {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None}
@@ -148,7 +148,7 @@ class TableChanges(Value, frozen=True):
 
 
 class Tables(Value, frozen=True):
-    """The tables: `all` and `each` change those of the dataset, all or by name; `list` replaces them."""
+    """The tables: `all` and `each` change the dataset's tables, all of them or by name; `list` replaces them."""
 
     all: TableChanges = TableChanges()
     each: dict[str, TableChanges] = msgspec.field(default_factory=dict)
@@ -164,29 +164,29 @@ class Tables(Value, frozen=True):
         resolved = tuple(self.each[t.name].apply(t) if t.name in self.each else t for t in changed)
         for table in resolved:
             if not table.row_type.facts.trained:
-                got = f"table {table.name!r}: row_type={table.row_type}: such rows are only looked up"
-                raise SpecError(got, hint="train another type, and store the rows by rowwise export --rows int4")
+                problem = f"table {table.name!r}: row_type={table.row_type} cannot be trained"
+                raise SpecError(problem, hint="train another type, and store the rows by rowwise export --rows int4")
         return resolved
 
 
 class TuneRange(Value, frozen=True):
     """The values of a setting that `rowwise tune` tries: choices, or numbers between two."""
 
-    low: int | float | None = None  # whole numbers, if both ends are
+    low: int | float | None = None  # integers, if both bounds are
     high: int | float | None = None
-    log: bool = False  # evenly by magnitude
-    choices: tuple[Any, ...] = ()  # in place of low and high
+    log: bool = False  # uniform in the logarithm
+    choices: tuple[Any, ...] = ()  # instead of low and high
 
     def __post_init__(self) -> None:
-        got = f"low={self.low}, high={self.high}, choices={list(self.choices)}"
+        values = f"low={self.low}, high={self.high}, choices={list(self.choices)}"
         if bool(self.choices) == (self.low is not None and self.high is not None):
-            raise SpecError(f"tune: {got}", "choices, or low and high")
+            raise SpecError(f"tune: {values}", "choices, or low and high")
         if self.low is None or self.high is None:
             return
         if not math.isfinite(self.low) or not math.isfinite(self.high) or self.low >= self.high:
-            raise SpecError(f"tune: {got}", "finite numbers, low below high")
+            raise SpecError(f"tune: {values}", "finite numbers, low below high")
         if self.log and self.low <= 0:
-            raise SpecError(f"tune: {got} with log", "low above 0")
+            raise SpecError(f"tune: {values} with log", "low above 0")
 
 
 class Recipe(Value, frozen=True, kw_only=True):
@@ -205,17 +205,17 @@ class Recipe(Value, frozen=True, kw_only=True):
     save: Saving = Saving()
     log: Log = Log()
     init_from: str | None = None  # warm start: a run or a checkpoint, matched by name
-    plan: str | None = None  # JSON file of a sharding plan; None: one is searched for
-    # Hardware preset or profile (JSON) to search a plan and predict a step by; None: a typical machine
+    plan: str | None = None  # JSON file of a sharding plan; None: a plan is searched
+    # Hardware preset or profile (JSON) for the plan search and the predicted step; None: a typical machine
     hardware: str | None = None
-    # Memory of a host, or of a GPU, for tables, in bytes or such as 4GB; None: what is free. Tables that do not fit go
+    # Memory budget for tables of a host, or of a GPU, in bytes or such as 4GB; None: free memory. Tables over it go
     # to disk, or from a GPU to its host
     memory: int | str | None = None
     disk: str | None = None  # folder of tables on disk; None: disk/ in the run's folder
-    wire: Wire | Literal["auto"] = Wire()  # number types between ranks; auto: by the speed of links, when a run starts
-    # What orders hosts: a file (from rowwise net probe), or probe, before the run; None: the order of the launcher
+    wire: Wire | Literal["auto"] = Wire()  # number types between ranks; auto: by the link speeds, when a run starts
+    # Orders hosts: a file from rowwise net probe, or probe to measure before the run; None: the launcher's order
     network: str | None = None
-    # By setting, such as train.batch: what `rowwise tune` tries; empty: usual ranges around the recipe's values
+    # Search space of `rowwise tune`, by setting such as train.batch; empty: usual ranges around the recipe's values
     tune: dict[str, TuneRange] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -244,7 +244,7 @@ class Recipe(Value, frozen=True, kw_only=True):
 
     @property
     def wire_types(self) -> Wire:
-        """The wire; floats before `auto` is decided."""
+        """The wire types; fp32 while `auto` is undecided."""
         return Wire() if self.wire == "auto" else self.wire
 
     @property
@@ -253,7 +253,7 @@ class Recipe(Value, frozen=True, kw_only=True):
 
     @property
     def max_samples(self) -> int:
-        """The most samples of all ranks that are looked up at once, at a step or an evaluation."""
+        """Global samples of the largest lookup, in a step or an evaluation."""
         return max(self.train.batch * self.train.accumulate, self.evaluate.batch)
 
 
@@ -261,8 +261,8 @@ def _check_co_teaching(train: Training) -> None:
     """Raise for settings under which two copies cannot choose samples for each other."""
     if train.determinism == "elastic":
         raise SpecError(
-            "train.objective.kind=co_teaching with train.determinism=elastic: samples are chosen from a batch, and a "
-            "virtual shard has some of it only",
+            "train.objective.kind=co_teaching with train.determinism=elastic: samples are chosen from a whole "
+            "batch, and a virtual shard holds a part of it",
             "determinism=run",
         )
     if train.dense_parallel != DenseParallel():
@@ -274,7 +274,7 @@ def _check_co_teaching(train: Training) -> None:
 
 
 def check_amounts(recipe: Recipe, use: str = "", slices: tuple[str, ...] = ()) -> None:
-    """Raise where labels that are amounts meet a setting, or a command's `use` or `slices`, of labels 0 and 1."""
+    """Raise for settings, a command's `use` or `slices` that require labels 0 and 1, if labels are amounts."""
     loss, model = recipe.train.objective, recipe.model
     if not isinstance(loss, AmountLoss):
         return
@@ -291,9 +291,9 @@ def check_amounts(recipe: Recipe, use: str = "", slices: tuple[str, ...] = ()) -
         ),
         use: (bool(use), "it is about probabilities of labels 0 and 1: expected a run of another objective"),
     }
-    for name, (given, why) in refused.items():
-        if given:
-            raise SpecError(f"train.objective.kind={loss.__struct_config__.tag} with {name}: {why}")
+    for name, (is_used, reason) in refused.items():
+        if is_used:
+            raise SpecError(f"train.objective.kind={loss.__struct_config__.tag} with {name}: {reason}")
 
 
 def _check_choice(model: Model | str, train: Training) -> None:
@@ -301,8 +301,8 @@ def _check_choice(model: Model | str, train: Training) -> None:
     pictures = pictures_of(model)
     if pictures is not None and pictures.choose is not None and train.dense_parallel != DenseParallel():
         raise SpecError(
-            "model.item_pictures.choose with train.dense_parallel: layers of a tower and its scale model are called "
-            "apart from the model, and are whole on each rank",
+            "model.item_pictures.choose with train.dense_parallel: layers of a tower and its scale model run "
+            "outside of the model's forward, unsharded",
             "the defaults of train.dense_parallel",
         )
 
@@ -314,7 +314,7 @@ def check_ranks(recipe: Recipe, world: int) -> None:
         check_use(recipe.model, "elastic", "train.determinism=elastic")
     if getattr(recipe.model, "norm", None) == "batch" and (world > 1 or elastic):
         where = f"on {world} ranks" if world > 1 else "with train.determinism=elastic"
-        raise SpecError(f"model.norm=batch {where}: statistics are of one rank's samples", "model.norm=layer")
+        raise SpecError(f"model.norm=batch {where}: statistics cover the samples of one rank", "model.norm=layer")
     shards = recipe.train.virtual_shards
     if elastic and shards % world:
         divisors = ", ".join(str(w) for w in range(1, shards + 1) if shards % w == 0)

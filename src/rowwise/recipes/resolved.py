@@ -34,7 +34,7 @@ def no_quarantine() -> None:
 
 
 class ModelParts(Value, frozen=True, kw_only=True):
-    """What a model is built from: settings, columns and tables, but no data."""
+    """Everything that a model is built from but data: settings, columns and tables."""
 
     model: Model
     columns: Columns
@@ -43,12 +43,12 @@ class ModelParts(Value, frozen=True, kw_only=True):
     seed: int = 0
     merge_shared: bool = False
     device: str = "cpu"
-    link: AmountLink | None = None  # of outputs to amounts; None: they are logits
+    link: AmountLink | None = None  # maps outputs to amounts; None: outputs are logits
 
     def bind(
         self, schema: pa.Schema, transforms: LoadedTransforms, columns: Columns | None = None, split: Split = REQUEST
     ) -> BoundPreparation:
-        """The preparation of raw rows; `columns`: those of a part of the model, `split`: named in errors."""
+        """The preparation of raw rows; `columns`: a subset, for one tower; `split`: its name is in errors."""
         columns = columns or self.columns
         return BoundPreparation(schema, transforms, columns, table_rows_for_ids(columns, self.tables), split)
 
@@ -61,7 +61,7 @@ class ResolvedRecipe:
     rows: RecipeRows
     transforms: LoadedTransforms
     notes: tuple[str, ...] = ()  # settings that were replaced or have no effect, and why
-    wire_choice: WireChoice | None = None  # where the run has chosen its wire itself
+    wire_choice: WireChoice | None = None  # of wire: auto
 
     @property
     def columns(self) -> Columns:
@@ -74,7 +74,7 @@ class ResolvedRecipe:
 
     @property
     def stored_tables(self) -> tuple[Table, ...]:
-        """The tables in memory: a table with an id map is replaced by those of its parts."""
+        """The tables in memory, after id maps have split tables into their parts."""
         return tuple(stored for table in self.trained_tables for stored in stored_tables_of(table))
 
     @property
@@ -105,7 +105,7 @@ class ResolvedRecipe:
 
     @property
     def link(self) -> AmountLink | None:
-        """How outputs are read as amounts; None: they are logits."""
+        """The link from outputs to amounts; None: outputs are logits."""
         loss = self.recipe.train.objective
         return loss.link if isinstance(loss, AmountLoss) else None
 

@@ -1,4 +1,4 @@
-"""Models of recipes that make vectors of users and items: two towers, with pictures of items or without, or a graph."""
+"""Retrieval models of recipes: two towers, with or without pictures of items, or a graph."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from rowwise.models.retrieval import in_batch_bpr, in_batch_softmax
 from rowwise.models.two_tower import Tower, TwoTower, VectorModel
 from rowwise.parallel.comm.gather import all_gather_rows
 from rowwise.parallel.comm.interface import Comm
-from rowwise.recipes.families import Asked, Building, Family
+from rowwise.recipes.families import BuildOptions, EvaluationScope, Family
 from rowwise.recipes.model_configs import GraphConfig, PictureConfig, TwoTowerConfig, kind_of
 from rowwise.recipes.resolved import ModelParts, ResolvedRecipe, evaluation_batches
 from rowwise.tables.batch import Batch
@@ -35,13 +35,13 @@ from rowwise.train.loss_settings import AnyLoss
 from rowwise.train.objective import InBatch, Objective
 from rowwise.train.retrieve import RetrievalEvaluator, ranking_metrics
 
-GREY = 128  # of the pictures of items that have none
-CHOSEN_AT_ONCE = 1024  # pictures whose sizes a report asks for
+GREY = 128  # fill value for items without a picture
+CHOSEN_AT_ONCE = 1024  # pictures per batch when a report chooses sizes
 T = TypeVar("T", TwoTower, GraphTower)
 
 
 class RetrievalModel(VectorModel, Generic[T]):
-    """A model of vectors and the item frequencies, so that a checkpoint holds both."""
+    """A retrieval model with its item frequencies, so that a checkpoint holds both."""
 
     def __init__(self, towers: T, frequency: ItemFrequency | None) -> None:
         super().__init__()
@@ -74,24 +74,24 @@ class VectorFamily(Family, ABC):
     def metrics(self, loss: AnyLoss) -> Sequence[str]:
         return ranking_metrics(self.config.ks)
 
-    def build(self, parts: ModelParts, how: Building) -> nn.Module:
+    def build(self, parts: ModelParts, options: BuildOptions) -> nn.Module:
         frequency = ItemFrequency() if self.config.correct else None
-        return how.place(RetrievalModel(self._towers(parts, how), frequency), parts)
+        return options.place(RetrievalModel(self._towers(parts, options), frequency), parts)
 
     def objective(self, resolved: ResolvedRecipe, model: RetrievalModel[Any], comm: Comm | None) -> Objective:
         loss = in_batch_softmax if self.config.loss == "softmax" else in_batch_bpr
         return InBatch(model, self.config.item, model.frequency, loss, hardest=self.config.hardest, comm=comm)
 
-    def evaluator(self, model: RetrievalModel[Any], asked: Asked) -> Evaluator:
-        train, config = asked.resolved.rows.train, self.config
+    def evaluator(self, model: RetrievalModel[Any], scope: EvaluationScope) -> Evaluator:
+        train, config = scope.resolved.rows.train, self.config
         return RetrievalEvaluator(
             model,
             config.item,
-            train_batches=lambda: asked.batches(train),
-            query_batches=asked.batches,
-            task=asked.resolved.tasks[0],
+            known=lambda: scope.batches(train),
+            asked=scope.batches,
+            task=scope.resolved.tasks[0],
             ks=config.ks,
-            comm=asked.comm,
+            comm=scope.comm,
         )
 
     @abstractmethod
@@ -99,7 +99,7 @@ class VectorFamily(Family, ABC):
         """Features of users, features of items, and dense columns in the order of the towers."""
 
     @abstractmethod
-    def _towers(self, parts: ModelParts, how: Building) -> Any: ...
+    def _towers(self, parts: ModelParts, options: BuildOptions) -> Any: ...
 
 
 @final
@@ -109,15 +109,15 @@ class TowerFamily(VectorFamily):
     config: TwoTowerConfig
 
     def check(self, columns: Columns, tables: Sequence[Table]) -> tuple[str, ...]:
-        """A note on items without pictures; raises where rows of the table are not the ids that pictures have."""
+        """A note on items without pictures; raises if rows of the table are not the keys of pictures."""
         config, settings = self.config, self.config.item_pictures
         if settings is None:
             return ()
         lead = f"model.item_pictures of {config.item!r}"
-        sparse = next(one for one in columns.sparse if one.feature_name == config.item)
-        table = next((one for one in tables if config.item in one.feature_names), None)
+        sparse = next(column for column in columns.sparse if column.feature_name == config.item)
+        table = next((t for t in tables if config.item in t.feature_names), None)
         if sparse.ids != "direct" or table is None or table.id_map is not None or table.managed is not None:
-            raise SpecError(f"{lead}: pictures are found by ids, but its table has hashed or mapped ids", "ids: direct")
+            raise SpecError(f"{lead}: ids are keys of pictures, but its table has hashed or mapped ids", "ids: direct")
         missing = DecodedPictures(settings, table.rows).missing
         if missing == table.rows:
             raise SpecError(f"{lead}: {settings.folder} has no picture of an item", f"keys from 0 to {table.rows - 1}")
@@ -143,20 +143,20 @@ class TowerFamily(VectorFamily):
         config = self.config
         return config.user_features, (config.item, *config.item_features), (*config.user_dense, *config.item_dense)
 
-    def _towers(self, parts: ModelParts, how: Building) -> TwoTower:
+    def _towers(self, parts: ModelParts, options: BuildOptions) -> TwoTower:
         config, (users, items, _) = self.config, self._sides()
-        user = Tower(how.embeddings(parts, _tables_of(parts, users)), len(config.user_dense), config.sizes)
-        item = _make_item_tower(how.embeddings(parts, _tables_of(parts, items)), config)
+        user = Tower(options.embeddings(parts, _tables_of(parts, users)), len(config.user_dense), config.sizes)
+        item = _make_item_tower(options.embeddings(parts, _tables_of(parts, items)), config)
         return TwoTower(user, item, config.temperature)
 
 
 def _tables_of(parts: ModelParts, features: tuple[str, ...]) -> tuple[Table, ...]:
-    """The tables with some of these features; raises if one has others, too."""
+    """The tables with these features; raises if one also has other features."""
     tables = tuple(t for t in parts.tables if set(t.feature_names) & set(features))
     mixed = [t.name for t in tables if not set(t.feature_names) <= set(features)]
     if mixed or not tables:
-        got = f"table {', '.join(mixed)} has features of both" if mixed else "no table"
-        raise SpecError(f"two_tower: {got}", f"tables with features {', '.join(features)} only, for one tower")
+        problem = f"table {', '.join(mixed)} has features of both" if mixed else "no table"
+        raise SpecError(f"two_tower: {problem}", f"tables with features {', '.join(features)} only, for one tower")
     return tables
 
 
@@ -169,14 +169,14 @@ def _make_item_tower(embeddings: AnyTables, config: TwoTowerConfig) -> Tower:
     tower: ImageTower | DynamicImageTower = ImageTower(settings.dim, settings.widths)
     if (choose := settings.choose) is not None:
         scale = ImageTower(len(pictures.sizes), choose.widths)
-        read = [cost.mean_bytes for cost in pictures.folder.costs() if cost.size in pictures.sizes]
-        costs = size_costs(pictures.sizes, read)
+        mean_bytes = [cost.mean_bytes for cost in pictures.folder.costs() if cost.size in pictures.sizes]
+        costs = size_costs(pictures.sizes, mean_bytes)
         tower = DynamicImageTower(tower, scale, pictures.sizes, choose.price, choose.similar, costs)
     return PictureTower(embeddings, config.item, tower, pictures, dense, config.sizes)
 
 
 def decoded_bytes(model: object, tables: Sequence[Table]) -> int:
-    """The memory of a rank for the pictures of a recipe's items, decoded at all sizes."""
+    """Bytes of the decoded pictures of a recipe's items, at all sizes, on each rank."""
     if not isinstance(model, TwoTowerConfig) or model.item_pictures is None:
         return 0
     rows = next((table.rows for table in tables if model.item in table.feature_names), 0)
@@ -185,11 +185,11 @@ def decoded_bytes(model: object, tables: Sequence[Table]) -> int:
 
 @final
 class DecodedPictures:
-    """The pictures of items in memory, each at a size from its first use on.
+    """The decoded pictures of items in memory; each is decoded at a size on first use.
 
     Args:
-        settings: name the folder.
-        items: whose ids are the keys of pictures, from 0.
+        settings: folder and sizes.
+        items: number of items; the keys of pictures are ids from 0.
     """
 
     def __init__(self, settings: PictureConfig, items: int) -> None:
@@ -199,51 +199,52 @@ class DecodedPictures:
         self.missing, self.sizes = int((self.numbers_I < 0).sum()), settings.sizes or self.folder.sizes
         unknown = sorted(set(self.sizes) - set(self.folder.sizes))
         if unknown or (settings.choose is not None and len(self.sizes) < 2):
-            got = f"model.item_pictures: {settings.folder} has no copies of size {unknown[0]}" if unknown else ""
-            got = got or f"model.item_pictures.choose: {settings.folder} with one size, {self.sizes[0]}"
-            raise SpecError(got, f"{('some' if unknown else 'several')} of {', '.join(map(str, self.folder.sizes))}")
+            problem = f"model.item_pictures: {settings.folder} has no copies of size {unknown[0]}" if unknown else ""
+            problem = problem or f"model.item_pictures.choose: {settings.folder} with one size, {self.sizes[0]}"
+            sizes = ", ".join(map(str, self.folder.sizes))
+            raise SpecError(problem, f"{'some' if unknown else 'several'} of {sizes}")
         self._decoded: dict[int, Tensor] = {}
-        self._is_there = {size: self.numbers_I < 0 for size in self.sizes}
+        self._is_decoded = {size: self.numbers_I < 0 for size in self.sizes}
 
     def read(self, items_N: Tensor, size: int) -> Tensor:
         """Bytes [N, C, S, S] of the pictures of items; grey for those without."""
         if size not in self._decoded:
             self._decoded[size] = torch.empty((len(self.numbers_I), CHANNELS, size, size), dtype=torch.uint8)
             self._decoded[size][self.numbers_I < 0] = GREY
-        asked_N = items_N.cpu()
-        fresh_M = np.unique(asked_N.numpy()[~self._is_there[size][asked_N.numpy()]])
+        indices_N = items_N.cpu()
+        fresh_M = np.unique(indices_N.numpy()[~self._is_decoded[size][indices_N.numpy()]])
         if len(fresh_M):
             self._decoded[size][fresh_M] = torch.from_numpy(self.folder.read(self.numbers_I[fresh_M], size))
-            self._is_there[size][fresh_M] = True
-        return self._decoded[size][asked_N].to(items_N.device)
+            self._is_decoded[size][fresh_M] = True
+        return self._decoded[size][indices_N].to(items_N.device)
 
     def bytes_of(self, items_N: Ints, size: int) -> Ints:
-        """The bytes [N] of the prefixes that items with a picture need; they contain those of the smallest size."""
+        """Bytes [N] read for each item with a picture: a prefix of its file, at least that of the smallest size."""
         rows_N = self.numbers_I[items_N]
         return np.maximum(self.folder.bytes_of(rows_N, size), self.folder.bytes_of(rows_N, self.sizes[0]))
 
 
 def _facts_of_choice(tower: DynamicImageTower, source: DecodedPictures, backbone: ImageTower) -> dict[str, Any]:
-    """The sizes that a scale model chooses for the items with a picture, and what a picture costs on average."""
+    """Shares of the sizes that a scale model chooses for items with a picture, and the mean cost of a picture."""
     assert isinstance(tower.scale, ImageTower)
     items_N, device = torch.from_numpy((source.numbers_I >= 0).nonzero()[0]), next(tower.parameters()).device
     with evaluation_mode(tower):
         small = (source.read(part, tower.sizes[0]).to(device) for part in items_N.split(CHOSEN_AT_ONCE))
         chosen_N = torch.cat([tower.choose(copies).cpu() for copies in small])
     shares_K: list[float] = []
-    read = 0
-    for place, size in enumerate(tower.sizes):
-        mine_M = items_N[chosen_N == place].numpy()
-        shares_K.append(len(mine_M) / len(items_N))
-        read += int(source.bytes_of(mine_M, size).sum())
+    total_bytes = 0
+    for index, size in enumerate(tower.sizes):
+        items_M = items_N[chosen_N == index].numpy()
+        shares_K.append(len(items_M) / len(items_N))
+        total_bytes += int(source.bytes_of(items_M, size).sum())
     products = sum(share * backbone.multiplications(size) for share, size in zip(shares_K, tower.sizes, strict=True))
     products += tower.scale.multiplications(tower.sizes[0])
-    return {"shares": shares_K, "bytes": read / len(items_N), "products": round(products)}
+    return {"shares": shares_K, "bytes": total_bytes / len(items_N), "products": round(products)}
 
 
 @final
 class GraphFamily(VectorFamily):
-    """Vectors that a graph of the training rows mixes."""
+    """Graph convolutions over the training rows."""
 
     config: GraphConfig
 
@@ -266,17 +267,17 @@ class GraphFamily(VectorFamily):
     def _sides(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
         return (self.config.user,), (self.config.item,), ()
 
-    def _towers(self, parts: ModelParts, how: Building) -> GraphTower:
-        """The graph is that of the pairs; nodes are the rows of both tables."""
+    def _towers(self, parts: ModelParts, options: BuildOptions) -> GraphTower:
+        """The graph has pairs as edges, and the rows of both tables as nodes."""
         config, tables = self.config, list[Table]()
         for feature in (config.user, config.item):
-            table = next((one for one in parts.tables if feature in one.feature_names), None)
+            table = next((t for t in parts.tables if feature in t.feature_names), None)
             if table is None or table.managed is not None or table.pooling is Pooling.SEQUENCE:
                 raise SpecError(f"graph: feature {feature!r}", "a table of its own that pools, with ids as row numbers")
             tables.append(table)
         user, item = tables
-        embeddings, is_light = how.embeddings(parts, tables), config.encoder == "lightgcn"
-        pairs, weights = how.pairs or Pairs.none(), "symmetric" if is_light else "mean"
+        embeddings, is_light = options.embeddings(parts, tables), config.encoder == "lightgcn"
+        pairs, weights = options.pairs or Pairs.none(), "symmetric" if is_light else "mean"
         graph = user_item_graph(*pairs, user.rows, item.rows, weights)
         encoder: nn.Module = LightGCN(config.layers) if is_light else GraphSage(user.dim, config.sizes)
         sampled = None if config.sampled is None else graph.sampled(config.sampled)
@@ -304,7 +305,7 @@ def _check_towers(columns: Columns, kind: str, users: Sequence[str], items: Sequ
 
 
 def _sort_dense(columns: Columns, kind: str, wanted: Sequence[str]) -> Columns:
-    """Dense columns of the user before those of the item, as the towers take them."""
+    """Reorder dense columns: those of the user first, then those of the item."""
     by_name = {dense.column: dense for dense in columns.dense}
     missing = [name for name in wanted if name not in by_name]
     if missing:

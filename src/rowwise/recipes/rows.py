@@ -54,7 +54,7 @@ class SelectedRows(NamedTuple):
     order_R: Ints  # ascending
 
     def read(self, places_R: Ints | None = None) -> pa.Table:
-        """These of the rows; None: all."""
+        """Read the rows at these positions of `order_R`; None: all."""
         order_R = self.order_R if places_R is None else self.order_R[places_R]
         return self.reader.read(self.split, self.names).take(pa.array(order_R)).combine_chunks()
 
@@ -66,7 +66,7 @@ def make_task(
     transforms: LoadedTransforms,
     quarantine: str | None = None,
 ) -> PreparationTask:
-    """Prepares the rows of a selection as for serving, in their own order."""
+    """A task that prepares the rows of a selection as for serving, in stored order."""
     preparation = Preparation(
         columns=columns,
         table_rows=table_rows_for_ids(columns, tables),
@@ -82,8 +82,8 @@ def make_task(
 def good_rows(
     rows: RowSelection, columns: Columns, tables: Sequence[Table], transforms: LoadedTransforms
 ) -> Iterator[SelectedRows]:
-    """The good rows of a selection, split by split; splits without any are left out."""
-    task = make_task(rows, columns, tables, transforms, quarantine="")  # bad rows are left out
+    """The good rows of a selection, by split; skips splits without good rows."""
+    task = make_task(rows, columns, tables, transforms, quarantine="")  # drops bad rows
     for index, split in enumerate(task.splits):
         opened = task.open(index, 0)
         if opened.rows:
@@ -108,7 +108,7 @@ def use_absolute_paths(data: Data) -> Data:
         kind, colon, path = (fields[name] or "").partition(":")
         if colon and kind in KINDS:
             fields[name] = f"{kind}:{Path(path).absolute()}"
-    if data.dataset in STORED:  # only these are looked up in `folder`
+    if data.dataset in STORED:  # others are not looked up in `folder`
         fields["folder"] = str(Path(data.folder).absolute())
     return Data(**fields)
 
@@ -125,7 +125,7 @@ def open_data(data: Data, columns: Columns | None = None, tables: tuple[Table, .
         return RecipeRows(
             dataset=dataset, train=train, valid=valid or taken.get("valid"), test=test or taken.get("test")
         )
-    # Rows are taken from the training rows only for uses that have none.
+    # Training rows are taken only for uses without rows of their own.
     shares = {"valid": 0.0 if valid else data.valid_share, "test": 0.0 if test else data.test_share}
     take = _take_last if data.share == "last" else partial(_take_random, group=data.group)
     train, taken = take(RowSelection(dataset.train, where=where), shares)
@@ -148,7 +148,7 @@ def _dataset_rows(reader: Reader | None, where: RowFilter) -> RowSelection | Non
 
 
 def open_reader(name: str, text: Dialect | None = None) -> Reader:
-    """A reader of parquet:PATH, csv:PATH, or of a path by its files' endings; `text`: how text files are written."""
+    """A reader of parquet:PATH, csv:PATH, or of a path by its files' endings; `text`: dialect of text files."""
     return open_named(name, dialect=text) or open_files(name, text)
 
 
@@ -174,38 +174,38 @@ def _open_dataset(data: Data, where: RowFilter, columns: Columns | None, tables:
 
 def _open_files(name: str, data: Data, where: RowFilter = NO_FILTER) -> Reader | None:
     cache = data.cache
-    kept = None if cache is None else CacheFolder(Path(cache.folder).absolute(), cache.size_bytes)
-    return open_named(name, where, kept, data.text)
+    cache_folder = None if cache is None else CacheFolder(Path(cache.folder).absolute(), cache.size_bytes)
+    return open_named(name, where, cache_folder, data.text)
 
 
 def _take_by_time(
     rows: RowSelection, data: Data, named: dict[str, RowSelection | None]
 ) -> tuple[RowSelection, dict[str, RowSelection]]:
-    """Rows before all borders train; those from one border to the next one are a part."""
+    """Rows before the first border train; each window between borders is a part."""
     share = data.share
     assert isinstance(share, TimeShare)
     borders = {"valid": share.valid_from, "test": share.test_from}
     for name, border in borders.items():
         if border is not None and named[name] is not None:
-            there = f"data.{name} names such rows, or the dataset has its own"
-            raise SpecError(f"data.share.{name}_from={border!r}: {there}", f"one source of {name} rows")
+            conflict = f"data.{name} or the dataset has {name} rows already"
+            raise SpecError(f"data.share.{name}_from={border!r}: {conflict}", f"one source of {name} rows")
     kind = partial(TextTimeComparison, formats=share.formats) if share.formats else Comparison
     later = [kind(column=share.column, op=">=", value=at) for at in borders.values() if at is not None]
-    ends = [structs.replace(one, op="<") for one in later]
+    ends = [structs.replace(bound, op="<") for bound in later]
     windows = [ends[:1], *zip(later, (*ends[1:], None), strict=True)]
     splits = rows.reader.splits()
     source = splits[0].source if splits else data.dataset
     selections: list[RowSelection] = []
     for window in windows:
-        where = RowFilter(all_of=(*rows.where.all_of, *(one for one in window if one is not None)))
+        where = RowFilter(all_of=(*rows.where.all_of, *(bound for bound in window if bound is not None)))
         try:
             where.check(rows.reader.schema, source)
         except DataError as error:
             raise DataError(f"data.share: {error}") from None
-        # A reader of Parquet leaves out what has no row of the window.
+        # A Parquet reader skips row groups without rows of the window.
         selection = RowSelection(_open_files(data.dataset, data, where) or rows.reader, where=where)
-        if not _has_rows(selection, backwards=bool(selections)):  # training rows are mostly at the beginning
-            tests = " and ".join(f"{one.column} {one.op} {one.value}" for one in where.all_of)
+        if not _has_rows(selection, backwards=bool(selections)):  # training rows are mostly in the first splits
+            tests = " and ".join(f"{bound.column} {bound.op} {bound.value}" for bound in where.all_of)
             span = _describe_range(rows, share.column)
             raise DataError(f"data.share: {data.dataset}: no row has {tests}; {span}", "another time")
         selections.append(selection)
@@ -222,21 +222,21 @@ def _has_rows(rows: RowSelection, *, backwards: bool) -> bool:
 
 def _describe_range(rows: RowSelection, column: str) -> str:
     """The range of a column in words, such as: column 'day' goes from 3 to 9."""
-    least: Any = None
-    most: Any = None
+    low: Any = None
+    high: Any = None
     for split in rows.reader.splits():
         table = rows.reader.read(split, tuple(dict.fromkeys((column, *rows.where.columns))))
-        found = pc.call_function("min_max", [table.filter(pa.array(rows.where.mask(table)))[column]])
-        if found["min"].is_valid:
-            ends = found["min"].as_py(), found["max"].as_py()
-            least, most = (ends[0], ends[1]) if least is None else (min(least, ends[0]), max(most, ends[1]))
-    return f"column {column!r} " + ("has no value" if least is None else f"goes from {least} to {most}")
+        extremes = pc.call_function("min_max", [table.filter(pa.array(rows.where.mask(table)))[column]])
+        if extremes["min"].is_valid:
+            ends = extremes["min"].as_py(), extremes["max"].as_py()
+            low, high = (ends[0], ends[1]) if low is None else (min(low, ends[0]), max(high, ends[1]))
+    return f"column {column!r} " + ("has no value" if low is None else f"goes from {low} to {high}")
 
 
 def _take_random(
     rows: RowSelection, shares: dict[str, float], group: str | None
 ) -> tuple[RowSelection, dict[str, RowSelection]]:
-    """The rest of the rows, and a random share of them, or of their groups, for each use."""
+    """The remaining rows, and a random share of rows or groups for each use."""
     if group is not None:
         check_columns((group,), rows.reader.schema, "data.group")
     begin = 0.0
@@ -249,7 +249,7 @@ def _take_random(
 
 
 def _take_last(rows: RowSelection, shares: dict[str, float]) -> tuple[RowSelection, dict[str, RowSelection]]:
-    """The rest of the rows, and the last splits of them for each use: test rows from the end, then validation rows."""
+    """The remaining rows, and the last splits for each use: test rows from the end, then validation rows."""
     splits = list(rows.reader.splits())
     total = len(splits)
     taken: dict[str, RowSelection] = {}

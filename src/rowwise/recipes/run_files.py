@@ -1,4 +1,4 @@
-"""What a run writes into its folder before it trains, by its first rank: recipe, transforms, code, machine and plan."""
+"""Files that the first rank writes to a run's folder before training: recipe, transforms, code, machine and plan."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ PLAN, DISK, TRANSFORMS, TOWERS = "plan.json", "disk", "transforms.json", "towers
 
 
 def write_start(folder: RunFolder, resolved: ResolvedRecipe, model: nn.Module, match: WarmStartMatch | None) -> None:
-    """What never changes while a run is resumed; `match`: of its warm start."""
+    """Write the files of a new run that a resume does not rewrite; `match`: weights of its warm start."""
     recipe = resolved.recipe
     folder.write(RECIPE, write(copy_maps(recipe, folder.path), defaults=True))
     if recipe.transforms:  # includes the source of user functions, so that serving needs only this file
@@ -58,7 +58,7 @@ def write_environment(
     network: NetworkOfRun | None,
     notes: Sequence[str],
 ) -> None:
-    """Write env.json, plan.json and warnings; a resumed run does so again, as it may have other ranks."""
+    """Write env.json, plan.json and warnings; a resume rewrites them, as its ranks may differ."""
     topology, wire = comm.topology, msgspec.to_builtins(resolved.recipe.wire_types)
     ranks = {"started": now(), "ranks": topology.world, "hosts": topology.hosts, "wire": wire}
     machine = {**asdict(Environment.read("passive")), **asdict(NativeLibrary.read())}
@@ -93,7 +93,7 @@ def log_start(folder: RunFolder, comm: Comm, step: int) -> None:
 
 
 def label_notes(resolved: ResolvedRecipe, rows: RowSelection) -> tuple[str, ...]:
-    """That rows of files have no label, by the first of them."""
+    """A warning if the first rows of the files have no label."""
     if not resolved.columns.labels or resolved.rows.dataset.ceiling is not None:
         return ()
     note = look_at_labels(rows, resolved.columns, resolved.tables, resolved.transforms).note
@@ -108,7 +108,7 @@ def _log_columns(resolved: ResolvedRecipe) -> None:
 
 
 def write_resumed(folder: RunFolder, recipe: Recipe, *, changed: bool) -> None:
-    """Write the recipe if it has changed; warn if the file of a user's model has, since the run began."""
+    """Write the recipe if it has changed; warn if the file of a user's model has since the run began."""
     if changed:
         folder.write(RECIPE, write(recipe, defaults=True))
     if (path := file_of(recipe.model)) is not None:

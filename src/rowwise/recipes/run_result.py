@@ -22,7 +22,7 @@ MAX_REASONS = 5
 
 
 class RunResult(Value, frozen=True):
-    """How a run ended, and what it measured."""
+    """Outcome and measurements of a run."""
 
     status: Literal["finished", "stopped", "failed"]
     recipe: str
@@ -35,8 +35,8 @@ class RunResult(Value, frozen=True):
     samples_s: float = 0.0  # while training, over the whole run
     peak_memory_bytes: int = 0
     data_wait: DataWait = DataWait()  # waiting for rows, in the last process of the run
-    step: dict[str, PhaseTime] = msgspec.field(default_factory=dict)  # of rank 0, by phase; likewise
-    workers: int | None = None  # number of workers at the end; None: rows were prepared by trainers
+    step: dict[str, PhaseTime] = msgspec.field(default_factory=dict)  # by phase, rank 0, last process of the run
+    workers: int | None = None  # number of workers at the end; None: trainers prepared the rows
     bad_rows: int = 0  # quarantined
     bad_reasons: tuple[str, ...] = ()  # of the first quarantined rows
     best: BestEvaluation | None = None
@@ -44,11 +44,11 @@ class RunResult(Value, frozen=True):
     ceiling: dict[str, dict[str, float | None]] = msgspec.field(default_factory=dict)  # best possible, where known
     expected: dict[str, float] = msgspec.field(default_factory=dict)
     spread: dict[str, float] = msgspec.field(default_factory=dict)
-    published: dict[str, float] = msgspec.field(default_factory=dict)  # by others, on the same split
+    published: dict[str, float] = msgspec.field(default_factory=dict)  # published results on the same split
 
 
 def peak_of_ranks(comm: Comm) -> int:
-    """Bytes of memory, of the rank that took most; a collective."""
+    """Largest peak memory of a rank, in bytes; a collective."""
     return max(map(int, all_gather_uneven(comm, torch.tensor([peak_memory_bytes()]), "memory")))
 
 

@@ -1,4 +1,4 @@
-"""From a recipe to the training job of a rank: one recipe on all ranks, a plan, a model with its tables, a feed."""
+"""From a recipe to the training job of a rank: the agreed recipe, a plan, a model with its tables, a feed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.status import on_first_rank
 from rowwise.parallel.plan import Plan
 from rowwise.recipes.compose import make_job, make_model, parts_of, resolve, set_threads
-from rowwise.recipes.device_tables import room_of_gpus, take_gpu
+from rowwise.recipes.device_tables import gpu_table_bytes, take_gpu
 from rowwise.recipes.feed import Feed
 from rowwise.recipes.hosts import NetworkOfRun, ordered_links
 from rowwise.recipes.outlook import open_warm_start
@@ -35,32 +35,32 @@ from rowwise.train.trainer import TrainingJob
 
 
 def agree_on_recipe(recipe: Recipe, comm: Comm, network: NetworkOfRun | None) -> ResolvedRecipe:
-    """The recipe as all ranks run it; a collective."""
+    """Resolve the recipe on the first rank, for all ranks; a collective."""
     if not recipe.name:
         raise SpecError("the recipe has no name", "a name, as it names the run's folder")
     check_ranks(recipe, comm.topology.world)
     topology = comm.topology
-    links = lambda: None if network is None else ordered_links(network, topology.hosts)  # noqa: E731 - of the first rank
+    links = lambda: None if network is None else ordered_links(network, topology.hosts)  # noqa: E731 - called by the first rank
     return _resolve_on_first_rank(lambda: decide_wire(resolve(recipe), topology, links()), comm)
 
 
 def agree_on_saved(path: Path, changes: Sequence[str], comm: Comm) -> ResolvedRecipe:
-    """The recipe of a run as all ranks go on with it; a collective."""
+    """Resolve the recipe of a saved run, with changes, for all ranks; a collective."""
     topology = comm.topology
     return _resolve_on_first_rank(lambda: decide_wire(resolve_saved(path, changes, topology.world), topology), comm)
 
 
 def _resolve_on_first_rank(call: Callable[[], ResolvedRecipe], comm: Comm) -> ResolvedRecipe:
-    """The recipe that the first rank resolves, on every rank; resolving may take a pass over the data."""
-    on_this_rank: list[ResolvedRecipe] = []
+    """Broadcast the recipe that the first rank resolves, as resolving may take a pass over the data."""
+    local: list[ResolvedRecipe] = []
 
     def resolve_here() -> Recipe:
-        on_this_rank.append(call())
-        return on_this_rank[0].recipe
+        local.append(call())
+        return local[0].recipe
 
     recipe = on_first_rank(comm, resolve_here)
     # Other ranks open the data, but use the first rank's recipe: their processors might resolve another one.
-    return on_this_rank[0] if on_this_rank else replace(resolve(recipe), recipe=recipe)
+    return local[0] if local else replace(resolve(recipe), recipe=recipe)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class JobSetup:
     job: TrainingJob
     plan: Plan
     feed: Feed
-    notes: tuple[str, ...]  # on the memory of tables
+    notes: tuple[str, ...]  # warnings about the memory of tables
 
 
 def set_up_job(
@@ -78,7 +78,7 @@ def set_up_job(
 ) -> JobSetup:
     """Build the job of this rank; a collective. On several ranks no rank ever allocates all tables.
 
-    `folder` is called for that of the run, which is on the file system of `near`, if tables are on disk.
+    `folder` makes the run's folder and is called only for tables on disk; `near`: a path on the same file system.
     """
     set_threads(resolved.recipe)
     recipe, topology = resolved.recipe, comm.topology
@@ -92,7 +92,7 @@ def set_up_job(
     construction = ShardedConstruction(comm, shards_of(parallel, topology))
     with construction:
         model = make_model(resolved, on_meta=is_sharded)
-    room = room_of_gpus(recipe.train.device, recipe.memory_bytes, comm)
+    room = gpu_table_bytes(recipe.train.device, recipe.memory_bytes, comm)
     plan = on_first_rank(comm, lambda: choose_plan(recipe, model, topology, memory, room))
     if is_sharded:
         on_first_rank(comm, lambda: raise_if_short(replace(memory, tables=tables_of(model), plan=plan)))

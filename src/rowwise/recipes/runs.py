@@ -56,13 +56,13 @@ class TrainingRun:
         self.resolved, self.folder, self.model, self.plan = resolved, folder, setup.job.model, setup.plan
         self.comm, self._is_first, self._feed, self._notes = comm, comm.rank == 0, setup.feed, setup.notes
         self.match: WarmStartMatch | None = None  # weights that a warm start loaded
-        self.label_notes: tuple[str, ...] = ()  # on the first rank: that rows have no label
+        self.label_notes: tuple[str, ...] = ()  # warnings about rows without labels; first rank only
         on_first_rank(comm, folder.hold)
         setup.feed.start(folder.path / BAD_ROWS)
         recipe = resolved.recipe
         self._access = AccessFile(tables_of(self.model), step_samples(recipe))
         self._mirror: RunMirror | None = None  # on the first rank
-        self.mirror_problem: str | None = None  # what the mirror lacks at the end
+        self.mirror_problem: str | None = None  # why the mirror is incomplete at the end
         copying = lambda: None if self._mirror is None else self._mirror.copying  # noqa: E731
         job = replace(setup.job, after_save=self._write_access, copying=copying)
         self.trainer = Trainer(job, make_settings(recipe), folder, tell, comm, recipe.wire_types)
@@ -76,9 +76,9 @@ class TrainingRun:
         comm: Comm | None = None,
         network: NetworkOfRun | None = None,
     ) -> "TrainingRun":
-        """A new run, in the next numbered folder of root/<recipe>, or in a RunFolder that is given.
+        """A new run, in the next numbered folder of root/<recipe>, or in `root` if that is a RunFolder.
 
-        `network` has ordered the hosts of `comm`.
+        `network`: the host order of `comm`.
         """
         comm = comm or solo()
         resolved = agree_on_recipe(recipe, comm, network)
@@ -118,7 +118,7 @@ class TrainingRun:
             try:
                 on_first_rank(comm, run._open_mirror)
                 run._restore(which)
-                on_first_rank(comm, lambda: (folder.path / RESULT).unlink(missing_ok=True))  # of a former process
+                on_first_rank(comm, lambda: (folder.path / RESULT).unlink(missing_ok=True))  # of an earlier process
             except (RowwiseError, OSError):
                 folder.release()
                 raise
@@ -142,37 +142,37 @@ class TrainingRun:
             return
         try:
             checkpoint = checkpoints.open(which)
-            self._raise_if_finished(self.trainer.read_progress(checkpoint))  # before lines of its test are cut off
+            self._raise_if_finished(self.trainer.read_progress(checkpoint))  # before its test log is cut off
             self.trainer.resume(checkpoint)
         except CheckpointError as error:
             older = checkpoints.steps()[:-1] if which == "last" else []
             if not older or "damaged" not in str(error):
                 raise
-            way_out = f"go on from the one before it: rowwise resume {self.folder.path} --from step-{older[-1]:09}"
-            raise CheckpointError(error, hint=way_out) from None
+            retry = f"resume from the previous checkpoint: rowwise resume {self.folder.path} --from step-{older[-1]:09}"
+            raise CheckpointError(error, hint=retry) from None
 
     def _raise_if_finished(self, progress: Progress) -> None:
-        """Raise for a finished run, unless it was killed before its test; first complete its mirror."""
+        """Complete the mirror of a finished run, then raise; a run that was killed before its test goes on."""
         settings = self.trainer.settings
         if progress.finished and finished_step(self.folder.path) == progress.step:
             stopped_early = settings.evaluate.patience is not None and progress.worse >= settings.evaluate.patience
             change = "evaluate.patience=null" if stopped_early else f"train.epochs={settings.train.epochs + 1}"
             change = f"train.steps={2 * progress.step}" if progress.step == settings.train.steps else change
-            lacks = on_first_rank(self.comm, lambda: self._mirror and self._mirror.close())
+            mirror_problem = on_first_rank(self.comm, lambda: self._mirror and self._mirror.close())
             raise DataError(
                 f"{self.folder.path} has finished at step {progress.step}",
                 f"--set {change} to train longer, or rowwise eval {self.folder.path}",
-                hint=lacks or "",
+                hint=mirror_problem or "",
             )
 
     def go(self, *, test: bool = True) -> RunResult:
-        """Train to the end, then test if it shall; writes result.json and the report, also after an error."""
+        """Train, then test the best checkpoint; writes result.json and the report, even on failure."""
         log_start(self.folder, self.comm, self.trainer.progress.step)
         try:
             on_first_rank(self.comm, self._start_mirror)
             with closing(self._feed):
                 progress = self.trainer.run()
-            tested, ceiling = self._test() if progress.finished and test else ({}, {})
+            metrics, ceiling = self._test() if progress.finished and test else ({}, {})
             peak_bytes = peak_of_ranks(self.comm)
         except (RowwiseError, OSError) as error:
             with suppress(OSError, RowwiseError):  # the disk itself may have failed
@@ -184,13 +184,13 @@ class TrainingRun:
         except BaseException:
             if self._mirror is not None:
                 self._mirror.stop()
-            self.folder.release()  # a notebook goes on, and may keep this run in a traceback
+            self.folder.release()  # a notebook lives on, and a traceback may hold this run
             raise
         status = "finished" if progress.finished else "stopped"
-        result = self._make_result(status, test=tested, ceiling=ceiling, peak_memory_bytes=peak_bytes)
+        result = self._make_result(status, test=metrics, ceiling=ceiling, peak_memory_bytes=peak_bytes)
         try:
             self._finish(result)
-        finally:  # other ranks wait for it, so that no launcher ends the first one meanwhile
+        finally:  # all ranks wait: a launcher may kill the first rank once another exits
             self.mirror_problem = on_first_rank(self.comm, lambda: self._mirror and self._mirror.close())
             self.folder.release()
         if self.mirror_problem is not None and status == "finished":
@@ -244,7 +244,7 @@ class TrainingRun:
             write_towers(self.folder, self.resolved.recipe, self.model, finished=result.status == "finished")
             self._write_access(ended=True)
             report.write(self.folder.path)
-        finally:  # also where the disk is full
+        finally:  # even if the disk is full
             files = [self.folder.path / name for name in (RECIPE, RESULT, "report.html")]
             self.trainer.trackers.end(result.status, [file for file in files if file.is_file()])
 
@@ -252,7 +252,6 @@ class TrainingRun:
         self.folder.write(ACCESS, self._access.text(self.trainer.traffic, ended=ended))
 
     def _write_environment(self) -> None:
-        """As a resumed run does again."""
         self.label_notes = label_notes(self.resolved, self.resolved.rows.train)
         notes = (*self.label_notes, *self._notes)
         write_environment(self.folder, self.resolved, self.comm, self.plan, self._network, notes)

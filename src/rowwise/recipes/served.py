@@ -3,8 +3,8 @@
 The workers of a server share the rows of versions: `load_rows` writes them into a file in memory, and each worker maps
 it (`open_version`); see `serve/shared_rows.py`.
 
-Opening one reads no training data. It runs the user's transforms and models that came with it: open only what you
-trust, or say which digest you expect.
+Opening a version reads no training data. It runs the user's transforms and models in it: open only versions that you
+trust, or pass the digest that you expect.
 """
 
 import os
@@ -77,7 +77,7 @@ from rowwise.tables.spec import Value, check_tables
 from rowwise.train.settings import Precision
 from rowwise.train.snapshot import restore_model
 
-CLOSE = 1e-5  # most that a golden logit may differ on another processor
+CLOSE = 1e-5  # tolerance of golden logits on another processor
 FORMAT = 1
 
 
@@ -86,20 +86,20 @@ class ServedModel(Value, frozen=True, kw_only=True):
 
     format: int = FORMAT
     name: str
-    parts: ModelParts  # tables have the row types of the version; paths are inside of its folder
+    parts: ModelParts  # with the row types of the version; paths are relative to its folder
     transforms: tuple[AnyKind, ...]  # with the contents of their files
     precision: Precision
-    batch: Annotated[int, msgspec.Meta(ge=1, le=MAX_BATCH)]  # rows that `rowwise predict` computes together, at most
+    batch: Annotated[int, msgspec.Meta(ge=1, le=MAX_BATCH)]  # maximum batch of `rowwise predict`
     blocks: RowBlocks = RowBlocks()
-    text: Dialect | None = None  # how text files of the training rows were written; files to predict for are read so
+    text: Dialect | None = None  # dialect of the training files, and of files to predict for
 
     @property
     def code(self) -> tuple[str, ...]:
-        """The user's code that opening the version runs."""
+        """Names of the user code that opening the version runs."""
         module = module_of(self.parts.model)
         return (
             *([] if module is None else [module]),
-            *(one.function for one in self.transforms if isinstance(one, UserFunction)),
+            *(t.function for t in self.transforms if isinstance(t, UserFunction)),
         )
 
 
@@ -115,10 +115,10 @@ def read_model(version: Path) -> ServedModel:
 
 
 def _check_parts(parts: ModelParts) -> None:
-    """Raise unless parts agree with each other, as those of an export do."""
+    """Raise for inconsistent parts, which no export writes."""
     check_tables(parts.tables)
-    known = {table.name for table in parts.tables}  # an exported graph has columns of tables that it needs no more
-    sparse = tuple(one for one in parts.columns.sparse if one.table_name in known)
+    known = {table.name for table in parts.tables}  # an exported graph keeps columns of dropped tables
+    sparse = tuple(column for column in parts.columns.sparse if column.table_name in known)
     structs.replace(parts.columns, sparse=sparse).check_tables(parts.tables)
     if not parts.tasks or len(set(parts.tasks)) < len(parts.tasks):
         raise SpecError(f"parts.tasks={list(parts.tasks)}", "at least one task, each task once")
@@ -131,7 +131,7 @@ def _check_parts(parts: ModelParts) -> None:
 
 
 def load_model(version: Path, served: ServedModel, tiers: RowTiers = IN_MEMORY) -> nn.Module:
-    """The model with the weights of a version, each compared with its checksum; `tiers`: where its rows will be."""
+    """The model with the weights of a version, verified by checksum; `tiers`: memory tiers of its rows."""
     if tiers.memory_bytes is not None:
         return _map_model_here(version, served, tiers)[0]
     checkpoint = Checkpoint.open(version)
@@ -142,7 +142,7 @@ def load_model(version: Path, served: ServedModel, tiers: RowTiers = IN_MEMORY) 
 
 
 def _map_model_here(version: Path, served: ServedModel, tiers: RowTiers) -> tuple[nn.Module, tuple[CachedRows, ...]]:
-    """The model with rows for this process alone."""
+    """The model with its rows in a private memory file."""
     file = os.memfd_create("rowwise-rows")
     try:
         rows = _load_rows(version, served, tiers, 0, file, None).rows
@@ -150,13 +150,13 @@ def _map_model_here(version: Path, served: ServedModel, tiers: RowTiers) -> tupl
         warm_up(cached, read_hot_rows(version))
         return model, cached
     finally:
-        os.close(file)  # what is mapped stays
+        os.close(file)  # mappings stay valid
 
 
 def _map_model(
     version: Path, served: ServedModel, rows: SharedRows, tiers: RowTiers, pause: Callable[[], object] = lambda: None
 ) -> tuple[nn.Module, tuple[CachedRows, ...]]:
-    """The model with the rows of a file, and its tables that are larger than memory."""
+    """The model over the mapped rows of a file, and its cached tables."""
     model = build_model(served.parts, on_meta=True)
     checkpoint, places = Checkpoint.open(version), reserve_rows(model)
     newer = newer_chunks(rows, checkpoint.manifest)
@@ -180,15 +180,15 @@ def _map_model(
 def load_rows(
     path: Path, tiers: RowTiers, number: int, file: int, like: int | None, shared: SharedRows | None
 ) -> SharedRows:
-    """Write the rows of a version into a file in memory; its golden rows have come out right.
+    """Write the rows of a version into a file in memory, and check its golden rows.
 
     Args:
         path: a folder that `rowwise export` wrote, or a version in it.
-        tiers: rows of tables that are larger than memory are checked, and some put into the cache.
+        tiers: rows of tables over the memory budget are verified, and hot ones are cached.
         number: the version.
         file: a descriptor of an empty file.
-        like: a version that has to read the same columns, and to answer the same tasks.
-        shared: rows of other versions; if the version is an increment of them, its newer rows are written there.
+        like: a version with the columns and tasks that this one must have.
+        shared: rows of earlier versions; an increment of them appends its newer rows there.
 
     Returns:
         `file` with all rows, or `shared` with the newer ones.
@@ -205,44 +205,44 @@ def load_rows(
 
 
 class _OpenedRows(NamedTuple):
-    """Rows in a file, and the model by which they are checked."""
+    """Rows in a file, and the model that checks them."""
 
     rows: SharedRows
     model: nn.Module
     cached: tuple[CachedRows, ...]
-    fresh: bool  # the file has all rows of the version, and those of no other
+    fresh: bool  # the file has the rows of this version only
 
 
 def _load_rows(
     path: Path, served: ServedModel, tiers: RowTiers, number: int, file: int, shared: SharedRows | None
 ) -> _OpenedRows:
-    """Write the rows of a version into a file in memory, each compared with its checksum; see `load_rows`."""
+    """Write the rows of a version into a file in memory, verified by checksum; see `load_rows`."""
     version = Checkpoint.open(path)
     model = build_checked(version, served.parts)
     places = reserve_rows(model)
     memory = tiers.divide(version.manifest, path)
     added = None if shared is None else added_chunks(shared, version.manifest, places)
     if shared is None or added is None:
-        found = SharedRows.of(file, number, version.manifest, places, memory.cached)._replace(tag=tiers.next_tag())
-        newer, checked = found.newer, dict.fromkeys(found.newer, 0)
+        rows = SharedRows.of(file, number, version.manifest, places, memory.cached)._replace(tag=tiers.next_tag())
+        newer, checked = rows.newer, dict.fromkeys(rows.newer, 0)
         map_rows(model, file, path, fresh=True, cached=memory.cached)
         restore_model(version, model, without=memory.cached)
     else:
-        found = shared._replace(newest=number, newer=added.newer) if added.grows else shared
+        rows = shared._replace(newest=number, newer=added.newer) if added.grows else shared
         newer = added.newer
-        checked = {name: len(found.tables[name].chunks) + count for name, count in added.written.items()}
+        checked = {name: len(rows.tables[name].chunks) + count for name, count in added.written.items()}
         map_rows(model, shared.file, path, fresh=False, cached=memory.cached)
         write_newer(model, shared.file, version, added, memory.cached)
-        restore_model(version, model, without=found.tables.keys())
+        restore_model(version, model, without=rows.tables.keys())
     for name in memory.cached:
         for chunk in version.entry(name).chunks[checked[name] :]:
             version.check_rows(name, chunk)
     use_newer(model, version, newer)
     fresh = added is None
-    # Else with a tag of its own: if it is refused, the cache must not have its rows where another increment's will be.
-    checking = found if fresh else found._replace(tag=tiers.next_tag())
+    # An increment is checked under a new tag: if it is refused, no later increment may hit its rows in the cache.
+    checking = rows if fresh else rows._replace(tag=tiers.next_tag())
     cached = tiers.attach(model, served.name, version, checking, newer, memory)
-    return _OpenedRows(found, model, cached, fresh)
+    return _OpenedRows(rows, model, cached, fresh)
 
 
 def open_version(
@@ -253,15 +253,15 @@ def open_version(
     pause: Callable[[], object] = lambda: None,
     tiers: RowTiers = IN_MEMORY,
 ) -> ServedVersion:
-    """A version that computes; its golden rows have come out right.
+    """Open a version for inference, and check its golden rows.
 
     Args:
         path: a folder that `rowwise export` wrote, or a version in it.
         expect: the only digest that is accepted.
         number: the version; None: the current one.
-        rows: a file with its rows, by `load_rows`; None: they are for this process alone.
-        pause: called between parts of the work, some milliseconds each.
-        tiers: where its rows are, and those that are not in the file.
+        rows: the rows that `load_rows` wrote; None: load them for this process alone.
+        pause: called between parts of the work, every few milliseconds.
+        tiers: memory tiers of its rows.
     """
     with find_version(path, number).checked(expect) as folder:
         served = read_model(folder.path)
@@ -278,10 +278,10 @@ def open_version(
 
 
 def _on_device(folder: VersionFolder, served: ServedModel, device: str) -> ServedModel:
-    """The description of a model that computes on a device."""
+    """The description of the model on a device; raises for models that run on CPUs only."""
     if family_of(served.parts.model).mixes_a_graph or read_facts(folder.path) is not None:
-        got = f"{folder.path} answers with items" if read_facts(folder.path) else f"{folder.path} is a graph's"
-        raise SpecError(f"{got}, which are computed on the CPU", "--device cpu")
+        problem = f"{folder.path} answers with items" if read_facts(folder.path) else f"{folder.path} is a graph's"
+        raise SpecError(f"{problem}, which are computed on the CPU", "--device cpu")
     return structs.replace(served, parts=structs.replace(served.parts, device=device))
 
 
@@ -303,12 +303,12 @@ def _serve(
     golden = golden._replace(logits=golden.logits.select(served.parts.tasks))
     pause()
     blocks, logits_of = served.blocks, _without_gradients(model, served)
-    if torch.device(served.parts.device).type == "cuda":  # those of the export are of a CPU
+    if torch.device(served.parts.device).type == "cuda":  # the exported blocks were chosen on a CPU
         blocks = choose_blocks_of(preparation, logits_of, golden.rows)
     forward = Forward(preparation, logits_of, blocks)
     sides = read_sides(folder.path)
-    given = TowerInput(served.parts, transforms, golden.rows.schema, served.precision, served.blocks)
-    retriever = _open_retriever(folder.path, model, given, sides, cached, check=check_items)
+    tower_input = TowerInput(served.parts, transforms, golden.rows.schema, served.precision, served.blocks)
+    retriever = _open_retriever(folder.path, model, tower_input, sides, cached, check=check_items)
     pause()
     return ServedVersion(
         name=served.name,
@@ -334,37 +334,38 @@ def _serve(
 def _bind_golden(
     folder: VersionFolder, served: ServedModel, golden: GoldenRows, transforms: LoadedTransforms
 ) -> BoundPreparation:
-    """Bind the columns of the golden rows; raises unless these are the model's, with a logit of each task."""
+    """Bind the columns of the golden rows; raises unless they match the model, with a logit for each task."""
     path, logits, tasks = folder.path / GOLDEN, golden.logits.column_names, served.parts.tasks
     for task in (*tasks, *logits):
         if task not in logits or task not in tasks:
-            got = "has no column" if task in tasks else "has a column too many,"
-            raise CheckpointError(f"{path} {got} {LOGIT + task[:80]!r}", hint="export the version again")
+            problem = "has no column" if task in tasks else "has an unexpected column"
+            raise CheckpointError(f"{path} {problem} {LOGIT + task[:80]!r}", hint="export the version again")
     try:
         check_types(golden.logits, pa.schema(dict.fromkeys(tasks, pa.float32())))
         return served.parts.bind(golden.rows.schema, transforms)
     except (pa.ArrowException, DataError, SpecError) as error:
-        raise CheckpointError(f"{path} is not of this model: {error}", hint="export the version again") from None
+        raise CheckpointError(f"{path} does not match the model: {error}", hint="export the version again") from None
 
 
 def _open_retriever(
     version: Path,
     model: nn.Module,
-    given: TowerInput,
+    tower_input: TowerInput,
     sides: tuple[SideTable, ...],
     cached: tuple[CachedRows, ...],
     *,
     check: bool,
 ) -> Retriever | None:
-    """What makes vectors of users or lists, with the items of the version; None: it has no items."""
+    """The retriever over the items of the version; None without items."""
     facts = read_facts(version)
     if facts is None:
         return None
-    return Retriever(user_vectors(model, given), given.schema, open_items(version, facts, check=check), sides, cached)
+    items = open_items(version, facts, check=check)
+    return Retriever(user_vectors(model, tower_input), tower_input.schema, items, sides, cached)
 
 
 def _without_gradients(model: nn.Module, served: ServedModel) -> Logits:
-    """The logits of a model that is never trained again, in any thread."""
+    """The logits of a model, in inference mode in any thread."""
     device, precision = served.parts.device, served.precision
     logits_of = logits_on(model, device)
 
@@ -376,7 +377,7 @@ def _without_gradients(model: nn.Module, served: ServedModel) -> Logits:
 
 
 def _check_alike(folder: VersionFolder, other: VersionFolder) -> None:
-    """Raise if clients of one version cannot be answered by another."""
+    """Raise unless both versions have the same interface for clients."""
 
     def interface(version: VersionFolder) -> dict[str, object]:
         served, rows = read_model(version.path), read_golden(version.path).rows
@@ -393,18 +394,18 @@ def _check_alike(folder: VersionFolder, other: VersionFolder) -> None:
         }
         return {"name": served.name, **parts}
 
-    mine, theirs = interface(folder), interface(other)
-    for name, wanted in theirs.items():
-        if mine[name] != wanted:
-            got = f"{folder.path} has other {name} than version {other.number}, which is served"
-            got += f": {mine[name]}, not {wanted}"
-            raise CheckpointError(got, hint="put it in a folder, and behind a server, of its own")
+    new, current = interface(folder), interface(other)
+    for name, expected in current.items():
+        if new[name] != expected:
+            problem = f"{folder.path} differs in {name} from version {other.number}, which is served"
+            problem += f": {new[name]}, not {expected}"
+            raise CheckpointError(problem, hint="export it to a folder of its own, for another server")
 
 
 def open_predictor(
     path: Path, number: int | None = None, expect: str | None = None, tiers: RowTiers = IN_MEMORY
 ) -> Predictor:
-    """The model of a version, for `rowwise predict`; `tiers`: where its rows will be."""
+    """The model of a version, for `rowwise predict`; `tiers`: memory tiers of its rows."""
     with find_version(path, number).checked(expect) as folder:
         served = read_model(folder.path)
         return Predictor(
@@ -419,10 +420,10 @@ def open_predictor(
 
 
 def _ranked_items(version: Path) -> RankedItems:
-    """The items of a version, which are ranked for lists."""
+    """The items of a version that a sequence model ranks."""
     facts = read_facts(version)
     if facts is None:
-        raise SpecError(f"{version} has no items to rank", "a version of lists of whole numbers or text")
+        raise SpecError(f"{version} has no items to rank", "a version whose lists hold whole numbers or text")
     items = open_items(version, facts)
     return RankedItems(items.keys, items.vectors_ID)
 
@@ -434,14 +435,14 @@ def golden_logits(forward: Forward, rows: pa.Table, batch: int) -> Tensor:
 def _check_golden(
     folder: VersionFolder, forward: Forward, golden: GoldenRows, cached: tuple[CachedRows, ...]
 ) -> Identity:
-    """Compute the golden rows, which also warms the model up; raises if they differ by more than rounding."""
+    """Compute the golden rows, also as a warm-up; raises if logits differ by more than rounding."""
     for rows in cached:
         rows.exact = True
-    found_RK = golden_logits(forward, golden.rows, golden.rows.num_rows).numpy()
-    wanted_RK = np.stack([golden.logits[name].to_numpy() for name in golden.logits.column_names], 1)
-    if found_RK.tobytes() == wanted_RK.astype(np.float32).tobytes():
+    logits_RK = golden_logits(forward, golden.rows, golden.rows.num_rows).numpy()
+    expected_RK = np.stack([golden.logits[name].to_numpy() for name in golden.logits.column_names], 1)
+    if logits_RK.tobytes() == expected_RK.astype(np.float32).tobytes():
         return "exact"
-    worst = float(np.abs(found_RK - wanted_RK).max())
+    worst = float(np.abs(logits_RK - expected_RK).max())
     if worst > CLOSE or np.isnan(worst):
         raise CheckpointError(
             f"{folder.path}: logits of its golden rows differ by {worst:.1e} from those of the export",
@@ -452,14 +453,15 @@ def _check_golden(
 
 
 def _locate(parts: ModelParts, version: Path) -> ModelParts:
-    """Parts with the paths of files in a version's folder; raises for one that is not in it."""
+    """Parts with absolute paths of files; raises for a path outside of the version's folder."""
 
-    def located(inside: str) -> str:
+    def locate(inside: str) -> str:
         if any(map(fault_of_name, inside.split("/"))):
             raise CheckpointError(
-                f"{version / MODEL} names {inside[:80]!r}, which is outside", hint="export the version again"
+                f"{version / MODEL} names {inside[:80]!r}, which is outside of the version",
+                hint="export the version again",
             )
         return str(version.absolute() / inside)
 
-    tables = tuple(move_map(table, located) for table in parts.tables)
-    return structs.replace(parts, model=map_files(parts.model, located, located), tables=tables)
+    tables = tuple(move_map(table, locate) for table in parts.tables)
+    return structs.replace(parts, model=map_files(parts.model, locate, locate), tables=tables)

@@ -109,8 +109,8 @@ def decode(sections: Mapping[str, Any], source: str) -> Recipe:
 
 def _section_of(message: str) -> str:
     """The first key of the place that an error of msgspec names."""
-    found = SECTION.search(message)
-    return f"{found['name']}." if found else ""
+    match = SECTION.search(message)
+    return f"{match['name']}." if match else ""
 
 
 def read(path: Path, changes: Sequence[str] = ()) -> Recipe:
@@ -167,8 +167,8 @@ def dropped_keys(path: Path, changes: Sequence[str]) -> list[str]:
         apply_change(sections, change)
         after = _mapping_at(sections, keys)
         # A change that sets the whole section is meant to replace it, and needs no line.
-        given = [key for key, value in before.items() if value is not None]
-        dropped = [key for key in given if key not in after and after.keys() == {"kind"}]
+        old_keys = [key for key, value in before.items() if value is not None]
+        dropped = [key for key in old_keys if key not in after and after.keys() == {"kind"}]
         if dropped:
             kind = before.get("kind", "former kind")
             lines.append(f"--set {change} drops {', '.join(dropped)} of the recipe's {kind}")
@@ -176,11 +176,11 @@ def dropped_keys(path: Path, changes: Sequence[str]) -> list[str]:
 
 
 def _mapping_at(sections: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """A copy of the section at a path; empty where there is none."""
-    at: Any = sections
+    """A copy of the mapping at a path; empty for other values."""
+    section: Any = sections
     for key in keys:
-        at = _child(at, key)
-    return dict(at) if isinstance(at, dict) else {}
+        section = _child(section, key)
+    return dict(section) if isinstance(section, dict) else {}
 
 
 def apply_change(sections: dict[str, Any], change: str) -> None:
@@ -189,30 +189,30 @@ def apply_change(sections: dict[str, Any], change: str) -> None:
     keys = path.split(".")
     if not equals or not all(keys):
         raise SpecError(f"--set {change}", "section.key=value, such as --set train.epochs=2")
-    at: Any = sections
+    node: Any = sections
     for depth, key in enumerate(keys):
         last = depth == len(keys) - 1
-        if isinstance(at, list):
+        if isinstance(node, list):
             index: Any = parse_whole(key)
-            if index is None or index >= len(at):
-                raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is a list of {len(at)}", "an index")
-        elif isinstance(at, dict):
+            if index is None or index >= len(node):
+                raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is a list of {len(node)}", "an index")
+        elif isinstance(node, dict):
             index = key
         else:
-            raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is {at!r}, which has no keys")
+            raise SpecError(f"--set {change}: {'.'.join(keys[:depth])} is {node!r}, which has no keys")
         if last:
             new = _parse_value(change, value)
             kinds = [struct.__struct_config__.tag for struct in _structs_at(Recipe, keys, None)]
             if isinstance(new, str) and new in kinds:
                 new = {"kind": new}  # model=deepfm is short for model.kind=deepfm
-            if isinstance(at, dict) and index == "kind" and at.get(index) != new:
-                at.clear()  # the other keys belong to the old kind
-            at[index] = new
+            if isinstance(node, dict) and index == "kind" and node.get(index) != new:
+                node.clear()  # its other keys belong to the old kind
+            node[index] = new
             return
         # A missing or empty section begins with its defaults.
-        if isinstance(at, dict) and at.get(index) is None:
-            at[index] = _default_section(keys[: depth + 1])
-        at = at[index]
+        if isinstance(node, dict) and node.get(index) is None:
+            node[index] = _default_section(keys[: depth + 1])
+        node = node[index]
 
 
 def _default_section(keys: Sequence[str]) -> dict[str, Any]:
@@ -291,7 +291,7 @@ def _kinds_hint(message: str, sections: Mapping[str, Any]) -> str:
 
 
 def _values_hint(message: str, sections: Mapping[str, Any]) -> str:
-    """The possible values of a key, for an error about another one."""
+    """The possible values of a key, for an error about an invalid one."""
     match = re.fullmatch(r"Invalid enum value .* - at `(?P<at>[^`]*)`", message, re.S)
     *section, key = _keys(match["at"]) if match else [""]
     kinds = [
@@ -315,12 +315,12 @@ def _values_of(kind: Any) -> Iterator[Any]:
 
 
 def _fields_at(kind: Any, keys: Sequence[str], data: Any) -> set[str]:
-    """All keys of the structs that a value at this path may be."""
+    """The keys of all possible structs at this path."""
     return {name for struct in _structs_at(kind, keys, data) for name in struct.__struct_encode_fields__}
 
 
 def _structs_at(kind: Any, keys: Sequence[str], data: Any) -> Iterator[type[msgspec.Struct]]:
-    """The structs that a value at this path below the type `kind` may be, given the data that is known."""
+    """The possible structs at this path below the type `kind`; `data` narrows tagged unions."""
     if not keys:
         yield from _structs(kind, data)
         return

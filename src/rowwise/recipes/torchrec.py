@@ -1,6 +1,6 @@
 """A TorchRec ShardingPlan from a file of `rowwise plan --torchrec`; no other module imports TorchRec.
 
-Known limit: tables have to be in an EmbeddingBagCollection or EmbeddingCollection.
+Known limit: tables must be in an EmbeddingBagCollection or EmbeddingCollection.
 """
 
 import importlib
@@ -17,7 +17,7 @@ def sharding_plan(text: str | bytes, module: nn.Module, path: str = "", *, devic
     """A `torchrec.distributed.types.ShardingPlan` for `DistributedModelParallel(module, plan=...)`.
 
     Uses the collections of tables inside `module`, or only those under `path`. `device` is cpu or cuda. Each table of
-    the plan has to be in one collection, with the planned size.
+    the plan must be in exactly one collection, with the planned size.
     """
     plan, types = TorchRecPlan.from_json(text), _import_torchrec("torchrec.distributed.types")
     module_plans: dict[str, Any] = {}  # by the collection's path
@@ -30,8 +30,8 @@ def sharding_plan(text: str | bytes, module: nn.Module, path: str = "", *, devic
                     f"table {config.name!r} of {_module_name(name)} is not in the plan", "a plan of all tables"
                 )
             if config.name in seen:
-                both = f"{_module_name(seen[config.name])} and {_module_name(name)}"
-                raise SpecError(f"table {config.name!r} is in {both}", "one of them as `path`")
+                modules = f"{_module_name(seen[config.name])} and {_module_name(name)}"
+                raise SpecError(f"table {config.name!r} is in {modules}", "one of them as `path`")
             seen[config.name] = name
             table = plan.tables[config.name]
             _check_size(config, table)
@@ -73,8 +73,8 @@ def _check_size(config: Any, table: TorchRecTable) -> None:
     rows = max(shard.offsets[0] + shard.sizes[0] for shard in table.shards)
     dim = max(shard.offsets[1] + shard.sizes[1] for shard in table.shards)
     if (rows, dim) != (config.num_embeddings, config.embedding_dim):
-        has = f"{config.num_embeddings} x {config.embedding_dim}"
-        raise SpecError(f"table {config.name!r} is {has}, and {rows} x {dim} in the plan", "the same size")
+        size = f"{config.num_embeddings} x {config.embedding_dim}"
+        raise SpecError(f"table {config.name!r} is {size}, and {rows} x {dim} in the plan", "the same size")
 
 
 def _parameter_sharding(table: TorchRecTable, local_world: int, device: str) -> Any:

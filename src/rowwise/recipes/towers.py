@@ -1,7 +1,7 @@
-"""What makes vectors of users and of items of a served model, each bound to the raw columns that it reads.
+"""The user and item towers of a served model, each bound to the raw columns that it reads.
 
-Two towers read columns of users and of items. A model of lists has a list in place of a user, and for each item the row
-of its table that the lists look up, too.
+Two towers read columns of users and of items. A sequence model encodes a list in place of a user; its item vectors are
+rows of the table that lists look up.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ ALL_ITEMS = Split(source="items", start=0, stop=0, first_row=0)  # named in erro
 
 
 class TowerInput(NamedTuple):
-    """What a version's towers are bound with."""
+    """The columns and settings that a version's towers are bound to."""
 
     parts: ModelParts
     transforms: LoadedTransforms
@@ -45,80 +45,80 @@ class TowerInput(NamedTuple):
     blocks: RowBlocks
 
     @property
-    def of_lists(self) -> bool:
-        """Whether lists of items are in place of users."""
+    def is_sequence(self) -> bool:
+        """Whether queries are lists of items in place of users."""
         return family_of(self.parts.model).retrieves == "lists"
 
 
 class ItemTower(NamedTuple):
-    """From a table of items to their vectors."""
+    """Computes the vectors of a table of items."""
 
     forward: Forward
-    schema: pa.Schema  # of the table: the key, one in each row, then the other columns that are read
-    of_lists: bool  # rows of the data have lists of keys
+    schema: pa.Schema  # of the table: the key, one per row, then the other columns that the tower reads
+    is_sequence: bool  # the data has lists of keys
 
     @property
     def key(self) -> str:
         return self.schema.names[0]
 
     def arrays(self, items: pa.Table) -> dict[str, pa.Array]:
-        """The columns of a table of items as the preparation reads them: each key as a list of its own."""
+        """The columns of a table of items for the preparation; each key of a sequence model is a list."""
         arrays = arrays_of(items)
-        if self.of_lists:
+        if self.is_sequence:
             arrays[self.key] = pa.LargeListArray.from_arrays(pa.array(np.arange(len(items) + 1)), arrays[self.key])
         return arrays
 
     def has_row(self, items: pa.Table) -> np.ndarray:
-        """Whether each item is looked up: a transform may leave ids of lists out."""
-        if not self.of_lists:
+        """Whether each item has a row: a transform may drop ids of lists."""
+        if not self.is_sequence:
             return np.ones(len(items), np.bool_)
         return self.forward.preparation(self.arrays(items), np.arange(len(items))).lengths_FB > 0
 
 
-def user_vectors(model: nn.Module, given: TowerInput) -> Forward:
-    """From raw columns to vectors of users, or of lists."""
-    if given.of_lists:
-        return _bind(model, next_item_of(model).vectors, given, given.parts.columns, REQUEST)
-    config = _config_of(given.parts)
-    columns = _columns_of(given.parts, config.user_features, config.user_dense)
-    return _bind(model, _towers_of(model).user, given, columns, REQUEST)
+def user_vectors(model: nn.Module, inputs: TowerInput) -> Forward:
+    """The forward from raw columns to vectors of users, or of lists."""
+    if inputs.is_sequence:
+        return _bind(model, next_item_of(model).vectors, inputs, inputs.parts.columns, REQUEST)
+    config = _config_of(inputs.parts)
+    columns = _columns_of(inputs.parts, config.user_features, config.user_dense)
+    return _bind(model, _towers_of(model).user, inputs, columns, REQUEST)
 
 
-def item_tower(model: nn.Module, given: TowerInput) -> ItemTower:
-    """From a table of items to their vectors; raises where no raw column names an item."""
-    if given.of_lists:
-        key, kind = _key_of_lists(given)
-        given = given._replace(blocks=RowBlocks())  # rows of a table as they are
-        forward = _bind(model, next_item_of(model).item_vectors, given, given.parts.columns, ALL_ITEMS)
-        return ItemTower(forward, pa.schema([(key, kind)]), of_lists=True)
-    config, key = _config_of(given.parts), _key_of_towers(given)
-    columns = _columns_of(given.parts, (config.item, *config.item_features), config.item_dense)
-    forward = _bind(model, _towers_of(model).item, given, columns, ALL_ITEMS)
+def item_tower(model: nn.Module, inputs: TowerInput) -> ItemTower:
+    """The item tower; raises if no raw column has the keys of items."""
+    if inputs.is_sequence:
+        key, kind = _key_of_lists(inputs)
+        inputs = inputs._replace(blocks=RowBlocks())  # single lookups need no blocks
+        forward = _bind(model, next_item_of(model).item_vectors, inputs, inputs.parts.columns, ALL_ITEMS)
+        return ItemTower(forward, pa.schema([(key, kind)]), is_sequence=True)
+    config, key = _config_of(inputs.parts), _key_of_towers(inputs)
+    columns = _columns_of(inputs.parts, (config.item, *config.item_features), config.item_dense)
+    forward = _bind(model, _towers_of(model).item, inputs, columns, ALL_ITEMS)
     names = dict.fromkeys((key, *forward.preparation.names))
-    return ItemTower(forward, pa.schema([given.schema.field(name) for name in names]), of_lists=False)
+    return ItemTower(forward, pa.schema([inputs.schema.field(name) for name in names]), is_sequence=False)
 
 
-def _key_of_towers(given: TowerInput) -> str:
-    item = _config_of(given.parts).item
-    column = next(one.column for one in given.parts.columns.sparse if one.feature_name == item)
+def _key_of_towers(inputs: TowerInput) -> str:
+    item = _config_of(inputs.parts).item
+    column = next(sparse.column for sparse in inputs.parts.columns.sparse if sparse.feature_name == item)
     expected = "a column of the data, with one whole number or text in each row"
-    if column not in given.schema.names:
+    if column not in inputs.schema.names:
         raise SpecError(f"model.item={item!r}: a transform makes column {column!r}", expected)
-    kind = given.schema.field(column).type
+    kind = inputs.schema.field(column).type
     if not _is_key(kind):
         raise SpecError(f"model.item={item!r}: column {column!r} holds {kind}", expected)
     return column
 
 
-def _key_of_lists(given: TowerInput) -> tuple[str, pa.DataType]:
-    """The raw column of the lists, and the type of what is in them."""
-    (column,), expected = (one.column for one in given.parts.columns.sparse), "lists of whole numbers or text"
-    for step in reversed(given.transforms.steps):
+def _key_of_lists(inputs: TowerInput) -> tuple[str, pa.DataType]:
+    """The raw column of the lists, and the type of their values."""
+    (column,), expected = (sparse.column for sparse in inputs.parts.columns.sparse), "lists of whole numbers or text"
+    for step in reversed(inputs.transforms.steps):
         if column in step.transform.makes:
-            if not isinstance(step.transform, HIDING):  # which keep the place of each id
+            if not isinstance(step.transform, HIDING):  # these keep the position of each id
                 raise SpecError(f"a transform makes column {column!r}", f"a column of the data, with {expected}")
             (column,) = step.transform.reads
-    kind = given.schema.field(column).type
+    kind = inputs.schema.field(column).type
     if not is_list(kind) or not _is_key(kind.value_type):
         raise SpecError(f"column {column!r} holds {kind}", expected)
     return column, kind.value_type
@@ -140,7 +140,6 @@ def _towers_of(model: nn.Module) -> TwoTower:
 
 
 def next_item_of(model: nn.Module) -> NextItem:
-    """The model of lists that a recipe has made."""
     assert isinstance(model, NextItem)
     return model
 
@@ -148,20 +147,20 @@ def next_item_of(model: nn.Module) -> NextItem:
 def _columns_of(parts: ModelParts, features: tuple[str, ...], dense: tuple[str, ...]) -> Columns:
     return structs.replace(
         parts.columns,
-        sparse=tuple(one for one in parts.columns.sparse if one.feature_name in features),
-        dense=tuple(one for name in dense for one in parts.columns.dense if one.column == name),
+        sparse=tuple(column for column in parts.columns.sparse if column.feature_name in features),
+        dense=tuple(column for name in dense for column in parts.columns.dense if column.column == name),
         shared=(),
     )
 
 
 def _bind(
-    model: nn.Module, tower: Callable[[Batch], Tensor], given: TowerInput, columns: Columns, named: Split
+    model: nn.Module, tower: Callable[[Batch], Tensor], inputs: TowerInput, columns: Columns, named: Split
 ) -> Forward:
-    parts = given.parts
-    preparation = parts.bind(given.schema, given.transforms, columns, named)
+    parts = inputs.parts
+    preparation = parts.bind(inputs.schema, inputs.transforms, columns, named)
 
     def vectors(batch: Batch) -> Tensor:
-        with torch.inference_mode(), autocast(parts.device, given.precision):
+        with torch.inference_mode(), autocast(parts.device, inputs.precision):
             return tower(to_device(batch, model, parts.device)).float().cpu()
 
-    return Forward(preparation, vectors, given.blocks)
+    return Forward(preparation, vectors, inputs.blocks)

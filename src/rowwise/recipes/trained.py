@@ -66,7 +66,7 @@ def predict_rows(  # noqa: PLR0913 - options of the command
 ) -> int:
     """Predict for the test rows of a run, or for rows of other files, beside `keep` columns; returns their number.
 
-    `k`: items for each list, of models of lists.
+    `k`: items per list; for sequence models only.
     """
     resolved, model = load_trained(path, which, warn)
     rows = choose_rows(path, resolved, data)
@@ -74,7 +74,7 @@ def predict_rows(  # noqa: PLR0913 - options of the command
 
 
 def load_predictor(path: Path, which: str = "best", warn: Warn = ignore_warning) -> Predictor:
-    """What predicts with a checkpoint of a run."""
+    """A predictor with the weights of a checkpoint of a run."""
     return _make_predictor(path, *load_trained(path, which, warn), warn)
 
 
@@ -136,13 +136,13 @@ def resolve_saved(path: Path, changes: Sequence[str] = (), world: int = 1) -> Re
             )
     recipe = relocate_maps(decode(sections, str(source)), path)
     check_ranks(recipe, world)
-    if world != _ranks_before(path) and not any(change.startswith("train.threads=") for change in changes):
-        # Ranks share the cores, so another number of ranks needs another number of threads.
+    if world != _saved_world(path) and not any(change.startswith("train.threads=") for change in changes):
+        # Ranks share the cores: the number of threads follows the number of ranks.
         recipe = structs.replace(recipe, train=structs.replace(recipe.train, threads=None))
     return resolve(recipe)
 
 
-def _ranks_before(path: Path) -> int:
+def _saved_world(path: Path) -> int:
     try:
         return Plan.from_json(read_bytes(path / PLAN)).world
     except OSError:

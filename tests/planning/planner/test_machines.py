@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import SpecError, Topology
-from rowwise.cli.calibrate import check_place, save_profile
+from rowwise.cli.calibrate import check_target, save_profile
 from rowwise.planning.perf.hardware import PRESETS, hardware_named
 from rowwise.planning.planner.machines import machine_named, parse_size
 from rowwise.recipes.sharding import load_hardware
@@ -71,7 +71,7 @@ def test_files_of_a_store(tmp_path, monkeypatch):
             load_hardware("s3://bucket/none.json")
         with pytest.raises(SpecError, match=r"s3://bucket/broken\.json"):
             machine_named("s3://bucket/broken.json")
-        check_place("s3://bucket/machines/b.json")
+        check_target("s3://bucket/machines/b.json")
         save_profile("s3://bucket/machines/b.json", zionex.decode())
         assert machine_named("4xs3://bucket/machines/b.json") == machine_named("4xzionex")
 
