@@ -14,7 +14,7 @@ REFUSED = {
     "clicks.yaml --ratio nan": "--ratio nan: expected a compression above 1, such as 10",
     "clicks.yaml --budget 10XB": "--budget 10XB: expected a size such as 500MB, 2GB or 48MiB",
     "clicks.yaml --budget 1GB": "a budget of 1,000,000,000 bytes: all tables take 74,560 uncompressed: expected a",
-    "clicks.yaml --ratio 100": "a budget of 745 bytes: tables that are not compressed take 960 of 74,560 (item)",
+    "clicks.yaml --ratio 100": "a budget of 745 bytes: uncompressed tables take 960 of 74,560 (item)",
     "clicks.yaml --ratio 4 --methods lerned": "--methods: no method 'lerned'; did you mean 'learned'? There are hash,",
     "clicks.yaml --ratio 4 --minutes 0": "--minutes 0: expected a number of minutes above 0, such as 30",
     "clicks.yaml --ratio 4 --out full": "full has other files and no order.json: expected --out with a new folder",

@@ -136,7 +136,7 @@ def test_of_many_rows_no_trees_are_fitted_unasked(run):
 def test_without_validation_rows_trees_are_refused_and_nothing_is_compared_unasked(tmp_path):
     made, _ = trained(tmp_path, data={"valid_share": 0.0}, train={"epochs": 1})
     assert fit_quick_trees(made.folder.path) is None
-    with pytest.raises(SpecError, match="trees stop by validation"):
+    with pytest.raises(SpecError, match="trees need validation rows"):
         fit_trees(made.folder.path)
 
 

@@ -175,7 +175,7 @@ def test_a_run_warns_of_memory_that_is_not_there(large, tmp_path):
     assert not has_disk_tables(run.plan)
     log = (run.folder.path / "warnings.txt").read_text()
     assert "memory=900.0 TB: " in log
-    assert "are free, and tables have no more than that" in log
+    assert "are free, which limits the tables" in log
 
 
 @pytest.mark.slow

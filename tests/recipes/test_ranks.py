@@ -148,7 +148,7 @@ def test_tables_that_gpus_have_no_room_for_are_in_host_memory(tmp_path):
     assert all(tiles_bytes(plan.tiles_on(rank), tables, samples) <= room for rank in range(4))
     given = with_plan(gpus, plan, tmp_path)
     assert choose_plan(given, model, world, memory, gpu_bytes=room) == plan
-    with pytest.raises(TableMemoryError, match=r".* and its GPU"):
+    with pytest.raises(TableMemoryError, match=r".* but its GPU"):
         choose_plan(given, model, world, memory, gpu_bytes=room // 2)
 
     def on_a_rank(comm):

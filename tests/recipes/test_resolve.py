@@ -346,7 +346,7 @@ def test_a_model_of_ones_own_with_wrong_arguments(tmp_path):
         ({"columns": {"dense": [{"column": "seen"}]}}, "column 'seen' holds list<element: int64>: expected numbers"),
         (
             {"columns": {"sparse": [{"column": "d0"}]}},
-            "column 'd0' has no table 'd0', and no rows for one: expected columns.",
+            "column 'd0' has no table 'd0', and no number of rows for one: expected columns.",
         ),
         ({"columns": {"sparse": [{"column": "user", "table": "item"}]}}, "table 'item' has features item, not 'user'"),
         ({"tables": {"each": {"usr": {"rows": 3}}}}, "tables.each: no table usr: expected some of user, item, seen"),

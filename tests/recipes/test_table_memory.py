@@ -164,9 +164,7 @@ def test_memory_that_is_not_there_and_disks_in_memory_are_said(tmp_path, monkeyp
     short, enough = asked(free=3 * GB), asked(free=8 * GB, limited=True)
     assert find_memory_notes(short, None, None) == find_memory_notes(enough, 8 * GB, None) == ()
     (note,) = find_memory_notes(short, 8 * GB, tmp_path)
-    assert note == "memory=8.0 GB: 3.0 GB are free, and tables have no more than that"
+    assert note == "memory=8.0 GB: only 3.0 GB are free, which limits the tables"
     monkeypatch.setattr(table_memory, "is_in_memory", lambda _: True)
     (note,) = find_memory_notes(enough, 8 * GB, tmp_path)
-    assert note.startswith(
-        f"{tmp_path} is in memory (tmpfs), and so are its tables on disk: expected --set disk=FOLDER"
-    )
+    assert note.startswith(f"{tmp_path} is a tmpfs, so its tables are in memory: expected --set disk=FOLDER")

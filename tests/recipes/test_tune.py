@@ -161,7 +161,7 @@ def test_a_setting_that_cannot_be_trained_is_a_failed_trial_with_its_reason(tmp_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data": {"valid_share": 0.0}}, "tune judges by validation rows"),
+        ({"data": {"valid_share": 0.0}}, "tune needs validation rows"),
         ({"tune": {"train.batch": {"choices": [64]}}}, "train.batch is 128 in the recipe"),
         ({"tune": {"train.bach": {"low": 1, "high": 2}}}, "train.bach is None in the recipe"),
         ({"tune": {"train.batch": {"low": 5, "high": 2}}}, "expected finite numbers, low below high"),

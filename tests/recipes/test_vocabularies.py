@@ -102,7 +102,7 @@ def test_a_warm_start_wants_the_rows_of_the_former_run(films, command):
         (
             [{"column": "film", "table": "t", "rows": 5}, {"column": "user_id", "table": "t", "rows": 6}],
             {},
-            "columns: 'user_id': rows=6, and another column of table 't' has 5: expected one value for the table",
+            "columns: 'user_id': rows=6, but another column of table 't' has 5: expected one value for the table",
         ),
     ],
     ids=str,

@@ -1,7 +1,8 @@
 """Recipes: the YAML configuration of a run, and the code that builds data, model and trainer from it.
 
-`recipe` has its types, `text` reads and writes it, `find` has the built-in ones; these need no torch. `compose` builds
-the parts of a run, `runs` starts and resumes it, `trained` evaluates it and predicts. Names are loaded when first used.
+`recipe` defines its types, `text` reads and writes it, `find` knows the built-in ones; these need no torch. `compose`
+builds the parts of a run, `runs` starts and resumes it, `trained` evaluates it and predicts. Names are loaded on first
+use.
 """
 
 from typing import TYPE_CHECKING

@@ -20,7 +20,7 @@ ACCESS = "access.json"  # in the folder of a run
 SIZES = 8  # number of batch sizes, up to all counted ids, that a curve is fitted to
 SMALLEST = 256.0  # the smallest size is the batch divided by this
 ZIPF_Q = np.concatenate([[0.0], np.geomspace(1e-6, 0.1, 8)])  # candidates for `zipf_q`, as fractions of the active rows
-ACTIVES = 6  # candidates for the number of active rows; one more is estimated from ids seen once and twice
+ACTIVES = 6  # candidates for the number of active rows, besides an estimate from ids seen once and twice
 ANCHORS = np.array([1.0, 8.0, 64.0])  # each candidate is exact for one batch size: the largest divided by one of these
 HALVINGS, SECANTS = 8, 4  # steps of a bisection, and of the false position after it
 
@@ -47,7 +47,7 @@ class AccessFile:
 
     def _access(self, table: Table, traffic: TableTraffic, ended: bool) -> Access:
         pooling = traffic.pooling(table.name)
-        if pooling is None:  # nothing was counted: one id a feature
+        if pooling is None:  # nothing was counted: one id per feature
             return Access(pooling=float(len(table.feature_names)))
         repeats = traffic.repeats(table.name)
         counted, fit = self._fits.get(table.name, (0, None))
@@ -98,12 +98,12 @@ def _guess_active_rows(repeats: IdSample, rows: int) -> Floats:
     seen = float(repeats.expected_distinct(np.array([float(repeats.looked_at)]))[0])
     once, twice = (float((repeats.counts_D == times).sum()) * 2**repeats.level for times in (1, 2))
     estimate = seen + once**2 / max(2 * twice, 1.0)  # Chao's estimator
-    least = min(max(seen, 1.0), float(rows))
-    return np.append(np.geomspace(rows, least, ACTIVES), min(max(estimate, least), rows)).round()
+    min_active = min(max(seen, 1.0), float(rows))
+    return np.append(np.geomspace(rows, min_active, ACTIVES), min(max(estimate, min_active), rows)).round()
 
 
 def _solve_zipf_a(cells: RankCells, ids_G: Floats, distinct_G: Floats) -> Floats:
-    """For each candidate the `zipf_a` at which `ids_G` lookups have `distinct_G` distinct ids, or the nearest one."""
+    """For each candidate the `zipf_a` at which `ids_G` lookups have `distinct_G` distinct ids, or its nearest bound."""
 
     def excess(a_G: Floats) -> Floats:
         return cells.distinct(cells.shares(a_G), ids_G) - distinct_G

@@ -1,7 +1,7 @@
-"""Recorded answers, computed again by the versions that gave them, and compared bit by bit.
+"""Recomputes recorded answers with the versions that gave them, and compares them bitwise.
 
-Columns of the requests are compared with what training saw of them: a column that is null more often, or whose numbers
-or lists are others, was made otherwise than for training.
+Columns of the requests are compared with their statistics in training: a column with more nulls, or with other means of
+numbers or list lengths, was prepared differently than for training.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,15 +25,15 @@ from rowwise.serve.record import AMONG, EXACT, ITEMS, REQUEST, SCORES, VERSION, 
 from rowwise.serve.retrieval import RetrieveBody
 from rowwise.serve.version import ServedVersion
 
-ROWS = 4096  # that are computed together
+ROWS = 4096  # per forward
 
 
 def audit(folder: Path, records: Path) -> Iterator[AuditedFile]:
-    """Compute the rows of all files again.
+    """Recompute the rows of all files.
 
     Args:
-        folder: the versions, by `rowwise export`.
-        records: what `rowwise serve --record` has written.
+        folder: versions that `rowwise export` wrote.
+        records: folder that `rowwise serve --record` wrote.
     """
     files = sorted(records.glob("*.parquet"))
     if not files:
@@ -62,21 +62,21 @@ def _read(file: Path) -> pa.Table:
 
 @contextmanager
 def _naming(file: Path) -> Iterator[None]:
-    """Errors of what is in a file name it."""
+    """Add the file to errors about its content."""
     try:
         yield
     except (pa.ArrowException, DataError) as error:
         raise DataError(f"{file}: {str(error)[:300]}", "records of this folder") from None
 
 
-def _typed(table: pa.Table, columns: Mapping[str, pa.DataType], whole: Mapping[str, pa.DataType]) -> pa.Table:
-    """Columns of a file in their types; raises for one that is missing, of another type, or `whole` and has nulls."""
-    fields = {**columns, **whole}
+def _typed(table: pa.Table, columns: Mapping[str, pa.DataType], required: Mapping[str, pa.DataType]) -> pa.Table:
+    """Cast columns to their types; raises for missing columns, other types, and nulls in `required` columns."""
+    fields = {**columns, **required}
     missing = [name for name in fields if name not in table.column_names]
     if missing:
         raise DataError(f"no column {missing[0]!r}")
     typed = table.select(list(fields)).cast(pa.schema(fields))
-    nulls = [name for name in whole if typed[name].null_count]
+    nulls = [name for name in required if typed[name].null_count]
     if nulls:
         raise DataError(f"column {nulls[0]!r} has nulls")
     return typed
@@ -99,7 +99,7 @@ def _compare(file: Path, version: ServedVersion, table: pa.Table) -> AuditedFile
 def differing_rows(
     logits_RK: NDArray[np.float32], recorded_RK: NDArray[np.float32], *, exact: bool
 ) -> NDArray[np.bool_]:
-    """Rows of which a logit differs: in its bits, or where another kind of processor gave it, by more than rounding."""
+    """Rows with a differing logit: bitwise if `exact`, else by more than rounding, for another kind of processor."""
     if exact:
         same_RK = logits_RK.view(np.int32) == recorded_RK.view(np.int32)
     else:
@@ -108,30 +108,29 @@ def differing_rows(
 
 
 def _compare_items(file: Path, version: ServedVersion, table: pa.Table) -> AuditedFile:
-    """Of requests for items."""
     retriever = version.retriever
     if retriever is None:
-        raise DataError(f"{file} has items, and version {version.number} has none", "records of this folder")
+        raise DataError(f"{file} has items, but version {version.number} has none", "records of this folder")
     keys = pa.list_(retriever.items.keys.type)
     columns = {field.name: field.type for field in retriever.schema} | {AMONG: keys, WITHOUT: keys}
-    whole = {REQUEST: pa.int64(), K: pa.int64(), EXACT: pa.bool_(), ITEMS: keys, SCORES: pa.list_(pa.float32())}
-    table = _typed(table, columns, whole)
+    required = {REQUEST: pa.int64(), K: pa.int64(), EXACT: pa.bool_(), ITEMS: keys, SCORES: pa.list_(pa.float32())}
+    table = _typed(table, columns, required)
     wrong, first = 0, ""
     for number in range(len(table)):
-        one = table.slice(number, 1).combine_chunks()
-        request = {name: one[name][0].as_py() for name in (K, EXACT, AMONG, WITHOUT, ITEMS, SCORES, REQUEST)}
+        row = table.slice(number, 1).combine_chunks()
+        request = {name: row[name][0].as_py() for name in (K, EXACT, AMONG, WITHOUT, ITEMS, SCORES, REQUEST)}
         without = request[WITHOUT] or []
-        query = retriever.read(RetrieveBody({}, request[K], request[AMONG], without, request[EXACT]), arrays_of(one))
-        found = retriever.answer(query)
-        scores, recorded = (np.array(one, np.float64) for one in (found.scores, request[SCORES]))
+        query = retriever.read(RetrieveBody({}, request[K], request[AMONG], without, request[EXACT]), arrays_of(row))
+        answer = retriever.answer(query)
+        scores, recorded = np.array(answer.scores, np.float64), np.array(request[SCORES], np.float64)
         if version.identity == "exact":
-            same = found.items == request[ITEMS] and found.scores == request[SCORES]
+            same = answer.items == request[ITEMS] and answer.scores == request[SCORES]
         else:  # another kind of processor
             same = len(scores) == len(recorded) and bool((np.abs(scores - recorded) <= CLOSE).all())
         if not same and not wrong:
-            answered = list(zip(request[ITEMS], request[SCORES], strict=False))[:2]  # a file may have fewer of one
+            answered = list(zip(request[ITEMS], request[SCORES], strict=False))[:2]  # a file may have fewer scores
             first = f"request {request[REQUEST]}: answered {answered}"
-            first += f", not {list(zip(found.items, found.scores, strict=True))[:2]}"
+            first += f", not {list(zip(answer.items, answer.scores, strict=True))[:2]}"
         wrong += not same
     return _audited(file, version, table, wrong, first)
 
@@ -147,7 +146,7 @@ def _audited(file: Path, version: ServedVersion, table: pa.Table, wrong: int, fi
 
 
 def _means(stats: ColumnStats, kind: pa.DataType, deviation: float | None = None) -> ColumnMeans:
-    """Without the mean of integers, which may be ids."""
+    """Means of a column; leaves out the mean of integers, which may be ids."""
     return ColumnMeans(stats.null_share, stats.mean if types.is_floating(kind) else None, stats.mean_length, deviation)
 
 
@@ -160,25 +159,26 @@ def _deviation(column: pa.ChunkedArray) -> float | None:
 
 
 def skew_of(files: Sequence[AuditedFile]) -> list[ColumnSkew]:
-    """All columns, over the rows of all files."""
-    found: list[ColumnSkew] = []
-    for name in dict.fromkeys(name for one in files for name in one.trained):
-        mine = [one for one in files if name in one.trained and one.rows]
-        rows = [one.rows for one in mine]
+    """The skew of all columns, over the rows of all files."""
+    skews: list[ColumnSkew] = []
+    for name in dict.fromkeys(name for file in files for name in file.trained):
+        with_column = [file for file in files if name in file.trained and file.rows]
+        rows = [file.rows for file in with_column]
         if rows:
-            trained = _combined([one.trained[name] for one in mine], rows)
-            found.append(ColumnSkew(name, sum(rows), trained, _combined([one.recorded[name] for one in mine], rows)))
-    return found
+            trained = _combined([file.trained[name] for file in with_column], rows)
+            recorded = _combined([file.recorded[name] for file in with_column], rows)
+            skews.append(ColumnSkew(name, sum(rows), trained, recorded))
+    return skews
 
 
 def _combined(means: Sequence[ColumnMeans], rows: Sequence[int]) -> ColumnMeans:
-    """Means over the rows of several files; deviations are nearly so."""
+    """Means over the rows of several files; approximate for deviations."""
 
     def mean(values: Sequence[float | None]) -> float | None:
         known = [(value, count) for value, count in zip(values, rows, strict=True) if value is not None]
         total = sum(count for _, count in known)
         return sum(value * count for value, count in known) / total if known else None
 
-    nulls = mean([one.null_share for one in means])
+    nulls = mean([m.null_share for m in means])
     assert nulls is not None
-    return ColumnMeans(nulls, *(mean([one[field] for one in means]) for field in (1, 2, 3)))
+    return ColumnMeans(nulls, *(mean([m[field] for m in means]) for field in (1, 2, 3)))

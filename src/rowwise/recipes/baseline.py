@@ -1,9 +1,9 @@
 """A baseline of boosted trees: LightGBM on the rows and columns of a run, measured on the same test rows.
 
-Numbers are used as they are, and neither their buckets nor the ids of a column that is a number, too. An id is a
-category, or missing if no training row has it. A list counts by its first id and its length. Training stops when the
-validation loss has not improved for `PATIENCE` trees. Of the settings for categories, those with the least validation
-loss count: some logs want rare ids smoothed, others do not. Known limits: the first label only, and the first
+Numbers are used as they are, without buckets, and a column that is a number and an id counts as a number only. An id is
+a category, or missing if no training row has it. A list has two features, its first id and its length. Training stops
+when the validation loss has not improved for `PATIENCE` trees. The validation loss also chooses the settings for
+categories: smoothing of rare ids helps on some logs only. Known limits: the first label only, and the first
 `MAX_ROWS` rows, as trees hold all rows in memory.
 """
 
@@ -33,13 +33,13 @@ from rowwise.train.samples import Samples
 
 MAX_ROWS = 2_000_000
 MAX_TREES, PATIENCE = 2000, 50
-QUICK_ROWS, QUICK_VALUES = 200_000, 2_000_000  # of training rows, to which trees are fitted unasked
+QUICK_ROWS, QUICK_VALUES = 200_000, 2_000_000  # limits on training data for trees that nobody has asked for
 PARAMETERS = {
     "objective": "binary", "metric": "binary_logloss", "learning_rate": 0.05, "num_leaves": 31, "feature_fraction": 0.7,
     "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 1.0, "verbosity": -1, "deterministic": True,
     "force_row_wise": True,
 }  # fmt: skip
-# Of categories: the package's own, which believe an id after few rows, and those that smooth rare ids
+# Settings for categories: LightGBM's defaults, which trust an id after few rows, and smoothing of rare ids
 CATEGORIES: tuple[dict[str, float], ...] = (
     {},
     {"min_data_per_group": 50, "cat_smooth": 50, "cat_l2": 20, "max_cat_threshold": 64},
@@ -49,7 +49,7 @@ Doubles = NDArray[np.float64]
 
 
 class TreeBaseline(Value, frozen=True):
-    """Test metrics of the trees, with the names that a run's metrics have."""
+    """Test metrics of the trees, named as the metrics of a run."""
 
     task: str
     trees: int
@@ -73,14 +73,14 @@ def fit_trees(run: Path) -> TreeBaseline:
     rows = resolved.rows
     check_use(resolved.recipe.model, "baseline", run)
     if rows.valid is None or rows.test is None:
-        raise SpecError(f"{run}: trees stop by validation rows and are measured on test rows", "a run with both")
+        raise SpecError(f"{run}: trees need validation rows to stop and test rows to be measured", "a run with both")
     begin_s = perf_counter()
-    read = [_read_samples(resolved, selection) for selection in (rows.train, rows.valid, rows.test)]
-    return _compare(run, resolved, read, begin_s)
+    samples = [_read_samples(resolved, selection) for selection in (rows.train, rows.valid, rows.test)]
+    return _compare(run, resolved, samples, begin_s)
 
 
 def fit_quick_trees(run: Path, max_rows: int = QUICK_ROWS, max_values: int = QUICK_VALUES) -> TreeBaseline | None:
-    """`fit_trees` where it takes seconds: of files with few rows, if LightGBM is installed; None: elsewhere."""
+    """`fit_trees` if it takes seconds: for files with few rows and an installed LightGBM; otherwise None."""
     if find_spec("lightgbm") is None:
         return None
     resolved = resolve_saved(run)
@@ -89,12 +89,12 @@ def fit_quick_trees(run: Path, max_rows: int = QUICK_ROWS, max_values: int = QUI
     if not of_files or rows.valid is None or rows.test is None or family_of(recipe.model).ranks_items:
         return None
     begin_s = perf_counter()
-    most = min(max_rows, max_values // (len(resolved.columns.dense) + len(resolved.columns.sparse)))
-    train = _read_samples(resolved, rows.train, most + 1)
-    if len(train.labels_B) > most:
+    limit = min(max_rows, max_values // (len(resolved.columns.dense) + len(resolved.columns.sparse)))
+    train = _read_samples(resolved, rows.train, limit + 1)
+    if len(train.labels_B) > limit:
         return None
-    read = [train, _read_samples(resolved, rows.valid), _read_samples(resolved, rows.test)]
-    return _compare(run, resolved, read, begin_s)
+    samples = [train, _read_samples(resolved, rows.valid), _read_samples(resolved, rows.test)]
+    return _compare(run, resolved, samples, begin_s)
 
 
 def _compare(run: Path, resolved: ResolvedRecipe, read: list[_Samples], begin_s: float) -> TreeBaseline:
@@ -109,7 +109,7 @@ def _compare(run: Path, resolved: ResolvedRecipe, read: list[_Samples], begin_s:
     parameters = PARAMETERS | _objective(loss) | shared
     settings = CATEGORIES if train.categories else CATEGORIES[:1]
     fitted = [_fit(parameters | categories, train, valid) for categories in settings]
-    trees = min(fitted, key=lambda one: one.best_score["valid_0"][parameters["metric"]])
+    trees = min(fitted, key=lambda booster: booster.best_score["valid_0"][parameters["metric"]])
     metrics, amounts = make_metrics((task,), 1, loss), isinstance(loss, AmountLoss)
     outputs_B = _outputs(loss, trees.predict(test.features_BF, raw_score=True))
     metrics.add(Samples.of(torch.from_numpy(outputs_B), torch.from_numpy(test.labels_B), amounts=amounts))
@@ -126,7 +126,7 @@ def _compare(run: Path, resolved: ResolvedRecipe, read: list[_Samples], begin_s:
 
 
 def _objective(loss: AnyLoss) -> dict[str, str]:
-    """The parameters of trees that learn from the same labels."""
+    """LightGBM's objective and metric for the labels of a loss."""
     if not isinstance(loss, AmountLoss):
         return {}
     return {"objective": "poisson", "metric": "poisson"} if isinstance(loss, Poisson) else {
@@ -135,7 +135,7 @@ def _objective(loss: AnyLoss) -> dict[str, str]:
 
 
 def _outputs(loss: AnyLoss, scores_B: Doubles) -> Doubles:
-    """Raw scores of trees as outputs of a model with this loss, of the first label."""
+    """Convert raw scores of trees to outputs of a model with this loss, for the first label."""
     if not isinstance(loss, AmountLoss):
         return scores_B
     offset, unit = loss.link.offset[0], loss.link.unit[0]
@@ -164,11 +164,11 @@ def _import_lightgbm() -> Any:
     return lightgbm
 
 
-def _read_samples(resolved: ResolvedRecipe, rows: RowSelection, most: int = MAX_ROWS) -> _Samples:
+def _read_samples(resolved: ResolvedRecipe, rows: RowSelection, max_rows: int = MAX_ROWS) -> _Samples:
     features: list[Doubles] = []
     labels: list[Doubles] = []
     numbers = [dense.column for dense in resolved.columns.dense]
-    bucketed = {one.to: one.column for one in resolved.recipe.transforms if isinstance(one, Bucketize)}
+    bucketed = {t.to: t.column for t in resolved.recipe.transforms if isinstance(t, Bucketize)}
     source = {s.feature_name: bucketed.get(s.column, s.column) for s in resolved.columns.sparse}
     names = [name for name, column in source.items() if column not in numbers]
     missing = {name: numbers.index(column) for name, column in source.items() if column in numbers}
@@ -177,18 +177,18 @@ def _read_samples(resolved: ResolvedRecipe, rows: RowSelection, most: int = MAX_
         sparse = batch.sparse.expanded()
         lengths_FB = sparse.lengths_FB.view(len(sparse.features), -1).numpy().astype(np.int64)
         begin_FB = (np.cumsum(lengths_FB.ravel()) - lengths_FB.ravel()).reshape(lengths_FB.shape)
-        # One NaN more: an empty bag at the end begins behind the last id.
+        # Append a NaN: an empty bag at the end begins after the last id.
         values_N = np.append(sparse.values_N.numpy().astype(np.float64), np.nan)
         ids_FB = np.where(lengths_FB > 0, values_N[np.minimum(begin_FB, len(values_N) - 1)], np.nan)
         dense_BF = batch.dense_BF.numpy().astype(np.float64)
-        for name, number in missing.items():  # of a missing number, the batch has what the recipe fills in
+        for name, number in missing.items():  # undo the fill value of missing numbers
             dense_BF[lengths_FB[sparse.features.index(name)] == 0, number] = np.nan
         order = [sparse.features.index(name) for name in names]
         columns = [dense_BF, lengths_FB[order].T.astype(np.float64), ids_FB[order].T]
         features.append(np.concatenate(columns, 1))
         labels.append(batch.labels_BK[:, 0].numpy().astype(np.float64))
         count += len(labels[-1])
-        if count >= most:
+        if count >= max_rows:
             break
     if not count:
         raise SpecError("no rows for trees", "training, validation and test rows")
@@ -200,7 +200,7 @@ def _category_columns(samples: _Samples) -> list[Doubles]:
 
 
 def _codes(column_B: Doubles, known_U: Doubles) -> Doubles:
-    """The index of each id among the known ones; NaN for other ids."""
+    """The index of each id in `known_U`; NaN for other ids."""
     if not len(known_U):
         return np.full_like(column_B, np.nan)
     index_B = np.minimum(np.searchsorted(known_U, column_B), len(known_U) - 1)

@@ -1,4 +1,4 @@
-"""Builds the model of a version that may be a stranger's: its layers take no more memory than its weights ask for."""
+"""Builds the model of an untrusted version, with layers bounded by the size of its weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -18,14 +18,14 @@ from rowwise.serve.package import MODEL
 from rowwise.train.snapshot import check_weights
 
 FACTORIES = frozenset((torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye))
-TIMES, MIN_bytes = 8, 64 << 20  # of the weights; a model has indices, and what a constructor forgets
+TIMES, MIN_bytes = 8, 64 << 20  # bound over the bytes of weights: models also have indices and temporaries
 
 
 def build_checked(version: Checkpoint, parts: ModelParts) -> nn.Module:
     """The model with its tables on the meta device; raises unless the version has the weights of both."""
     entries = version.manifest.tensors.values()
     size_bytes = sum(entry.rows * entry.row_bytes for entry in entries)
-    # Code of a user may do anything.
+    # User code cannot be bounded.
     bounded = nullcontext() if file_of(parts.model) is not None else _BoundedTensors(TIMES * size_bytes + MIN_bytes)
     with reading_export(version.folder / MODEL), bounded:
         model = build_model(parts, on_meta=True)
@@ -35,7 +35,7 @@ def build_checked(version: Checkpoint, parts: ModelParts) -> nn.Module:
 
 @final
 class _BoundedTensors(TorchFunctionMode):
-    """New tensors have at most so many bytes together; those on the meta device have none."""
+    """Limits the total bytes of new tensors; tensors on the meta device are free."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class _BoundedTensors(TorchFunctionMode):
         if func in FACTORIES and str(kwargs.get("device")) != "meta":
             try:
                 planned = func(*args, **{k: v for k, v in kwargs.items() if k != "generator"} | {"device": "meta"})
-            except RuntimeError as error:  # more bytes than 64 bits count
+            except RuntimeError as error:  # the size overflows 64 bits
                 raise SpecError(f"a layer cannot be made: {str(error)[:100]}") from None
             self._left_bytes -= planned.nbytes
             if self._left_bytes < 0:

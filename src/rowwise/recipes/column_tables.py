@@ -15,26 +15,26 @@ from rowwise.ingest.transform import LoadedTransforms, MapId
 from rowwise.recipes.recipe import TableChanges, Tables
 from rowwise.tables.spec import Table
 
-UNKNOWN_ROW = 0  # of ids that a vocabulary lacks
+UNKNOWN_ROW = 0  # row of ids outside of a vocabulary
 DEFAULT_DIM = 16
 TABLE_KEYS = ("rows", "dim", "optimizer", "managed")  # keys of a column for its table
 
 
 def replace_vocabularies(columns: Columns) -> tuple[Columns, tuple[MapId, ...]]:
-    """The columns with rows in place of ids that have a vocabulary, and the transforms that look the rows up."""
+    """Replace columns with a vocabulary by columns of row numbers; returns also the transforms that look rows up."""
     lookups: dict[tuple[str, str], MapId] = {}
-    columns_out: list[Sparse] = []
+    encoded: list[Sparse] = []
     for sparse in columns.sparse:
         if sparse.vocabulary:
             file = str(Path(sparse.vocabulary).absolute())
-            # A new column, because others may read the ids, such as columns.key; numbered from the second file on.
+            # A new column, as others, such as columns.key, may read the ids; numbered from the second file on.
             number = sum(column == sparse.column for column, _ in lookups) or ""
             lookup = MapId(column=sparse.column, to=f"{sparse.column}.row{number}", file=file, unknown=UNKNOWN_ROW)
             lookup = lookups.setdefault((sparse.column, file), lookup)
             names = {"table": sparse.table_name, "feature": sparse.feature_name}
             sparse = structs.replace(sparse, column=lookup.to, ids="direct", vocabulary="", **names)
-        columns_out.append(sparse)
-    return structs.replace(columns, sparse=tuple(columns_out)), tuple(lookups.values())
+        encoded.append(sparse)
+    return structs.replace(columns, sparse=tuple(encoded)), tuple(lookups.values())
 
 
 def add_column_tables(
@@ -83,7 +83,7 @@ def _make_table(
             value = getattr(sparse, key)
             if value is not None and settings.setdefault(key, value) != value:
                 raise SpecError(
-                    f"columns: {sparse.column!r}: {key}={value}, and another column of table {name!r} has "
+                    f"columns: {sparse.column!r}: {key}={value}, but another column of table {name!r} has "
                     f"{settings[key]}",
                     "one value for the table",
                 )
@@ -95,7 +95,7 @@ def _make_table(
         return changes.apply(suggested[name])
     if changes.rows is None:
         raise SpecError(
-            f"column {users[0].column!r} has no table {name!r}, and no rows for one",
+            f"column {users[0].column!r} has no table {name!r}, and no number of rows for one",
             f"columns.sparse: {{column: {users[0].column}, rows: N}}, or the table in tables.list",
         )
     features = tuple(sparse.feature_name for sparse in users)

@@ -28,7 +28,7 @@ from rowwise.recipes.code import split_name
 from rowwise.recipes.column_tables import add_column_tables, replace_vocabularies
 from rowwise.recipes.families import BuildOptions, EvaluationScope, Family, OwnFamily, SequenceFamily
 from rowwise.recipes.id_maps import pin_map
-from rowwise.recipes.label_facts import LabelFacts, is_complete, look_at_labels, with_facts
+from rowwise.recipes.label_facts import LabelFacts, inspect_labels, is_complete, with_facts
 from rowwise.recipes.model_configs import Model, UserModel, map_files
 from rowwise.recipes.model_kinds import check_use, family_of
 from rowwise.recipes.processor import choose_threads, replace_unsupported
@@ -96,7 +96,7 @@ def resolve(recipe: Recipe) -> ResolvedRecipe:
     absolute_paths = {name: path and _absolute(path) for name, path in paths.items()}
     evaluate = recipe.evaluate
     if isinstance(train.objective, AmountLoss):
-        statistics = partial(look_at_labels, rows.train, columns, tables, loaded)
+        statistics = partial(inspect_labels, rows.train, columns, tables, loaded)
         train, evaluate = _complete_amounts(train.objective, train, evaluate, statistics, columns)
     _check_evaluation(evaluate, columns, model, train.objective, validates=rows.valid is not None)
     changes = {

@@ -1,4 +1,4 @@
-"""The dense parameters of a recipe's model as the planner counts them."""
+"""The planner's input on the dense parameters of a recipe's model."""
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from rowwise.train.dense_parallel import check_parameters, find_units, has_id_ma
 from rowwise.train.loss_settings import CoTeaching
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
 
-SAMPLES = 64  # of the forward that is measured
+SAMPLES = 64  # of the measured forward
 
 
 def dense_side_of(recipe: Recipe, model: nn.Module, activations: ActivationBytes = NO_ACTIVATIONS) -> DenseSide:
@@ -46,27 +46,27 @@ def dense_side_of(recipe: Recipe, model: nn.Module, activations: ActivationBytes
 
 
 def measure_activations(resolved: ResolvedRecipe) -> ActivationBytes:
-    """Those of a forward of made-up samples, with tables of one row and one id a feature.
+    """Activation bytes of a forward of zeros, with tables of one row and one id per feature.
 
-    They are not known for models that rank items, whose logits depend on the batch, lists of vectors, id maps and
-    managed tables, elastic steps, and code of the user's that takes no such samples.
+    Unknown for models that rank items, whose logits depend on the batch, lists of vectors, id maps and
+    managed tables, elastic steps, and user code that does not take such samples.
     """
     recipe = resolved.recipe
-    unlike = any(table.id_map or table.managed or table.pooling is Pooling.SEQUENCE for table in resolved.tables)
-    if unlike or family_of(recipe.model).ranks_items or recipe.train.determinism == "elastic":
+    unsupported = any(table.id_map or table.managed or table.pooling is Pooling.SEQUENCE for table in resolved.tables)
+    if unsupported or family_of(recipe.model).ranks_items or recipe.train.determinism == "elastic":
         return NO_ACTIVATIONS
     try:
         model = make_small_model(resolved)
         with autocast(recipe.train.device, recipe.train.precision):
             return ActivationBytes(*activation_bytes(model, made_up_samples(resolved), find_units(model)))
-    except Exception:  # whatever a user's code raises for such samples
+    except Exception:  # user code may raise anything for such samples
         if file_of(recipe.model) is not None:
             return NO_ACTIVATIONS
         raise
 
 
 def made_up_samples(resolved: ResolvedRecipe) -> Batch:
-    """Zeros, with one id of each feature, for tables of one row."""
+    """A batch of zeros with one id per feature, for tables of one row."""
     features = [name for table in resolved.tables for name in table.feature_names]
     return Batch(
         dense_BF=torch.zeros(SAMPLES, len(resolved.columns.dense)),

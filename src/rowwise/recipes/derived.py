@@ -1,4 +1,4 @@
-"""What a first recipe makes of columns before they are encoded: values in text, parts of times, ids of numbers."""
+"""Transforms of columns in a first recipe: values in text, parts of times, buckets of numbers."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,14 +12,14 @@ PARTS = {"hour": (GetLocalHour, 24), "weekday": (GetLocalWeekday, 7)}
 
 
 class Derived(NamedTuple):
-    """Transforms, and columns that they make, each with the rows of its table."""
+    """Transforms, and their sparse columns, each with the rows of its table."""
 
     transforms: tuple[AnyKind, ...]
     sparse: tuple[tuple[Sparse, int], ...]
 
 
 def derive(card: DatasetCard) -> Derived:
-    """Of the columns that are used. Numbers are cut into buckets that are ids, unless there are rows enough without."""
+    """Derive columns from the used ones. Numbers also become ids of buckets, unless the data is large."""
     used = [c for c in card.columns if c.is_ids or c.role == "dense" or c.parts]
     transforms: list[AnyKind] = [SplitText(column=c.name, separator=c.separator) for c in used if c.separator]
     transforms += [c.reading.transform(c.name) for c in used if c.reading is not None]
@@ -47,6 +47,6 @@ def _new_name(name: str, taken: set[str]) -> str:
 
 
 def left_out(card: DatasetCard, used: Sequence[str | None]) -> list[ColumnCard]:
-    """Columns that are no part of the model."""
+    """Columns that the model does not use."""
     rest = [c for c in card.columns if c.role in ("unused", "group")]
     return rest + [c for c in card.columns if c.role in ("key", "time") and c.name not in used]

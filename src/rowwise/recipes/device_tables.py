@@ -1,4 +1,4 @@
-"""GPUs of ranks, and models whose tables are moved there, or cached where `placement` leaves them in host memory."""
+"""Assigns GPUs to ranks, and moves models to them, with caches of tables that `placement` leaves in host memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -28,11 +28,11 @@ def usable_of_device(device: torch.device) -> int:
 
 
 def gpu_of_rank(device: str, comm: Comm, gpus: int) -> int:
-    """The GPU that a rank takes of the `gpus` that it sees; a launcher may show each rank one of its own."""
+    """Index of a rank's GPU among the `gpus` visible to it; a launcher may expose one GPU per rank."""
     ranks = comm.topology.devices
     if torch.device(device).index is not None:
         raise SpecError(
-            f"train.device={device!r} with {len(comm.ranks)} ranks, of which each has a GPU",
+            f"train.device={device!r} with {len(comm.ranks)} ranks, each of which has a GPU",
             "train.device=cuda",
             hint="set CUDA_VISIBLE_DEVICES to leave GPUs out",
         )
@@ -45,18 +45,18 @@ def gpu_of_rank(device: str, comm: Comm, gpus: int) -> int:
 
 
 def check_own_gpus(gpus_W: Sequence[str]) -> None:
-    """Raise if two ranks have the same GPU; `gpus_W` has an identifier for each rank."""
+    """Raise if two ranks have the same GPU; `gpus_W`: UUID by rank."""
     for rank, gpu in enumerate(gpus_W):
         first = gpus_W.index(gpu)
         if first < rank:
             raise SpecError(
-                f"ranks {first} and {rank} have the same GPU ({gpu}), and NCCL needs one for each",
+                f"ranks {first} and {rank} have the same GPU ({gpu}), but NCCL needs one GPU per rank",
                 "as many GPUs as ranks, a smaller --nproc, or train.device=cpu",
             )
 
 
 def take_gpu(device: str, comm: Comm) -> None:
-    """Make a GPU of its own the current one of this rank; a collective. Nothing happens for one rank, or on CPUs."""
+    """Set this rank's own GPU as the current device; a collective. No-op for one rank, or on CPUs."""
     if torch.device(device).type != "cuda" or len(comm.ranks) == 1:
         return
     with raising_on_all_ranks(comm, during="choice of GPUs"):
@@ -65,45 +65,45 @@ def take_gpu(device: str, comm: Comm) -> None:
 
 
 def gpu_table_bytes(device: str, memory_bytes: int | None, comm: Comm) -> int | None:
-    """Bytes that each of several ranks has for tables on its GPU; a collective. None: for one rank, or on CPUs.
+    """Budget of each rank for tables on its GPU, the minimum over ranks; a collective. None for one rank, or on CPUs.
 
-    `memory_bytes`: the recipe's limit; None: none.
+    `memory_bytes`: the recipe's budget; None: unlimited.
     """
     if torch.device(device).type != "cuda" or len(comm.ranks) == 1:
         return None
     free = usable_of_device(torch.device(device))
-    mine = free if memory_bytes is None else min(free, memory_bytes)
-    return min(int(one) for one in all_gather_uneven(comm, torch.tensor([mine]), "memory"))
+    budget = free if memory_bytes is None else min(free, memory_bytes)
+    return min(map(int, all_gather_uneven(comm, torch.tensor([budget]), "memory")))
 
 
 def move_to_device(
     model: nn.Module, device: str, memory_bytes: int | None, samples: int, *, whole: bool = False
 ) -> nn.Module:
-    """Move a model, with the rows of tables that do not fit into a GPU's memory left in host memory.
+    """Move a model to a device; tables that do not fit into a GPU's memory stay in host memory behind caches.
 
-    `memory_bytes`: of the GPU, for tables; None: most of what is free. `samples`: of a batch. `whole`: the model looks
-    all rows of a table up at once, so they have to fit.
+    `memory_bytes`: budget for tables on the GPU; None: most of its free memory. `samples`: batch size. `whole`: the
+    model looks up all rows of a table at once, so they must fit.
     """
-    where = torch.device(device)
+    target = torch.device(device)
     modules = [module for module in model.modules() if isinstance(module, Embeddings)]
-    if where.type == "cuda":
-        room = usable_of_device(where) if memory_bytes is None else memory_bytes
+    if target.type == "cuda":
+        room = usable_of_device(target) if memory_bytes is None else memory_bytes
         total = sum(table_bytes(table) for module in modules for table in module.tables)
         if whole and total > room:
             raise TableMemoryError(
-                f"the model reads all rows at once: they take {format_bytes(total)}, and the GPU has "
+                f"the model reads all rows at once: they take {format_bytes(total)}, but the GPU has "
                 f"{format_bytes(room)} for tables",
                 "a larger `memory`, or the CPU",
             )
         chosen = choose_of_modules([module.tables for module in modules], room, samples)
         for module, cached in zip(modules, chosen, strict=True):
             if cached:
-                module.cache_on(where, cached, samples)
-    return model.to(where)
+                module.cache_on(target, cached, samples)
+    return model.to(target)
 
 
 def move_sharded(model: nn.Module, plan: Plan, device: str, samples: int) -> nn.Module:
-    """Move a rank's part of a model, with the rows of tiles in host memory left there: see `cache_tiles`."""
+    """Move a rank's part of a model; tiles in host memory stay there: see `cache_tiles`."""
     if any(tile.tier == "host" for tile in plan.tiles):
         for module in model.modules():
             if isinstance(module, ShardedEmbeddings):
@@ -112,51 +112,51 @@ def move_sharded(model: nn.Module, plan: Plan, device: str, samples: int) -> nn.
 
 
 class ServedTables(NamedTuple):
-    """The tables of a module that serves, and how many rows a device caches of those that it has in part."""
+    """The tables of a served module, and the cache rows on a device of those that stay in host memory."""
 
     module: Embeddings
-    newer: Mapping[str, int]  # rows behind those of a table
+    newer: Mapping[str, int]  # rows of later versions, by table
     cache_rows: Mapping[str, int]
 
 
-def choose_served(model: nn.Module, given: DeviceRows, newer: Mapping[str, int]) -> list[ServedTables]:
-    """What of a model is on a device that serves; `newer`: rows behind those of a table, by tensor."""
-    found: list[ServedTables] = []
+def choose_served(model: nn.Module, device_rows: DeviceRows, newer: Mapping[str, int]) -> list[ServedTables]:
+    """Choose the tables and cache rows on a device that serves; `newer`: rows of later versions, by tensor."""
+    served: list[ServedTables] = []
     for path, module in table_modules(model):
         assert isinstance(module, Embeddings)
-        behind = {table.name: newer.get(f"model/{full_name(path, table)}", 0) for table in module.tables}
-        found.append(ServedTables(module, behind, {}))
+        newer_rows = {table.name: newer.get(f"model/{full_name(path, table)}", 0) for table in module.tables}
+        served.append(ServedTables(module, newer_rows, {}))
     tables = [
-        [structs.replace(t, rows=t.rows + one.newer[t.name], optimizer=Sgd()) for t in one.module.tables]
-        for one in found
+        [structs.replace(t, rows=t.rows + entry.newer[t.name], optimizer=Sgd()) for t in entry.module.tables]
+        for entry in served
     ]
     try:
-        chosen = choose_of_modules(tables, given.memory_bytes, given.samples)
+        chosen = choose_of_modules(tables, device_rows.memory_bytes, device_rows.samples)
     except TableMemoryError as error:
         raise SpecError(
-            f"--device-memory {format_bytes(given.memory_bytes)} is too small for the version's tables: "
+            f"--device-memory {format_bytes(device_rows.memory_bytes)} is too small for the version's tables: "
             f"{error.problem}",
             "a larger size, or --device cpu",
         ) from None
-    return [one._replace(cache_rows=cached) for one, cached in zip(found, chosen, strict=True)]
+    return [entry._replace(cache_rows=cached) for entry, cached in zip(served, chosen, strict=True)]
 
 
 def memory_for_versions(device: torch.device) -> int:
-    """What a version's rows may take of a GPU's memory, where two are there while requests move to the next one."""
+    """Budget for the rows of a version on a GPU, which holds two versions during a switch."""
     return int(USABLE * torch.cuda.get_device_properties(device).total_memory) // 2
 
 
-def serve_from_device(model: nn.Module, given: DeviceRows, newer: Mapping[str, int]) -> None:
-    """Let a model whose rows are in shared memory compute on a device, with slots of its own for rows."""
-    where = torch.device(given.device)
-    prepare_device(where)
-    for module, behind, cache_rows in choose_served(model, given, newer):
-        module.serve_on(where, cache_rows, given.samples, behind)
-    model.to(where)
+def serve_from_device(model: nn.Module, device_rows: DeviceRows, newer: Mapping[str, int]) -> None:
+    """Move a model over rows in shared memory to a device, with its own slots for rows."""
+    target = torch.device(device_rows.device)
+    prepare_device(target)
+    for module, newer_rows, cache_rows in choose_served(model, device_rows, newer):
+        module.serve_on(target, cache_rows, device_rows.samples, newer_rows)
+    model.to(target)
 
 
 def describe_cached(model: nn.Module) -> str:
-    """Which tables are in host memory, and what is cached of them; empty where none is."""
+    """A line on the tables in host memory and their caches; empty without such tables."""
     modules = (module for module in model.modules() if isinstance(module, Embeddings))
     arenas = (module.arena for module in modules if module.arena.store is not None)
     return describe_pieces([piece for arena in arenas for piece in arena.pieces if piece.cache_rows is not None])

@@ -1,6 +1,6 @@
-"""Multiplications for a sample in a forward of the models of recipes, in closed form: no model is made.
+"""Multiplications per sample in a forward of the models of recipes, in closed form: no model is built.
 
-Matrix products only. `models/cost.py` counts the operations of a model that there is; the tests compare both.
+Matrix products only. `models/cost.py` counts the operations of a built model; the tests compare both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ WUKONG: tuple[Interaction, ...] = ("factorization", "linear")
 
 
 class SampleVectors(NamedTuple):
-    """M vectors of a sample, of D numbers each."""
+    """M vectors of dim D per sample."""
 
     count: int
     dim: int
@@ -44,7 +44,7 @@ class SampleVectors(NamedTuple):
 
 
 def multiplications(model: Model, tables: Sequence[Table], dense: int) -> int | None:
-    """For a sample; None for models whose layers depend on code or on the data, and for those that are refused."""
+    """Multiplications per sample; None if layers depend on user code or data, and for invalid settings."""
     if isinstance(model, MLP_MODELS):
         return _of_mlps(model, dense + sum(table.dim * len(table.feature_names) for table in tables))
     if not tables:
@@ -53,29 +53,29 @@ def multiplications(model: Model, tables: Sequence[Table], dense: int) -> int | 
     x = SampleVectors(features + (dense > 0), tables[0].dim)
     match model:
         case DhenConfig(interactions=kinds, ensemble=ensemble):
-            own = _of_layers(model, x, kinds, split=ensemble == "concat")
+            count = _of_layers(model, x, kinds, split=ensemble == "concat")
         case WukongConfig():
-            own = _of_layers(model, x, WUKONG, split=True)
+            count = _of_layers(model, x, WUKONG, split=True)
         case MaskNetConfig(blocks=blocks, top=top, reduction_ratio=ratio) if blocks:
             serial = model.structure == "serial"
             widths = (x.numbers, *blocks[:-1]) if serial else (x.numbers,) * len(blocks)
             pairs = list(zip(widths, blocks, strict=True))
-            own = sum(mlp(x.numbers, ratio * width, width) + width * out for width, out in pairs)
-            own += mlp(blocks[-1] if serial else sum(blocks), *top, 1)
-        # Gates are computed once for a batch.
+            count = sum(mlp(x.numbers, ratio * width, width) + width * out for width, out in pairs)
+            count += mlp(blocks[-1] if serial else sum(blocks), *top, 1)
+        # Gates are computed once per batch, and not counted.
         case FinalMlpConfig(first=first, second=second, heads=heads) if first and second and heads > 0:
             joined = first[-1] * second[-1] // heads + first[-1] + 2 * second[-1]
-            own = mlp(x.numbers, *first) + mlp(x.numbers, *second) + joined
+            count = mlp(x.numbers, *first) + mlp(x.numbers, *second) + joined
         case AutoIntConfig(deep=deep, layers=layers, width=width):
             sizes = (x.dim, *(width,) * layers)
-            own = sum(x.count * (4 * a * b + 2 * x.count * b) for a, b in pairwise(sizes))
-            own += x.count * width + (mlp(x.numbers, *deep, 1) if deep else 0)
+            count = sum(x.count * (4 * a * b + 2 * x.count * b) for a, b in pairwise(sizes))
+            count += x.count * width + (mlp(x.numbers, *deep, 1) if deep else 0)
         case XDeepFmConfig(deep=deep, products=products):
-            own = sum(x.numbers * a * b for a, b in pairwise((x.count, *products)))
-            own += sum(products) + mlp(x.numbers, *deep, 1) + dense
+            count = sum(x.numbers * a * b for a, b in pairwise((x.count, *products)))
+            count += sum(products) + mlp(x.numbers, *deep, 1) + dense
         case _:
             return None
-    return own + (mlp(dense, 4 * x.dim, x.dim) if dense else 0)
+    return count + (mlp(dense, 4 * x.dim, x.dim) if dense else 0)
 
 
 def mlp(*sizes: int) -> int:
@@ -83,25 +83,25 @@ def mlp(*sizes: int) -> int:
 
 
 def _of_mlps(model: Model, inputs: int) -> int:
-    """As if each MLP were over all inputs."""
-    found = sum(mlp(inputs, *sizes) for key, sizes in layers_of(model).items() if key in MLPS)
+    """An estimate: each MLP counts as if it read all inputs."""
+    count = sum(mlp(inputs, *sizes) for key, sizes in layers_of(model).items() if key in MLPS)
     if isinstance(model, DcnConfig):
         matrices = model.crosses * (1 + model.gated)
-        found += matrices * inputs * (inputs if model.rank is None else 2 * model.rank)
-    return found
+        count += matrices * inputs * (inputs if model.rank is None else 2 * model.rank)
+    return count
 
 
 def _of_layers(model: DhenConfig | WukongConfig, x: SampleVectors, kinds: Sequence[Interaction], *, split: bool) -> int:
-    """Layers of interactions and the MLP over them; `split`: each interaction makes a part of the new vectors."""
+    """Layers of interactions and the MLP over them; `split`: the new vectors are divided among interactions."""
     out = x.count if model.vectors is None else model.vectors
     parts = [out // len(kinds) + (k < out % len(kinds)) if split else out for k in range(len(kinds))]
-    found, settings = 0, structs.asdict(model)
+    count, settings = 0, structs.asdict(model)
     for _ in range(model.layers):
-        found += sum(_of_interaction(kind, x, n, settings) for kind, n in zip(kinds, parts, strict=True))
-        found += 0 if out == x.count else out * x.numbers
+        count += sum(_of_interaction(kind, x, n, settings) for kind, n in zip(kinds, parts, strict=True))
+        count += 0 if out == x.count else out * x.numbers
         x = SampleVectors(out, x.dim)
-        found += len(kinds) * x.numbers if settings.get("ensemble") == "weighted_sum" else 0
-    return found + mlp(x.numbers, *model.top, 1)
+        count += len(kinds) * x.numbers if settings.get("ensemble") == "weighted_sum" else 0
+    return count + mlp(x.numbers, *model.top, 1)
 
 
 def _of_interaction(kind: Interaction, x: SampleVectors, out: int, settings: Mapping[str, Any]) -> int:

@@ -64,12 +64,12 @@ class Outlook(Value, frozen=True):
     plan: str = ""  # file of the recipe's plan
     notes: tuple[str, ...] = ()  # settings of the recipe that were replaced or have no effect
     disk: str = ""  # tables on disk, their cached rows and hit rate
-    resident_bytes: int = 0  # with tables on disk: of the others, with optimizer state
+    resident_bytes: int = 0  # with tables on disk: the other tables, with optimizer state
     cache_bytes: int = 0  # of cached rows, with optimizer state and indices
     pictures_bytes: int = 0  # of decoded pictures, on each rank
     idle: int = 0  # ranks without samples, because the batch has fewer blocks than ranks
     cached: str = ""  # tables in host memory whose rows a GPU caches
-    wire: str = ""  # the wire types that the run has chosen itself, and what they gain
+    wire: str = ""  # wire types that `wire: auto` has chosen, and their gain
 
 
 def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topology: Topology) -> Outlook:
@@ -91,7 +91,7 @@ def make_outlook(resolved: ResolvedRecipe, model: nn.Module, plan: Plan, topolog
         dense=len(resolved.columns.dense),
         sparse=len(resolved.columns.sparse),
         labels=resolved.tasks,
-        model=type(model).__name__.removeprefix("FSDP"),  # as torch calls a sharded one
+        model=type(model).__name__.removeprefix("FSDP"),  # torch's prefix of sharded models
         batch=recipe.train.batch,
         precision=recipe.train.precision,
         threads=recipe.train.threads,
@@ -123,11 +123,10 @@ def dry_run(recipe: Recipe, ranks: int = 1) -> Outlook:
     check_ranks(recipe, ranks)
     topology = Topology(devices=ranks)
     resolved = decide_wire(resolve(recipe), topology)
-    # Plans, id maps and a limit of memory need tables of full size, which then are on the meta device. Otherwise tables
-    # get one row.
+    # Plans, id maps and a memory budget need tables of full size, on the meta device. Otherwise tables have one row.
     memory = None if recipe.memory is None else measure_memory(resolved, solo(), disk=Path(recipe.disk or ""))
-    whole = ranks > 1 or recipe.plan is not None or memory is not None
-    if whole or any(table.id_map or table.managed for table in resolved.tables):
+    is_full_size = ranks > 1 or recipe.plan is not None or memory is not None
+    if is_full_size or any(table.id_map or table.managed for table in resolved.tables):
         model = make_model(resolved, on_meta=True, reads=False)
     else:
         model = make_small_model(resolved)
@@ -140,7 +139,7 @@ def dry_run(recipe: Recipe, ranks: int = 1) -> Outlook:
 
 
 def open_warm_start(path: Folder) -> Checkpoint:
-    """The checkpoint for a warm start: a run's best one, or the one in a folder; at a URL the one, or the newest."""
+    """The checkpoint of a warm start: the best of a run, or the one in a folder; at a URL the newest."""
     if isinstance(path, StorageFolder):
         return open_named(path)
     return CheckpointFolder(path / "ckpt").open("best") if (path / RECIPE).is_file() else Checkpoint.open(path)

@@ -1,4 +1,4 @@
-"""How many rows of tables are cached where there is no memory for all of them, and what that takes; pure.
+"""Sizes of row caches, and their memory, for tables that exceed the memory budget; pure.
 
 `choose_cached` fills a GPU in front of host memory, `fill_caches` host memory in front of a disk.
 
@@ -22,49 +22,49 @@ from rowwise.tables.spec import Table, state_bytes, state_width
 from rowwise.tables.store.policy import WAYS, sets_of
 from rowwise.tables.store.sizes import FLOAT_bytes, cache_bytes, disk_bytes
 
-SLOT_bytes = 13  # of a GPU, beside a row and its state: the row's number, a stamp, whether it has changed
-PARTS = 1 << 40  # of the largest factor of caches on CPUs
+SLOT_bytes = 13  # GPU bytes per slot besides the row and its state: row number, stamp, dirty flag
+PARTS = 1 << 40  # steps of the search for the factor of caches on CPUs
 MAX_NAMES = 3
 
 
 def choose_cached(
     tables: Sequence[Table], room_bytes: int, samples: int, whole_names: Collection[str] = ()
 ) -> dict[str, int]:
-    """How many rows a GPU caches of each table that stays in host memory; empty where all tables fit into the room.
+    """Cache rows on a GPU for each table that stays in host memory; empty if all tables fit into the budget.
 
-    The smallest tables are on the GPU whole: a sample reads as many rows of them as of large ones, so a byte of them is
-    read more often. The others share what is left, in proportion to their sizes: where more room lets one more table be
-    whole, they may have fewer rows. Managed tables are always whole, and those of `whole_names`.
+    The smallest tables stay on the GPU: a sample reads as many rows of a small table as of a large one, so each of its
+    bytes is read more often. The others divide the rest in proportion to their sizes; with a larger budget, one more
+    table may stay on the GPU and leave smaller caches. Managed tables and `whole_names` always stay on the GPU.
     """
     if sum(map(table_bytes, tables)) <= room_bytes:
         return {}
-    least = {table.name: cached_bytes(table, 0, samples) for table in tables}
+    min_bytes = {table.name: cached_bytes(table, 0, samples) for table in tables}
     free = (t for t in tables if t.managed is None and t.name not in whole_names)
-    lower = sorted((t for t in free if least[t.name] < table_bytes(t)), key=table_bytes)
-    names = {table.name for table in lower}
-    whole = [table for table in tables if table.name not in names]  # a cache of them would be no smaller
-    left = room_bytes - sum(map(table_bytes, whole)) - sum(least[name] for name in names)
-    if left < 0:
-        need = format_bytes(room_bytes - left)
+    cached = sorted((t for t in free if min_bytes[t.name] < table_bytes(t)), key=table_bytes)
+    names = {table.name for table in cached}
+    whole = [table for table in tables if table.name not in names]  # a cache would not be smaller
+    spare_bytes = room_bytes - sum(map(table_bytes, whole)) - sum(min_bytes[name] for name in names)
+    if spare_bytes < 0:
+        needed = format_bytes(room_bytes - spare_bytes)
         raise TableMemoryError(
-            f"the tables need at least {need} of the GPU's memory with rows in host memory, and have "
-            f"{format_bytes(room_bytes)}",
+            f"the tables need at least {needed} of the GPU's memory with rows in host memory, but the "
+            f"budget is {format_bytes(room_bytes)}",
             "a larger `memory`, fewer tables, or the CPU",
         )
-    while lower and table_bytes(lower[0]) <= left + least[lower[0].name]:
-        left -= table_bytes(lower[0]) - least[lower.pop(0).name]
-    total = sum(map(table_bytes, lower))
-    return {t.name: _max_rows(t, least[t.name] + left * table_bytes(t) // total, samples) for t in lower}
+    while cached and table_bytes(cached[0]) <= spare_bytes + min_bytes[cached[0].name]:
+        spare_bytes -= table_bytes(cached[0]) - min_bytes[cached.pop(0).name]
+    total = sum(map(table_bytes, cached))
+    return {t.name: _max_rows(t, min_bytes[t.name] + spare_bytes * table_bytes(t) // total, samples) for t in cached}
 
 
 def _max_rows(table: Table, room_bytes: int, samples: int) -> int:
-    """The most rows of a table whose cache on a GPU takes so many bytes, as whole sets."""
+    """Rows of the largest cache of a table that fits into the budget of a GPU, in whole sets."""
     counts = range(1, sets_of(table.rows) + 1)
     return WAYS * bisect_right(counts, room_bytes, key=lambda sets: cached_bytes(table, sets * WAYS, samples))
 
 
 def choose_of_modules(modules: Sequence[Sequence[Table]], room_bytes: int, samples: int) -> list[dict[str, int]]:
-    """`choose_cached` for the tables of several modules, each with its part of the room: names are of a module."""
+    """`choose_cached` for the tables of several modules, with the budget divided by size; names are per module."""
     size_M = [sum(map(table_bytes, tables)) for tables in modules]
     if sum(size_M) <= room_bytes:
         return [{} for _ in modules]
@@ -73,18 +73,18 @@ def choose_of_modules(modules: Sequence[Sequence[Table]], room_bytes: int, sampl
 
 
 def cache_tiles(plan: Plan, tables: Sequence[Table], room_bytes: int, samples: int) -> Plan:
-    """The plan with tiles in host memory on ranks whose GPU has too little memory: see `choose_cached`.
+    """Move tiles to host memory on ranks whose GPU is too small: see `choose_cached`.
 
-    `samples`: of a batch of all ranks. Replicated and managed tables stay on the GPUs.
+    `samples`: global batch size. Replicated and managed tables stay on the GPUs.
     """
     by_name, tiles = _by_name(tables), list[Tile]()
     copies = Counter((tile.table, tile.rows, tile.cols) for tile in plan.tiles)
     for rank in range(plan.world):
-        own = {str(number): tile for number, tile in enumerate(plan.tiles_on(rank))}
-        pieces = [structs.replace(piece_of(by_name[t.table], t), name=name) for name, t in own.items()]
+        tiles_of_rank = {str(number): tile for number, tile in enumerate(plan.tiles_on(rank))}
+        pieces = [structs.replace(piece_of(by_name[t.table], t), name=name) for name, t in tiles_of_rank.items()]
         whole = [
             name
-            for name, t in own.items()
+            for name, t in tiles_of_rank.items()
             if copies[t.table, t.rows, t.cols] > 1 or by_name[t.table].managed is not None
         ]
         cached = choose_cached(pieces, room_bytes, samples, whole)
@@ -92,26 +92,27 @@ def cache_tiles(plan: Plan, tables: Sequence[Table], room_bytes: int, samples: i
             structs.replace(tile, tier="host", cache_rows=min(cached[name], tile.rows[1] - tile.rows[0]))
             if name in cached
             else tile
-            for name, tile in own.items()
+            for name, tile in tiles_of_rank.items()
         ]
-    # A forecast is for rows that are all on the GPUs.
+    # A forecast assumes that all rows are on the GPUs.
     forecast = plan.forecast if all(tile.tier == "device" for tile in tiles) else None
     return structs.replace(plan, tiles=tuple(sorted(tiles)), forecast=forecast)
 
 
 def fill_caches(plan: Plan, tables: Sequence[Table], room_bytes: int) -> Plan:
-    """The plan with its caches on CPUs enlarged by one factor on each rank, until tables take `room_bytes` there."""
+    """Enlarge the caches on CPUs by one factor per rank, until the tables of the rank take `room_bytes`."""
     tiles = (tile for rank in range(plan.world) for tile in _fill_rank(plan.tiles_on(rank), tables, room_bytes))
     return structs.replace(plan, tiles=tuple(sorted(tiles)))
 
 
 def _fill_rank(tiles: Sequence[Tile], tables: Sequence[Table], room_bytes: int) -> Sequence[Tile]:
-    most = max((tile.rows[1] for tile in tiles), default=1)
+    max_rows = max((tile.rows[1] for tile in tiles), default=1)
 
     def enlarge(part: int) -> list[Tile]:
-        factor = 1 + (most - 1) * part / PARTS
+        factor = 1 + (max_rows - 1) * part / PARTS
         return [_enlarge_cache(tile, factor) if tile.tier == "disk" else tile for tile in tiles]
 
+    # The memory grows with the factor: a binary search finds the largest factor within the budget.
     part = bisect_right(range(1, PARTS), room_bytes, key=lambda part: tiles_bytes(enlarge(part), tables))
     return enlarge(part) if part else tiles
 
@@ -131,7 +132,7 @@ def table_bytes(table: Table) -> int:
 
 
 def cached_piece(table: Table, cache_rows: int, samples: int) -> TablePiece:
-    """A table in host memory with its slots on a GPU: of its cache, and of the rows that a batch has besides."""
+    """A table in host memory with its slots on a GPU: cache slots, and overflow slots of a batch."""
     return TablePiece(table, table).cached(cache_rows, samples)
 
 
@@ -145,9 +146,9 @@ def slots_bytes(piece: TablePiece) -> int:
 
 
 def tiles_bytes(tiles: Iterable[Tile], tables: Sequence[Table], samples: int | None = None) -> int:
-    """Memory that steps need for tiles: of all rows with their state, or of the caches of rows that are elsewhere.
+    """Memory that steps need for tiles: all rows with their state, or the caches of rows on a lower tier.
 
-    `samples`: of a batch, where tiles of the tier `host` are behind a GPU; None: steps use host memory.
+    `samples`: batch size, if a GPU caches the tiles of tier `host`; None: steps run in host memory.
     """
     by_name = _by_name(tables)
 
@@ -163,7 +164,7 @@ def tiles_bytes(tiles: Iterable[Tile], tables: Sequence[Table], samples: int | N
 
 
 def memory_of_plan(plan: Plan, tables: Sequence[Table]) -> tuple[int, int]:
-    """Bytes of memory, over all ranks: of rows and optimizer state that stay there, and of the caches of other rows."""
+    """Memory over all ranks, in bytes: resident rows with optimizer state, and caches of rows on disk."""
     cached = tiles_bytes((tile for tile in plan.tiles if tile.tier == "disk"), tables)
     return tiles_bytes(plan.tiles, tables) - cached, cached
 
@@ -183,51 +184,50 @@ def has_disk_tables(plan: Plan) -> bool:
 
 
 def uniform_workloads(tables: Sequence[Table], ids: float = 1.0) -> tuple[Workload, ...]:
-    """The tables with uniform access, by so many ids for each feature of a sample."""
+    """Workloads of uniform access, with `ids` ids per feature and sample."""
     return tuple(Workload(table=t, access=Access(pooling=ids * len(t.feature_names))) for t in tables)
 
 
 def describe_disk_tables(plan: Plan, tables: Sequence[Table]) -> str:
-    """Which tables are on disk, how many of their rows are cached, and the hit rate; empty without such tables."""
-    lower = [tile for tile in plan.tiles if tile.tier == "disk"]
-    on_disk = [table for table in tables if any(tile.table == table.name for tile in lower)]
+    """A line on the tables on disk, their cached rows and hit rate; empty without such tables."""
+    disk_tiles = [tile for tile in plan.tiles if tile.tier == "disk"]
+    on_disk = [table for table in tables if any(tile.table == table.name for tile in disk_tiles)]
     if not on_disk:
         return ""
     by_name = _by_name(on_disk)
-    share_T = np.array([_cached_share([tile for tile in lower if tile.table == t.name]) for t in on_disk])
+    share_T = np.array([_cached_share([tile for tile in disk_tiles if tile.table == t.name]) for t in on_disk])
     rows_T = np.array([float(t.rows) for t in on_disk])
     curves = Curves.of(uniform_workloads(on_disk), 1)
     hit_T = curves.hit_rate(np.arange(len(on_disk)), share_T * rows_T)
     hit = float(hit_T @ curves.pooling_T / curves.pooling_T.sum())
-    stored = format_bytes(sum(disk_bytes(piece_of(by_name[tile.table], tile)) for tile in lower))
+    stored = format_bytes(sum(disk_bytes(piece_of(by_name[tile.table], tile)) for tile in disk_tiles))
     return (
         f"{_first_names(by_name)} on disk, in up to {stored}: {ceil(share_T @ rows_T):,} of {int(rows_T.sum()):,} rows"
-        f" cached in {format_bytes(tiles_bytes(lower, tables))} of memory; {hit:.0%} of lookups hit if access is"
+        f" cached in {format_bytes(tiles_bytes(disk_tiles, tables))} of memory; {hit:.0%} of lookups hit if access is"
         " uniform, more if it is skewed"
     )
 
 
 def _cached_share(tiles: Sequence[Tile]) -> float:
-    """The share of a table's rows that its caches hold; column pieces cache rows of their own."""
+    """The share of a table's rows that its caches hold; column shards have separate caches."""
     return sum(tile.cache_rows for tile in tiles) / sum(tile.rows[1] - tile.rows[0] for tile in tiles)
 
 
 def describe_cached_tiles(plan: Plan, tables: Sequence[Table], samples: int) -> str:
-    """Which tables are in host memory, and what the GPUs of all ranks cache of them; empty where none is."""
+    """A line on the tables in host memory and their caches on the GPUs of all ranks; empty without such tables."""
     by_name = _by_name(tables)
-    lower = [tile for tile in plan.tiles if tile.tier == "host"]
-    return describe_pieces([cached_piece(piece_of(by_name[t.table], t), t.cache_rows, samples) for t in lower])
+    host_tiles = [tile for tile in plan.tiles if tile.tier == "host"]
+    return describe_pieces([cached_piece(piece_of(by_name[t.table], t), t.cache_rows, samples) for t in host_tiles])
 
 
 def describe_pieces(pieces: Sequence[TablePiece]) -> str:
-    """The same for pieces with a cache."""
+    """A line on pieces in host memory and their caches; empty without pieces."""
     if not pieces:
         return ""
     tables, cached_rows = [piece.table for piece in pieces], sum(piece.cache_rows or 0 for piece in pieces)
-    there, share = sum(map(table_bytes, tables)), format_percent(cached_rows / sum(table.rows for table in tables))
-    here = format_bytes(sum(map(slots_bytes, pieces)))
-    names = _first_names(_by_name(tables))
-    return f"{names} in {format_bytes(there)} of host memory; {share} of their rows cached in {here}"
+    host, gpu = format_bytes(sum(map(table_bytes, tables))), format_bytes(sum(map(slots_bytes, pieces)))
+    share = format_percent(cached_rows / sum(table.rows for table in tables))
+    return f"{_first_names(_by_name(tables))} in {host} of host memory; {share} of their rows cached in {gpu}"
 
 
 def _first_names(names: Iterable[str]) -> str:

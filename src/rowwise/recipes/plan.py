@@ -22,7 +22,7 @@ def plan_inputs(recipe: Recipe, machine: Machine) -> PlanInputs:
 
 
 def resolve_for(recipe: Recipe, machine: Machine) -> tuple[ResolvedRecipe, PlanInputs]:
-    """The recipe as ranks of a machine would run it, and what its plan follows from."""
+    """The recipe resolved for the ranks of a machine, and the planner's input."""
     world = machine.topology.world
     check_ranks(recipe, world)
     # The plan is for another machine, so this one may have no GPU.

@@ -20,7 +20,7 @@ from rowwise.recipes.code import file_of
 from rowwise.recipes.compose import parts_of
 from rowwise.recipes.hosts import ENVIRONMENT, NETWORK, NetworkOfRun
 from rowwise.recipes.id_maps import copy_maps
-from rowwise.recipes.label_facts import look_at_labels
+from rowwise.recipes.label_facts import inspect_labels
 from rowwise.recipes.machine import Environment, NativeLibrary
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.resolved import ResolvedRecipe
@@ -96,7 +96,7 @@ def label_notes(resolved: ResolvedRecipe, rows: RowSelection) -> tuple[str, ...]
     """A warning if the first rows of the files have no label."""
     if not resolved.columns.labels or resolved.rows.dataset.ceiling is not None:
         return ()
-    note = look_at_labels(rows, resolved.columns, resolved.tables, resolved.transforms).note
+    note = inspect_labels(rows, resolved.columns, resolved.tables, resolved.transforms).note
     return () if note is None else (note,)
 
 

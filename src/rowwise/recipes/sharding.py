@@ -61,9 +61,9 @@ def choose_plan(
 ) -> Plan:
     """The recipe's plan unchanged; without one, whole tables on one rank or a searched plan for several.
 
-    Where `memory` is too small for that, some tables are on disk; it raises where they cannot be. A plan made here has
-    a forecast of the step, except for one rank without `hardware` and tables on disk. `gpu_bytes`: what each rank has
-    for tables on its GPU; None: no limit, as tables are elsewhere.
+    If `memory` is too small, some tables go to disk; raises if that does not help. A new plan has a forecast of the
+    step, except for one rank without `hardware` and for tables on disk. `gpu_bytes`: budget per rank for tables on its
+    GPU; None: tables are not on GPUs.
     """
     tables = tables_of(model)
     if recipe.plan is not None:
@@ -73,9 +73,9 @@ def choose_plan(
         return plan
     request = make_request(recipe, tables, topology, usual_hardware(recipe))
     if topology.world > 1:
-        spared = None if family_of(recipe.model).reads_whole_tables else memory
-        request_of_ranks = replace(request, dense=dense_side_of(recipe, model))
-        plan = _place_on_ranks(request_of_ranks, tables, spared, gpu_bytes, recipe.max_samples)
+        host_memory = None if family_of(recipe.model).reads_whole_tables else memory
+        rank_request = replace(request, dense=dense_side_of(recipe, model))
+        plan = _place_on_ranks(rank_request, tables, host_memory, gpu_bytes, recipe.max_samples)
     else:
         plan = single_rank_plan(tables)
         if recipe.hardware is not None and tables:
@@ -92,7 +92,7 @@ def _check_gpus(plan: Plan, tables: Sequence[Table], gpu_bytes: int, samples: in
         size = tiles_bytes(plan.tiles_on(rank), tables, samples)
         if size > gpu_bytes:
             raise TableMemoryError(
-                f"the plan: rows and optimizer state of rank {rank} take {format_bytes(size)}, and its GPU has "
+                f"the plan: rows and optimizer state of rank {rank} take {format_bytes(size)}, but its GPU has "
                 f"{format_bytes(gpu_bytes)} for tables",
                 "another --plan, or none",
             )
@@ -101,10 +101,10 @@ def _check_gpus(plan: Plan, tables: Sequence[Table], gpu_bytes: int, samples: in
 def _place_on_ranks(
     request: PlanRequest, tables: Sequence[Table], memory: TableMemory | None, gpu_bytes: int | None, samples: int
 ) -> Plan:
-    """A plan with all rows where steps use them; or else with rows in host memory, as many of them cached as GPUs can.
+    """A plan with all rows on the devices, or else with rows in host memory behind caches that fill the GPUs.
 
-    The second is searched as if ranks had their part of the host's memory, where all tables are filled, with tiles of
-    whole rows and without copies.
+    The latter is searched as if the devices had the ranks' shares of host memory, with tiles of whole rows and without
+    replicas.
     """
     try:
         # On CPUs the search ignores memory: `measure_memory` knows what this machine has free, which a preset does not.
@@ -112,27 +112,29 @@ def _place_on_ranks(
     except InfeasibleError as error:
         if gpu_bytes is None:
             raise
-        rooms = f"{request.machine.topology.world} GPUs, each with {format_bytes(gpu_bytes)} for tables"
+        budget = f"{request.machine.topology.world} GPUs, each with {format_bytes(gpu_bytes)} for tables"
         if memory is None:
-            raise TableMemoryError(f"{rooms}: {error}") from None
+            raise TableMemoryError(f"{budget}: {error}") from None
     room = UNLIMITED_bytes if None in memory.free_H else memory.rank_room_bytes
     whole_rows = Constraints(layouts={ALL: tuple(name for name in WHOLE_ROWS if name != REPLICATED.name)})
     try:
         plan = _search(_with_memory(replace(request, constraints=whole_rows), room, host_bytes=0, disk_bytes=0))
     except InfeasibleError as error:
-        raise TableMemoryError(f"{rooms}, and {format_bytes(room)} of host memory: {error}") from None
+        raise TableMemoryError(f"{budget}, and {format_bytes(room)} of host memory: {error}") from None
     return cache_tiles(plan, tables, gpu_bytes, samples)
 
 
 def _place_on_disk(request: PlanRequest, resident: TableMemory) -> Plan:
-    """A plan with tables on disk, and as many of their rows cached as there is memory for."""
+    """A plan with tables on disk, whose caches fill the memory budget."""
     room = resident.rank_room_bytes
     request = _with_memory(request, room, host_bytes=0, disk_bytes=UNLIMITED_bytes)
     request = replace(request, tiers=frozenset({"device", "disk"}), buffers=False)
-    least = _min_memory_bytes(request)
-    if least > room * resident.topology.devices:
-        samples = f"the index of all rows and the rows of {request.batch:,} samples take {format_bytes(least)}"
-        larger = f"a larger --memory ({format_bytes(least)})" if resident.limited and resident.purpose != "use" else ""
+    min_bytes = _min_memory_bytes(request)
+    if min_bytes > room * resident.topology.devices:
+        samples = f"the index of all rows and the rows of {request.batch:,} samples take {format_bytes(min_bytes)}"
+        larger = (
+            f"a larger --memory ({format_bytes(min_bytes)})" if resident.limited and resident.purpose != "use" else ""
+        )
         raise_if_short(resident, f"; with rows on disk, {samples}", larger)
     try:
         plan = _search(request)
@@ -142,7 +144,7 @@ def _place_on_disk(request: PlanRequest, resident: TableMemory) -> Plan:
     plan = fill_caches(plan, resident.tables, room)
     for host, free in enumerate(resident.disk_free_H):
         min_disk = replace(resident, plan=plan).disk_bytes(host) // LOG_COPIES
-        if min_disk > free:  # a log has replaced records besides, and none of rows that never changed
+        if min_disk > free:  # a log also holds replaced records, but none of unchanged rows
             sizes = f"{format_bytes(min_disk)}, and {format_bytes(free)} are free on the disk"
             raise_if_short(resident, f"; rows on disk need up to {sizes}", "another disk by --set disk=FOLDER")
     return plan
@@ -158,7 +160,7 @@ def _with_memory(request: PlanRequest, device_bytes: int, **other_bytes: int) ->
 
 
 def _min_memory_bytes(request: PlanRequest) -> float:
-    """Memory of a host if each table took as little of it as it can, on disk or not."""
+    """Memory of a host with the smallest option of each table, on disk or not."""
     problem = make_problem(request)
     memory_O = OptionTotals.of(problem).bytes_OM[:, 0]
     return float(np.minimum.reduceat(memory_O, problem.item_begin[:-1]).sum()) * problem.topology.devices
@@ -171,7 +173,7 @@ def _read_plan(recipe: Recipe, tables: Sequence[Table], topology: Topology) -> P
         plan = Plan.from_json(read_bytes(recipe.plan))
         if plan.world == world:
             plan.validate(tables)
-            # A forecast for another wire than the run's is none for the run.
+            # A forecast for another wire does not apply to the run.
             wire = None if plan.forecast is None else plan.forecast.wire.in_words(topology)
             return plan if wire == recipe.wire_types.in_words(topology) else structs.replace(plan, forecast=None)
     except SpecError as error:
@@ -202,7 +204,7 @@ def load_hardware(name: str) -> Hardware:
 
 
 def make_request(recipe: Recipe, tables: Sequence[Table], topology: Topology, hardware: Hardware) -> PlanRequest:
-    """The request for a plan of these tables, without limits beside the machine's."""
+    """The planner's request for these tables, limited by the machine only."""
     # Optimizers that couple columns exchange sums for column shards, which costs more than the cut saves.
     coupled = {table.name: WHOLE_ROWS for table in tables if needs_full_rows(table.optimizer)}
     layouts = {ALL: (TABLE_WISE.name,)} if topology.world == 1 else coupled
@@ -219,26 +221,26 @@ def make_request(recipe: Recipe, tables: Sequence[Table], topology: Topology, ha
 def workloads_of(recipe: Recipe, tables: Sequence[Table], world: int) -> tuple[Workload, ...]:
     """The tables with uniform access, as a step looks them up.
 
-    A feature has one id in a sample, or those of a sequence model: a full list and its part of what is scored. A step
-    over a graph reads each row once, whatever its samples, and exchanges a vector for each.
+    A feature has one id in a sample, or those of a sequence model: a full list and its share of the scored items. A
+    step over a graph reads each row once, for any batch size, and exchanges one vector per row.
     """
     model, batch = recipe.model, recipe.train.batch
     if family_of(model).mixes_a_graph:
-        read = (structs.replace(t, pooling=Pooling.SEQUENCE) for t in tables)
-        return tuple(Workload(table=t, access=Access(pooling=t.rows / batch)) for t in read)
+        sequences = (structs.replace(t, pooling=Pooling.SEQUENCE) for t in tables)
+        return tuple(Workload(table=t, access=Access(pooling=t.rows / batch)) for t in sequences)
     if not isinstance(model, SequenceModel):
         return uniform_workloads(tables)
     scored = tables[0].rows if model.negatives is None else model.negatives
-    return uniform_workloads(tables, model.length + 1 + scored * world / batch)  # each rank looks all up that it scores
+    return uniform_workloads(tables, model.length + 1 + scored * world / batch)  # a rank looks up its scored items
 
 
 def step_samples(recipe: Recipe) -> int:
-    """The global number of samples of an optimizer step."""
+    """Global number of samples of an optimizer step."""
     return recipe.train.batch * recipe.train.accumulate
 
 
 def shard_tables(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm, disk: Path | None) -> None:
-    """Shard the tables of a model by the plan, in place; a collective. One rank keeps whole tables as they are.
+    """Shard the tables of a model by the plan, in place; a collective. No-op for one rank with whole tables in memory.
 
     `disk` is the folder of tables on disk.
     """
@@ -246,5 +248,5 @@ def shard_tables(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm, disk:
         train = recipe.train
         elastic, merge_shared = train.determinism == "elastic", train.merge_shared
         shard(model, plan, comm, wire=recipe.wire_types, elastic=elastic, merge_shared=merge_shared, disk=disk)
-        if train.device != "cpu":  # tables were made there, the rest was not; dense parameters may still be on meta
+        if train.device != "cpu":  # tables are there already; dense parameters may still be on meta
             move_sharded(model, plan, train.device, recipe.max_samples)

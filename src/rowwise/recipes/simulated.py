@@ -1,8 +1,8 @@
-"""What `rowwise simulate` needs to know of a recipe: its tables, its dense layers and the settings of its step.
+"""The input of `rowwise simulate` from a recipe: its tables, its dense layers and the settings of its step.
 
-Layers are those of a forward of made-up samples, with tables of one row. For models that take no such samples, each
-matrix of weights counts as a layer that is applied once to a sample. Known limits: what is no matrix product takes no
-time, and accumulated batches count as one.
+Layers are recorded in a forward of zeros, with tables of one row. For models that do not take such samples, each weight
+matrix counts as a layer that is applied once per sample. Known limits: only matrix products take time, and accumulated
+batches count as one.
 """
 
 from dataclasses import dataclass, field
@@ -55,12 +55,12 @@ def simulated_model(recipe: Recipe, machine: Machine) -> SimulatedModel:
 
 
 def columns_of(resolved: ResolvedRecipe) -> int:
-    """The number of columns that a batch is made of."""
+    """Number of columns of a batch."""
     return len(resolved.columns.dense) + len(resolved.columns.sparse)
 
 
 def shaped_layers(side: DenseSide) -> DenseLayers:
-    """A layer for each matrix of weights."""
+    """One layer per weight matrix."""
     shapes = [shape for unit in (*side.shapes.units, side.shapes.own) for shape in unit]
     matrices = [shape for shape in shapes if len(shape) == 2]
     layers = [
@@ -71,7 +71,7 @@ def shaped_layers(side: DenseSide) -> DenseLayers:
 
 
 def record_layers(resolved: ResolvedRecipe, side: DenseSide) -> DenseLayers:
-    """The products of a forward, in their order; those before the model first uses vectors, and those after."""
+    """The products of a forward, in order, before and after the first use of vectors."""
     model = make_small_model(resolved)
     recorder = _Recorder()
     for module in model.modules():
@@ -88,7 +88,7 @@ def record_layers(resolved: ResolvedRecipe, side: DenseSide) -> DenseLayers:
 
 
 def _with_rest(layers: list[DenseLayer], side: DenseSide, counted: int = 0) -> tuple[DenseLayer, ...]:
-    """With all other parameters as a layer without products."""
+    """Append all other parameters as a layer without products."""
     total = sum(prod(shape) for unit in (*side.shapes.units, side.shapes.own) for shape in unit)
     rest = total - counted - sum(layer.parameters for layer in layers)
     return (*layers, DenseLayer("top.other", parameters=rest)) if rest > 0 else tuple(layers)
@@ -96,7 +96,7 @@ def _with_rest(layers: list[DenseLayer], side: DenseSide, counted: int = 0) -> t
 
 @dataclass(slots=True)
 class _Recorder:
-    """Notes each linear layer, and the operations between them, while a model runs."""
+    """Records the linear layers of a forward, and the operations between them."""
 
     counter: FlopCounterMode = field(
         default_factory=lambda: FlopCounterMode(display=False, custom_mapping=flop_formulas())
@@ -104,10 +104,10 @@ class _Recorder:
     before: list[DenseLayer] = field(default_factory=list)
     after: list[DenseLayer] = field(default_factory=list)
     uses_vectors: bool = False
-    flops: int = 0  # that are part of a layer
+    flops: int = 0  # total that is part of recorded layers
 
     def delay(self, _module: nn.Module, _inputs: Any, vectors: Vectors) -> Vectors:
-        """The same vectors, whose first use is noticed."""
+        """The same vectors, with a callback on first use."""
 
         def receive() -> Any:
             self.add_rest()
@@ -126,12 +126,12 @@ class _Recorder:
         self._add("", module.in_features, module.out_features, rows=rows, parameters=parameters)
 
     def add_rest(self) -> None:
-        """The operations since the last layer, as one of their own."""
+        """Record the operations since the last layer as a layer."""
         total = self.counter.get_total_flops()
         if total > self.flops:
             self._add(".products", flops=(total - self.flops) / SAMPLES)
             self.flops = total
 
-    def _add(self, what: str, inputs: int = 0, outputs: int = 0, **numbers: float) -> None:
+    def _add(self, suffix: str, inputs: int = 0, outputs: int = 0, **numbers: float) -> None:
         side, layers = ("top", self.after) if self.uses_vectors else ("bottom", self.before)
-        layers.append(DenseLayer(f"{side}.{len(layers)}{what}", inputs, outputs, **numbers))  # type: ignore[arg-type]
+        layers.append(DenseLayer(f"{side}.{len(layers)}{suffix}", inputs, outputs, **numbers))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A run beside its simulation: what each stage of its steps took, and what would have been predicted."""
+"""Compares a run with its simulation: measured and predicted times of each stage of a step."""
 
 import statistics
 from collections import defaultdict
@@ -25,11 +25,11 @@ from rowwise.report.read import StageLine, read_run
 from rowwise.tables.spec import Topology, Value
 
 A_RUN = "a run of `rowwise train` with a hardware profile: --hardware, or `hardware` in its recipe"
-SHARED = {"gather": "forward"}  # stages of a simulation whose time a run charges to another phase
+SHARED = {"gather": "forward"}  # phases of a run that include the time of a simulated stage
 
 
 class CheckedStage(Value, frozen=True):
-    """Seconds of a stage of a step, on the rank where that is most; 0 are predicted of what is not simulated."""
+    """Seconds of a stage of a step on the slowest rank; the prediction of a stage that is not simulated is 0."""
 
     stage: str
     predicted_s: float
@@ -37,7 +37,7 @@ class CheckedStage(Value, frozen=True):
 
 
 class CheckedRun(Value, frozen=True):
-    """A simulated step beside the run's."""
+    """Comparison of a run's step with the simulated one."""
 
     run: str
     predicted_s: float
@@ -59,24 +59,24 @@ def check_run(folder: Path) -> CheckedRun:
     network = _network(folder, facts.network, hosts) if hosts > 1 else None
     topology = Topology(hosts=hosts, devices=plan.world // hosts) if network is None else network.topology()
     machine = Machine(topology, hardware)
-    place = SimulatedMachine(machine=machine, network=network, plan=plan)
-    found = simulate(simulated_model(recipe, machine), place)
-    if found.step_s is None:
+    simulated = SimulatedMachine(machine=machine, network=network, plan=plan)
+    simulation = simulate(simulated_model(recipe, machine), simulated)
+    if simulation.step_s is None:
         raise SpecError(f"{folder}: the profile {hardware.name} has too little memory for it", A_RUN)
     measured = _median_seconds(recorded.stages, exposed=hardware.copies_inside)
-    predicted = _predicted(found)
+    predicted = _predicted(simulation)
     names = [name for name, seconds in measured.items() if seconds or predicted.get(name)]
     return CheckedRun(
         run=str(folder),
-        predicted_s=found.step_s,
+        predicted_s=simulation.step_s,
         measured_s=_step_seconds(recorded.stages),
         stages=tuple(CheckedStage(name, predicted.get(name, 0.0), measured[name]) for name in names),
-        notes=found.notes,
+        notes=simulation.notes,
     )
 
 
 class _RunFacts(msgspec.Struct):
-    """What a simulation needs of env.json."""
+    """The part of env.json that a simulation reads."""
 
     cpu: str = ""
     hosts: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)] = 1
@@ -91,17 +91,17 @@ def _read_facts(path: Path) -> _RunFacts:
 
 
 def _network(folder: Path, ordered: OrderedHosts | None, hosts: int) -> Network | None:
-    """The network of the run in the order of its hosts; None: it had none, or that is not there any more."""
+    """The network of the run in the order of its hosts; None if it had none, or its file is gone."""
     if ordered is None:
         return None
     probed = folder / NETWORK
     try:
-        given = read_network(probed if probed.exists() else ordered.source)
+        network = read_network(probed if probed.exists() else ordered.source)
         if ordered.order is not None:
-            return given.among(ordered.order.hosts)
+            return network.among(ordered.order.hosts)
     except (OSError, KeyError, SpecError):
         return None
-    return given if len(given.hosts) == hosts else None
+    return network if len(network.hosts) == hosts else None
 
 
 def _hardware(recipe: Recipe, folder: Path, cpu: str) -> Hardware:
@@ -110,26 +110,26 @@ def _hardware(recipe: Recipe, folder: Path, cpu: str) -> Hardware:
         raise SpecError(f"{folder}: the run names no hardware", A_RUN)
     hardware = load_hardware(recipe.hardware)
     if hardware.kernels is not None and cpu not in hardware.source:
-        raise SpecError(f"{folder}: it ran on {cpu}, and {hardware.name} is {hardware.source}", "a profile of that CPU")
+        raise SpecError(f"{folder}: it ran on {cpu}, but {hardware.name} is {hardware.source}", "a profile of that CPU")
     return hardware
 
 
 def _lines_after_first(lines: tuple[StageLine, ...] | list[StageLine]) -> list[StageLine]:
-    """Without the first line, whose steps start up, if there are others."""
+    """Drop the first line, which includes start-up, if there are others."""
     steps = sorted({line.step for line in lines})
     return [line for line in lines if line.step > steps[0]] if len(steps) > 1 else list(lines)
 
 
 def _median_seconds(lines: Any, *, exposed: bool) -> dict[str, float]:
-    """By phase: how long its resource worked, on the rank where that is most; or its main thread, which then copies."""
+    """Busy seconds of each phase's resource on the slowest rank; `exposed`: of the main thread, which then copies."""
     by_rank: dict[tuple[str, int], list[float]] = defaultdict(list)
     for line in _lines_after_first(lines):
         is_busy = is_finite(line.busy_s) and not exposed
         by_rank[line.phase, line.rank].append(line.busy_s if is_busy else line.measured_s)
-    found: dict[str, float] = {}
+    medians: dict[str, float] = {}
     for (phase, _), seconds in by_rank.items():
-        found[phase] = max(found.get(phase, 0.0), statistics.median(seconds))
-    return found
+        medians[phase] = max(medians.get(phase, 0.0), statistics.median(seconds))
+    return medians
 
 
 def _step_seconds(lines: Any) -> float:
@@ -140,10 +140,10 @@ def _step_seconds(lines: Any) -> float:
     return statistics.median(totals.values())
 
 
-def _predicted(found: Simulation) -> dict[str, float]:
-    """Seconds by phase, of the stages of a simulation. Making a batch is part of others, which take longer by it."""
+def _predicted(simulation: Simulation) -> dict[str, float]:
+    """Simulated seconds by phase. The reader is left out, as its time is part of the stages that wait for it."""
     total: dict[str, float] = defaultdict(float)
-    for stage in (one for one in found.stages if one.resource != "reader"):
+    for stage in (s for s in simulation.stages if s.resource != "reader"):
         kind = stage.stage.partition(".")[0]
         total[SHARED.get(kind, kind)] += stage.seconds
     return dict(total)

@@ -39,15 +39,15 @@ from rowwise.train.loss_settings import AnyLoss, LogLoss, Poisson, Squared, want
 from rowwise.train.settings import DenseAdam, Evaluation, Training
 
 SMALL_ROWS = 20_000
-FIRST_ROWS = 4096  # which a recipe has to encode before it is written
-DECAY_EPOCHS = 8  # over which the dense learning rate falls to 0, where rows are few
-STEPS = 100  # of an epoch, approximately
+FIRST_ROWS = 4096  # must be encoded before a recipe is written
+DECAY_EPOCHS = 8  # until the dense learning rate is 0, for small data
+STEPS = 100  # per epoch, approximately
 BATCHES = (64, 2048)
 WIDTH = 110  # of comments
 EMPTY: Mapping[str, str] = MappingProxyType({})
 OBJECTIVES: dict[LabelValues, AnyLoss] = {"clicks": LogLoss(), "numbers": Squared(), "amounts": Poisson()}
 METRICS: dict[LabelValues, str] = {"clicks": "ne", "numbers": "rmse", "amounts": "poisson_deviance"}
-EVALUATIONS = 10  # in an epoch of a large dataset; others have 4
+EVALUATIONS = 10  # per epoch of large data; otherwise 4
 SHOWN = ("data.share", "train.batch", "train.epochs", "evaluate.metric")
 
 
@@ -64,11 +64,11 @@ def make_starter(
     """The recipe as text.
 
     Args:
-        card: facts of all rows.
+        card: statistics of all rows.
         dataset: parquet:PATH or csv:PATH.
         file: the path of the recipe, for the command in its comment.
-        vocabularies: file of each column whose ids are listed; others are hashed.
-        text: how text files are written.
+        vocabularies: file by column; ids of other columns are hashed.
+        text: dialect of text files.
     """
     derived = derive(card)
     _check_card(card, derived)
@@ -126,10 +126,10 @@ def write_starter(found: Inspection, reader: Reader, dataset: str, path: Path, *
     """Write the recipe, and vocabularies beside it, if it encodes the first rows; False if its file exists.
 
     Args:
-        found: in all rows.
-        reader: of the rows.
+        found: inspection of all rows.
+        reader: reader of the rows.
         dataset: parquet:PATH or csv:PATH.
-        path: of the recipe.
+        path: file of the recipe.
         grow: vocabularies of an earlier recipe, whose ids keep their rows.
     """
     folder = path.with_suffix(".ids")
@@ -138,12 +138,12 @@ def write_starter(found: Inspection, reader: Reader, dataset: str, path: Path, *
     text = make_starter(found.card, dataset, str(path), {column: str(file) for column, file in files.items()}, style)
     if path.exists():
         return False
-    kept = folder.exists()
+    existed = folder.exists()
     write_vocabularies(found.ids, files, grow)
     try:
         _check_first_rows(decode(parse(text, str(path)), str(path)), reader)
     except DataError:
-        if not kept:
+        if not existed:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     path.write_text(text)
@@ -151,7 +151,7 @@ def write_starter(found: Inspection, reader: Reader, dataset: str, path: Path, *
 
 
 def _check_first_rows(recipe: Recipe, reader: Reader) -> None:
-    """Raise if the first rows cannot be encoded, by transforms and columns alone: without a model and torch."""
+    """Raise if the first rows cannot be transformed and encoded; needs neither a model nor torch."""
     assert recipe.columns is not None
     columns, lookups = replace_vocabularies(recipe.columns)
     columns = structs.replace(columns, label_values=wanted_values(recipe.train.objective))
@@ -162,9 +162,9 @@ def _check_first_rows(recipe: Recipe, reader: Reader) -> None:
     if unlabelled_R is not None:
         table = table.filter(pa.array(~unlabelled_R))
     columns.check(transform.schema_after(reader.schema, loaded, split.source), split.source)
-    made, _ = transform.apply(table, loaded, columns.names, transform.RowPosition(split=split))
+    transformed, _ = transform.apply(table, loaded, columns.names, transform.RowPosition(split=split))
     rows = {s.table_name: s.rows for s in columns.sparse if s.rows is not None}
-    encode(made, columns, rows, split)
+    encode(transformed, columns, rows, split)
 
 
 def _first_rows(reader: Reader, names: tuple[str, ...]) -> tuple[Split, pa.Table]:
@@ -179,10 +179,12 @@ def _check_card(card: DatasetCard, derived: Derived) -> None:
     label = next((column for column in card.columns if column.role == "label"), None)
     if label is not None and label.note:
         raise DataError(f"{card.source}: {label.note}", f"--label COLUMN{_suggest_labels(card)}")
-    named = next((column for column in card.columns if column.name.lower() in LABELS), None)
-    if label is None and named is not None and not card.likely_labels:
-        why = next((line for line in card.warnings if repr(named.name) in line), f"column {named.name!r} is no label")
-        raise DataError(f"{card.source}: {why.removeprefix(f'{card.source}: ')}; or --label COLUMN")
+    by_name = next((column for column in card.columns if column.name.lower() in LABELS), None)
+    if label is None and by_name is not None and not card.likely_labels:
+        problem = next(
+            (line for line in card.warnings if repr(by_name.name) in line), f"column {by_name.name!r} is no label"
+        )
+        raise DataError(f"{card.source}: {problem.removeprefix(f'{card.source}: ')}; or --label COLUMN")
     if label is None:
         raise DataError(f"{card.source}: no label column", f"--label COLUMN{_suggest_labels(card)}")
     if not derived.sparse and not any(column.is_ids for column in card.columns):
@@ -221,7 +223,7 @@ def _row_optimizer(large: bool) -> RowWiseAdagrad:
 
 
 def _choose_model(rows: int, *, numbers: bool) -> DlrmConfig | DcnConfig:
-    """DCN where there are numbers, dropout and normalisation where rows are few; see docs/decisions/0018-starter.md."""
+    """DCN if there are numbers, dropout and normalisation for small data; see docs/decisions/0018-starter.md."""
     large = rows > LARGE_ROWS
     top = (512, 256) if large else (64,) if rows < SMALL_ROWS else (256, 128)
     if numbers and not large:

@@ -1,4 +1,4 @@
-"""Checks that the tables of a run fit into the memory of its hosts, and suggests changes if they do not.
+"""Checks that the tables of a run fit into the memory of its hosts, and suggests remedies if they do not.
 
 Runs before tables are allocated. Counts rows, optimizer state, the copy that background checkpoints make, and caches of
 tables on disk, but not batches or the dense model. Hosts whose free memory is unknown are not checked.
@@ -47,9 +47,9 @@ class TableMemory:
     background: bool = False  # checkpoints copy tables before writing
     purpose: Purpose = "train"
     mapped: frozenset[str] = frozenset()  # tables whose number of rows is set by an id map
-    limited: bool = False  # `free_H` is the recipe's limit, not what is free
+    limited: bool = False  # `free_H` is the recipe's budget, not the free memory
     disk_free_H: tuple[int, ...] = ()  # of the file system for tables on disk
-    pictures_bytes: int = 0  # of a rank, for decoded pictures of items; not under a limit, which is for tables
+    pictures_bytes: int = 0  # decoded pictures of items, per rank; not under a budget, which is for tables
 
     def rows_bytes(self, host: int) -> int:
         return self._in_memory(host, lambda table: table.rows * table.row_bytes)
@@ -64,7 +64,7 @@ class TableMemory:
         return sum(disk_bytes(piece) for piece, _ in self._on_disk(host))
 
     def _in_memory(self, host: int, size_of: Callable[[Table], int]) -> int:
-        """The sum of sizes over the tiles of a host; a changed table is cut in the same proportions."""
+        """Sum of sizes over the tiles of a host; a changed table is divided in the same proportions."""
         ranks, tiles, total = self.topology.ranks_of(host), tiles_by_table(self.plan), Fraction()
         for table in self.tables:
             resident = [tile for tile in tiles[table.name] if tile.tier != "disk"]
@@ -92,9 +92,9 @@ class TableMemory:
 
     @property
     def rank_room_bytes(self) -> int:
-        """Memory of a rank for tables, where the plan may have some on disk."""
-        least = min(free for free in self.free_H if free is not None)
-        room = int(least * (1.0 if self.limited else USABLE)) - self.pictures_bytes * self.topology.devices
+        """Memory budget of a rank for tables, if the plan may put some on disk."""
+        min_free = min(free for free in self.free_H if free is not None)
+        room = int(min_free * (1.0 if self.limited else USABLE)) - self.pictures_bytes * self.topology.devices
         return max(0, room) // self.copies // self.topology.devices
 
     def with_tables(self, change: Callable[[Table], Table]) -> "TableMemory":
@@ -102,7 +102,7 @@ class TableMemory:
 
 
 class MemoryRemedy(NamedTuple):
-    """A change that makes the tables fit, and the memory that they need then."""
+    """A change that makes the tables fit, and the memory they then need."""
 
     change: str  # in words
     needed_bytes: float  # on the host that lacks memory
@@ -111,10 +111,10 @@ class MemoryRemedy(NamedTuple):
 def measure_memory(
     resolved: ResolvedRecipe, comm: Comm, purpose: Purpose = "train", disk: Path = Path()
 ) -> TableMemory:
-    """The memory of all hosts, with all tables whole on the first rank; a collective."""
+    """The memory of all hosts, with all tables on the first rank; a collective."""
     free, tables = free_bytes(), resolved.stored_tables
-    here = torch.tensor([-1 if free is None else free, _free_of_disk(disk)])
-    free_W2: list[list[int]] = [sizes.tolist() for sizes in all_gather_uneven(comm, here, "memory")]
+    local = torch.tensor([-1 if free is None else free, _free_of_disk(disk)])
+    free_W2: list[list[int]] = [sizes.tolist() for sizes in all_gather_uneven(comm, local, "memory")]
     free_HW2 = [[free_W2[rank] for rank in comm.topology.ranks_of(host)] for host in range(comm.topology.hosts)]
     memory = TableMemory(
         tables=tuple(tables),
@@ -127,29 +127,29 @@ def measure_memory(
         disk_free_H=tuple(min(size for _, size in sizes) for sizes in free_HW2),
         pictures_bytes=decoded_bytes(resolved.recipe.model, tables),
     )
-    limit = resolved.recipe.memory_bytes if resolved.recipe.train.device == "cpu" else None  # else of the GPU
+    limit = (
+        resolved.recipe.memory_bytes if resolved.recipe.train.device == "cpu" else None
+    )  # otherwise the budget of a GPU
     if limit is None or any(free is not None and free < limit for free in memory.free_H):
         return memory
     return replace(memory, free_H=(limit,) * comm.topology.hosts, limited=True, pictures_bytes=0)
 
 
-def find_memory_notes(memory: TableMemory, wanted_bytes: int | None, disk: Path | None) -> tuple[str, ...]:
-    """Warnings: a recipe's memory is more than what is free, or its tables on disk are in memory.
+def find_memory_notes(memory: TableMemory, budget_bytes: int | None, disk: Path | None) -> tuple[str, ...]:
+    """Warnings about a budget above the free memory, and about tables on disk on a tmpfs.
 
     Args:
         memory: as measured.
-        wanted_bytes: the recipe's `memory`.
-        disk: the folder of tables on disk, if there are any.
+        budget_bytes: the recipe's `memory`.
+        disk: the folder of tables on disk, if any.
     """
     notes: list[str] = []
-    least = min((size for size in memory.free_H if size is not None), default=None)
-    if wanted_bytes is not None and least is not None and not memory.limited:
-        free = format_bytes(least)
-        notes.append(f"memory={format_bytes(wanted_bytes)}: {free} are free, and tables have no more than that")
+    min_free = min((size for size in memory.free_H if size is not None), default=None)
+    if budget_bytes is not None and min_free is not None and not memory.limited:
+        free = format_bytes(min_free)
+        notes.append(f"memory={format_bytes(budget_bytes)}: only {free} are free, which limits the tables")
     if disk is not None and is_in_memory(disk):
-        notes.append(
-            f"{disk} is in memory (tmpfs), and so are its tables on disk: expected --set disk=FOLDER on a disk"
-        )
+        notes.append(f"{disk} is a tmpfs, so its tables are in memory: expected --set disk=FOLDER on a disk")
     return tuple(notes)
 
 
@@ -164,9 +164,9 @@ def single_rank_plan(tables: Sequence[Table], world: int = 1) -> Plan:
 
 
 def raise_if_short(memory: TableMemory, disk: str = "", disk_remedy: str = "") -> None:
-    """Raise if a host lacks memory, with what it needs and has, and the smallest changes that make the tables fit.
+    """Raise if a host lacks memory, with its needed and free memory, and the smallest changes that make the tables fit.
 
-    `disk` says why rows on disk do not help, and `disk_remedy` which change would make them.
+    `disk`: why rows on disk do not help; `disk_remedy`: a change with which they would.
     """
     short_H = [0 if free is None else memory.needed_bytes(host) - free for host, free in enumerate(memory.free_H)]
     host = max(range(len(short_H)), key=short_H.__getitem__)
@@ -184,19 +184,19 @@ def raise_if_short(memory: TableMemory, disk: str = "", disk_remedy: str = "") -
     sizes = f"{rows} of rows and {state} of optimizer state{copies}{cached}"
     size_of_largest = f"the largest is {largest.name!r} with {largest.rows:,} x {largest.dim}"
     needed = format_bytes(memory.needed_bytes(host))
-    got = f"the tables need {needed} of memory {where} ({sizes}; {size_of_largest})"
+    problem = f"the tables need {needed} of memory {where} ({sizes}; {size_of_largest})"
     remedies = [f"{remedy.change} ({format_bytes(remedy.needed_bytes)})" for remedy in find_remedies(memory, host)]
     if memory.purpose == "use":
         remedies = [f"a machine with {needed} free", *(f"a run with {remedy}" for remedy in remedies)]
-    smaller_caches = "smaller `cache_rows` in the plan" if caches else ""  # it is a given one: others fit
+    smaller_caches = "smaller `cache_rows` in the plan" if caches else ""  # only of a plan file: searched plans fit
     remedies = [*filter(None, (disk_remedy, smaller_caches)), *remedies]
     expected = "; or ".join(remedies[:MAX_REMEDIES]) or "a machine with more memory, or fewer tables"
-    there = f"memory is {format_bytes(free)}" if memory.limited else f"{format_bytes(free)} are free"
-    raise TableMemoryError(f"{got}, and {there}{disk}", expected)
+    limit = f"memory is {format_bytes(free)}" if memory.limited else f"{format_bytes(free)} are free"
+    raise TableMemoryError(f"{problem}, and {limit}{disk}", expected)
 
 
 def find_remedies(memory: TableMemory, host: int) -> list[MemoryRemedy]:
-    """The smallest change of each kind: first save.background=false, the others by falling memory."""
+    """The smallest change of each kind: save.background=false first, the others by decreasing memory."""
     free = memory.free_H[host]
     assert free is not None
     room = int(free * USABLE)
@@ -227,11 +227,15 @@ def _fewer_rows(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRem
         mapped = memory.mapped
         return memory.with_tables(lambda t: t if t.name in mapped else _limit_rows(t, rows)).needed_bytes(host)
 
-    most = _round_down(bisect_right(range(1, max(table.rows for table in memory.tables)), room, key=size))
-    larger = [t.name for t in memory.tables if t.rows > most and t.name not in memory.mapped]
-    if most and larger:
-        change = f"at most {most:,} rows in each table" if len(larger) > 1 else f"tables.each.{larger[0]}.rows={most}"
-        yield MemoryRemedy(change, size(most))
+    max_rows = _round_down(bisect_right(range(1, max(table.rows for table in memory.tables)), room, key=size))
+    larger = [t.name for t in memory.tables if t.rows > max_rows and t.name not in memory.mapped]
+    if max_rows and larger:
+        change = (
+            f"at most {max_rows:,} rows in each table"
+            if len(larger) > 1
+            else f"tables.each.{larger[0]}.rows={max_rows}"
+        )
+        yield MemoryRemedy(change, size(max_rows))
 
 
 def _limit_rows(table: Table, rows: int) -> Table:
@@ -282,6 +286,6 @@ def _narrow_row_type(table: Table, row_type: RowType) -> Table:
 
 
 def _round_down(number: int) -> int:
-    """The number with all digits but the first two set to 0."""
+    """Round down to two significant digits."""
     unit = 10 ** max(floor(log10(number)) - 1, 0) if number else 1
     return number // unit * unit

@@ -1,6 +1,6 @@
 """Notes on settings of a recipe that are valid but have no effect with the run's rows, model and ranks.
 
-Contradicting settings are errors where they are read. A setting with its default value gets no note.
+Contradicting settings raise where they are read. A setting with its default value gets no note.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class UnusedRule(NamedTuple):
     section: str
     keys: tuple[str, ...]
     applies: bool
-    why: str
+    reason: str
 
 
 def find_notes(resolved: ResolvedRecipe, topology: Topology) -> tuple[str, ...]:
@@ -60,11 +60,11 @@ def _rule_notes(resolved: ResolvedRecipe, topology: Topology) -> Iterator[str]:
     if not isinstance(recipe.model, str):
         sections["model"] = recipe.model
     rules = (*_data_rules(resolved), *_training_rules(resolved, topology), *_wire_rules(resolved, topology))
-    for section, keys, applies, why in rules:
+    for section, keys, applies, reason in rules:
         for key in keys if applies and section in sections else ():
             value = getattr(sections[section], key)
             if value != _default(sections[section], key):
-                yield _note(f"{section}.{key}".lstrip("."), value, why)
+                yield _note(f"{section}.{key}".lstrip("."), value, reason)
 
 
 def _data_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
@@ -76,14 +76,14 @@ def _data_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
     at_store = any(
         f":{scheme}://" in (name or "") for name in (data.dataset, data.valid, data.test) for scheme in SCHEMES
     )
-    has_rows = "the recipe names such rows, or the dataset has its own"
+    has_own_rows = "the recipe or the dataset has rows of its own for this use"
     return (
         UnusedRule(
             "data", ("folder",), data.dataset not in STORED, f"{data.dataset} is not a dataset of `rowwise data get`"
         ),
         UnusedRule("data", ("cache",), not at_store, "no data is at s3://, gs:// or az://"),
-        UnusedRule("data", ("valid_share",), valid is not None, has_rows),
-        UnusedRule("data", ("test_share",), test is not None, f"{has_rows}; set data.test for other rows"),
+        UnusedRule("data", ("valid_share",), valid is not None, has_own_rows),
+        UnusedRule("data", ("test_share",), test is not None, f"{has_own_rows}; set data.test for other rows"),
         UnusedRule("data", ("valid_share", "test_share"), by_time and not (valid or test), "data.share gives times"),
         UnusedRule("data", ("share", "group"), not by_time and not any(shares), "no share of training rows is used"),
         UnusedRule("data", ("test_rows",), data.test is not None, "data.test names the test rows"),
@@ -107,7 +107,7 @@ def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[Unuse
         *_interaction_rules(recipe.model),
         UnusedRule("model", ("layers",), encoder == "graphsage", "model.sizes are the layers of graphsage"),
         UnusedRule("model", ("sizes",), encoder == "lightgcn", "layers of lightgcn have no weights"),
-        UnusedRule("columns", ("weight",), retrieves, "the loss over the items of a batch weights all pairs equally"),
+        UnusedRule("columns", ("weight",), retrieves, "the in-batch loss weights all pairs equally"),
         UnusedRule("columns", ("time",), not family_of(recipe.model).reads_times, "only user models read it"),
         UnusedRule("train", ("virtual_shards",), train.determinism != "elastic", "train.determinism is not elastic"),
         UnusedRule("train", ("merge_shared",), not columns.shared, "columns.shared is empty"),
@@ -123,8 +123,8 @@ def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[Unuse
         ),
         UnusedRule("train", ("dense_parallel",), alone and not train.dense_parallel.recompute, "there is one rank"),
         UnusedRule("log", ("group",), not recipe.log.is_remote, f"{' and '.join(REMOTE)} are null"),
-        UnusedRule("", ("hardware",), recipe.plan is not None, "the given plan has its own forecast"),
-        UnusedRule("", ("memory",), recipe.plan is not None, "the given plan says where tables are"),
+        UnusedRule("", ("hardware",), recipe.plan is not None, "the plan file has its own forecast"),
+        UnusedRule("", ("memory",), recipe.plan is not None, "the plan file places the tables"),
     )
 
 
@@ -137,23 +137,21 @@ def _interaction_rules(model: object) -> Iterator[UnusedRule]:
 
 
 def _wire_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[UnusedRule, ...]:
-    wire, alone, ways = resolved.recipe.wire_types, topology.world == 1, ("forward", "backward")
+    wire, alone, directions = resolved.recipe.wire_types, topology.world == 1, ("forward", "backward")
     near = "all ranks are on one host" if topology.hosts == 1 else "no two hosts share a group"
     far = "there is one rank" if alone else "all ranks are near each other: on one host"
     elastic = resolved.recipe.train.determinism == "elastic"
     exact = not alone and wire.has_exact_sums
     return (
         UnusedRule("", ("network",), topology.hosts == 1, "there is one host, and nothing to order"),
-        UnusedRule("wire.host", ways, topology.devices == 1, "each host has one rank"),
-        UnusedRule("wire.network", ways, "network" not in topology.links and wire.uplink is not None, near),
-        UnusedRule("wire.network", ways, topology.hosts == 1 and wire.uplink is None, near),
-        UnusedRule("wire.uplink", ways, "uplink" not in topology.links, "all hosts are one group"),
+        UnusedRule("wire.host", directions, topology.devices == 1, "each host has one rank"),
+        UnusedRule("wire.network", directions, "network" not in topology.links and wire.uplink is not None, near),
+        UnusedRule("wire.network", directions, topology.hosts == 1 and wire.uplink is None, near),
+        UnusedRule("wire.uplink", directions, "uplink" not in topology.links, "all hosts are one group"),
         UnusedRule("wire", ("dense", "error_feedback"), alone, "there is one rank"),
         UnusedRule("wire", ("far",), len(topology.near_ranks) == 1, far),
-        UnusedRule(
-            "wire", ("far",), elastic and not alone, "sums of train.determinism=elastic have an order of their own"
-        ),
-        UnusedRule("wire", ("error_feedback",), exact, "sums of dense gradients round nothing"),
+        UnusedRule("wire", ("far",), elastic and not alone, "train.determinism=elastic fixes the order of sums"),
+        UnusedRule("wire", ("error_feedback",), exact, "sums of dense gradients are exact"),
     )
 
 
@@ -182,8 +180,8 @@ def _column_notes(resolved: ResolvedRecipe) -> Iterator[str]:
     schema = resolved.rows.train.reader.schema
     for sparse in resolved.columns.sparse:
         if sparse.first is not None and sparse.column in schema.names and not is_list(schema.field(sparse.column).type):
-            why = f"the column has type {schema.field(sparse.column).type}, not a list"
-            yield _note(f"columns.sparse: {sparse.column!r}: first", sparse.first, why)
+            reason = f"the column has type {schema.field(sparse.column).type}, not a list"
+            yield _note(f"columns.sparse: {sparse.column!r}: first", sparse.first, reason)
 
 
 def _transform_notes(resolved: ResolvedRecipe) -> Iterator[str]:
@@ -192,8 +190,8 @@ def _transform_notes(resolved: ResolvedRecipe) -> Iterator[str]:
         yield f"{step} is not used, because nothing reads its output: {output}"
 
 
-def _note(key: str, value: Any, why: str) -> str:
-    return f"{key}={msgspec.to_builtins(value)!r} is not used, because {why}"
+def _note(key: str, value: Any, reason: str) -> str:
+    return f"{key}={msgspec.to_builtins(value)!r} is not used, because {reason}"
 
 
 def _default(section: Value, key: str) -> Any:

@@ -1,8 +1,8 @@
 """Imports the user's model class, which a recipe names as path.py:Class.
 
 The file may import its neighbours: modules and packages of its folder. All are read before the first one runs. They are
-modules of a package that is named by their texts, so only they find each other there, and those of two models may have
-the same names. A compilation that is cached beside a file is not used, as a digest of the text would not cover it.
+modules of a package that is named by the digest of their texts: modules of two models may have the same names, and do
+not import each other. Cached bytecode beside a file is not used, as the digest does not cover it.
 """
 
 import builtins
@@ -28,8 +28,8 @@ class _Source(NamedTuple):
     text: bytes
 
 
-PREFIX = "rowwise_own_"  # begins the names of packages
-_SOURCES: dict[str, _Source] = {}  # by the names of modules
+PREFIX = "rowwise_own_"  # of package names
+_SOURCES: dict[str, _Source] = {}  # by module name
 
 
 def load_class(name: str) -> type[nn.Module]:
@@ -63,7 +63,7 @@ def _add_package(path: Path) -> str:
 
 @final
 class _Finder(MetaPathFinder):
-    """Finds the modules of models, and packages of them that have no file."""
+    """Finds the modules of models, and their namespace packages."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -84,7 +84,7 @@ _FINDER = _Finder()
 
 @final
 class _Text(SourceLoader):
-    """Runs the text of a module, whose imports find the modules of its model first."""
+    """Runs the text of a module, whose imports look in its model's folder first."""
 
     def __init__(self, name: str, source: _Source) -> None:
         self._package, self._source = name.partition(".")[0], source
@@ -92,7 +92,7 @@ class _Text(SourceLoader):
     def get_filename(self, fullname: str) -> str:
         return str(self._source.file)
 
-    def get_data(self, path: str) -> bytes:  # without `path_stats` a loader looks for no compilation
+    def get_data(self, path: str) -> bytes:  # without `path_stats` a loader ignores cached bytecode
         return self._source.text
 
     def exec_module(self, module: ModuleType) -> None:
@@ -107,8 +107,8 @@ class _Text(SourceLoader):
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        first = f"{self._package}.{name.partition('.')[0]}"
-        if level or _FINDER.find_spec(first, None) is None:
+        top = f"{self._package}.{name.partition('.')[0]}"
+        if level or _FINDER.find_spec(top, None) is None:
             return builtins.__import__(name, globals, locals, fromlist, level)
-        found = builtins.__import__(f"{self._package}.{name}", globals, locals, fromlist or (), 0)
-        return found if fromlist else sys.modules[first]
+        module = builtins.__import__(f"{self._package}.{name}", globals, locals, fromlist or (), 0)
+        return module if fromlist else sys.modules[top]

@@ -1,8 +1,8 @@
-"""Decides a recipe's wire: `wire: auto` link by link, and how dense gradients are summed on a known network.
+"""Decides a recipe's wire: types of `wire: auto` per link, and the all-reduce of dense gradients on a known network.
 
 Steps are predicted by rates: tables by the cost model and a short search, dense layers by their multiplications, sums
-by the formulas of collectives, one after the other. Known limits: no overlap; models whose multiplications are not
-known count no dense computation, so types are chosen as if links were all that a step waits for.
+by the formulas of collectives, one after the other. Known limits: no overlap; models with unknown multiplications count
+as without dense computation, so types are chosen as if a step waited for links only.
 """
 
 from dataclasses import replace
@@ -31,10 +31,10 @@ from rowwise.train.step import dense_parameters
 def decide_wire(
     resolved: ResolvedRecipe, topology: Topology, net: LinkArrays | None = None, hardware: Hardware | None = None
 ) -> ResolvedRecipe:
-    """The recipe with a wire of types in place of `auto`; one that names types keeps them.
+    """The recipe with types in place of `wire: auto`; a recipe that names types keeps them.
 
-    On a known network, whose hosts are in the order of ranks, sums of dense gradients in one level become sums in two
-    where those take less. Nothing is rounded that the recipe does not ask for. Without `hardware`: the recipe's.
+    On a known network, with hosts in the order of ranks, a flat all-reduce of dense gradients becomes a two-level one
+    if that is faster. Never rounds more than the recipe asks for. `hardware` defaults to the recipe's.
     """
     recipe = resolved.recipe
     if topology.world == 1 or (recipe.wire != "auto" and net is None):
@@ -58,7 +58,7 @@ def _with_wire(resolved: ResolvedRecipe, choice: WireChoice | None) -> ResolvedR
 def predict_step(
     resolved: ResolvedRecipe, model: nn.Module, topology: Topology, net: LinkArrays | None, hardware: Hardware
 ) -> Predict:
-    """Seconds of a step by its wire; tables are placed as a short search for floats places them."""
+    """A function from a wire to the seconds of a step; tables are placed by a short search with fp32."""
     recipe = resolved.recipe
     if net is None:
         net = uniform_network(topology, hardware).arrays()
@@ -70,7 +70,9 @@ def predict_step(
     numbers = bucket_numbers(dense_parameters(model))
     sums = SumCosts(topology, net, hardware, tuple(numbers))
     dense = multiplications(resolved.parts.model, resolved.tables, len(resolved.columns.dense)) or 0
-    compute_s = 6 * dense * request.batch / topology.world / hardware.flops  # twice for a product, and backward twice
+    compute_s = (
+        6 * dense * request.batch / topology.world / hardware.flops
+    )  # 2 operations per multiplication; backward costs two forwards
 
     def seconds(wire: Wire) -> float:
         priced = make_problem(_by_rates(request, wire))
@@ -84,7 +86,7 @@ def _by_rates(request: PlanRequest, wire: Wire) -> PlanRequest:
 
 
 def hardware_on(net: LinkArrays, topology: Topology, hardware: Hardware) -> Hardware:
-    """The profile with the links of a network between its hosts: medians of pairs, and each device's part of them."""
+    """The profile with the median links of a network, divided among the devices of a host."""
     if net.hosts < 2:
         return hardware
     off_HH = ~np.eye(net.hosts, dtype=bool)
@@ -95,7 +97,7 @@ def hardware_on(net: LinkArrays, topology: Topology, hardware: Hardware) -> Hard
         if not pairs_HH.any():
             continue
         host_Bps = ring_Bps = float(np.median(net.rate_HH[pairs_HH]))
-        if name == "uplink":  # shared by all hosts of a group; one message of a ring has it to itself
+        if name == "uplink":  # the hosts of a group share it; a ring sends one message at a time
             host_Bps = min(host_Bps, float((net.uplink_G / np.bincount(net.group_H)).min()))
             ring_Bps = min(ring_Bps, float(net.uplink_G.min()))
         each_Bps = host_Bps / topology.devices

@@ -34,7 +34,7 @@ from rowwise.tables.spec import Table
 
 ADVICE = "advice.json"
 PROBE_ALL = "probe-all.safetensors"
-Maps = Mapping[str, tuple[IdMap, StoredIds]]  # by table: the map, and its entry for a recipe
+Maps = Mapping[str, tuple[IdMap, StoredIds]]  # by table: the map, and its entry in a recipe
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -48,7 +48,7 @@ def check_recipe(recipe: Recipe) -> None:
         )
 
 
-def advise(  # noqa: PLR0913 - all that the work follows from
+def advise(  # noqa: PLR0913 - one call per command
     window: DataWindow,
     selection: TableSelection,
     goal: CompressionGoal,
@@ -59,7 +59,7 @@ def advise(  # noqa: PLR0913 - all that the work follows from
 ) -> CompressionAdvice:
     """Run the missing trials, choose methods and sizes, and write maps and advice.json.
 
-    Where `limit` leaves no time for all sizes, the choice is among those that were measured.
+    If `limit` leaves no time for all sizes, the choice is among the measured ones.
     """
     set_threads(window.earlier.recipe)
     ratios = schedule.ratios_around(selection.ratio)
@@ -173,17 +173,17 @@ def _table_advice(runner: TrialRunner, table: Table, option: SizeOption, maps: M
 def _warnings(tables: tuple[TableAdvice, ...], window: DataWindow, noise: float, left_out: int) -> tuple[str, ...]:
     lines = []
     if left_out:
-        lines.append(f"no time for {left_out} trials of other sizes; give more --minutes for a better division")
+        lines.append(f"no time for {left_out} trials of other sizes; give more --minutes for a better allocation")
     correlations = {table.name: table.ordered for table in tables if table.ordered is not None}
     if correlations:
         names = f"table{'s' * (len(correlations) > 1)} {', '.join(correlations)}"
-        likeness = f"(correlation up to {max(correlations.values()):.2f}), as if numbered by popularity or time"
+        correlation = f"(correlation up to {max(correlations.values()):.2f}), as if numbered by popularity or time"
         lines.append(
-            f"{names}: neighbouring ids are alike {likeness}. All methods scramble ids first, so none benefits"
+            f"{names}: neighbouring ids are alike {correlation}. All methods scramble ids first, so none benefits"
         )
     if not window.is_later:
         lines.append(f"measured on {window.description}: the quality on ids that appear later is unknown")
     if all(abs(point.ne) <= 2 * noise for table in tables for point in table.points):
-        got = f"no size differs from the full model by more than its noise (two standard deviations of {noise:.5f})"
-        lines.append(f"{got}; take more rows to train and to measure on")
+        problem = f"no size differs from the full model by more than its noise (two standard deviations of {noise:.5f})"
+        lines.append(f"{problem}; take more rows to train and to measure on")
     return tuple(lines)

@@ -32,14 +32,14 @@ SECTIONS = ("seed", "data", "transforms", "columns", "tables", "model", "train",
 class TrialFolderSpec(Value, frozen=True, kw_only=True):
     """The settings of trials; trials with equal settings can be compared."""
 
-    recipe: dict[str, Any]  # its SECTIONS
+    recipe: dict[str, Any]  # SECTIONS of the recipe
     history: tuple[str, ...] = ()
     rows: int | None = None
     seed: int = 0
 
     @classmethod
     def of(cls, recipe: Recipe, history: tuple[str, ...], rows: int | None, seed: int) -> "TrialFolderSpec":
-        """The spec for a resolved recipe."""
+        """The spec of a resolved recipe."""
         plain = msgspec.to_builtins(recipe)
         sections = {name: plain.get(name) for name in SECTIONS}
         # Through JSON and back, so that it compares equal to the content of a file.
@@ -50,7 +50,7 @@ class Trial(Value, frozen=True, kw_only=True):
     """A recorded trial. It has no metrics if the method cannot make the table that small."""
 
     spec: TrialSpec = msgspec.field(name="asked")
-    size_bytes: int = 0  # of the table, its map included
+    size_bytes: int = 0  # of the table with its map
     map_bytes: int = 0
     digest: str = ""  # of the table's map; empty if several tables are compressed
     metrics: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)  # by label
@@ -117,7 +117,7 @@ def recorded_rows(path: Path) -> int | None:
 
 
 def lock_folder(folder: TrialFolder) -> AbstractContextManager[None]:
-    """Lock the folder for other processes inside the block; first deletes a trial that a killed process half wrote."""
+    """Lock the folder against other processes; first deletes a half-written trial of a killed process."""
     return lock_exclusively(folder.path / SPEC, folder.path, TRIALS)
 
 

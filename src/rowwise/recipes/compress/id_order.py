@@ -28,5 +28,5 @@ def find_id_order(counts_N: NDArray[np.int64], vectors_ND: NDArray[np.float32] |
     correlations = [neighbour_correlation(np.log1p(counts_N).astype(np.float32)[:, None])]
     if vectors_ND is not None:
         correlations.append(neighbour_correlation(vectors_ND[counts_N > 0]))
-    least = max(MIN_CORRELATION, STANDARD_ERRORS / max(len(counts_N), 1) ** 0.5)
-    return max(correlations) if max(correlations) > least else None
+    threshold = max(MIN_CORRELATION, STANDARD_ERRORS / max(len(counts_N), 1) ** 0.5)
+    return max(correlations) if max(correlations) > threshold else None

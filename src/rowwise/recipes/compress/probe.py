@@ -1,7 +1,7 @@
 """Counts ids, and learns a vector for each with the probe: the recipe's model with dim 4 and layers half as wide.
 
-Rows of the tables to compress start at 0, so a vector has no random part. Memory for each id: 8 bytes for its count,
-and 4 floats for each fold of the samples (see `refit`) and for all samples.
+Rows of the tables to compress start at 0, so a vector has no random part. Memory per id: 8 bytes for its count, and 4
+floats for all samples and for each fold of them (see `refit`).
 """
 
 import os
@@ -58,7 +58,7 @@ def learn(resolved: ResolvedRecipe, names: Sequence[str], tell: Callable[[float]
     counts = _count_ids(model, [table for table in small.tables if table.name in names])
     job = make_job(small, model, lambda position: make_batcher(small, small.rows.train, position))
     settings = Settings(train=small.recipe.train, save=Saving())
-    training = 1 / (REFIT_PASSES + 1)  # fraction of all work
+    training = 1 / (REFIT_PASSES + 1)  # fraction of the work
     Trainer(job, settings, on_step=lambda display: tell(training * done_fraction(display))).run()
     unseen = [name for name in names if not int(counts[name].sum())]
     if unseen:
@@ -95,12 +95,12 @@ def read_histories(path: Path, tables: Sequence[Table], names: Sequence[str]) ->
             folds = msgspec.json.decode((file.metadata() or {}).get(FOLDS, "{}"), type=_Folds)
             histories = {name: _read_history(file, name, folds) for name in names}
     except (SafetensorError, OSError, msgspec.DecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}", hint="delete the file, and it is made again") from None
+        raise DataError(f"{path}: cannot be read: {error}", hint="delete the file to rebuild it") from None
     for name, history in histories.items():
         if len(history.counts_N) != rows[name]:
             raise DataError(
                 f"{path}: {len(history.counts_N):,} ids of table {name!r}, which has {rows[name]:,}",
-                hint="delete the file, and it is made again",
+                hint="delete the file to rebuild it",
             )
     return histories
 
@@ -114,11 +114,11 @@ class _Folds(Value, frozen=True):
 
 
 def _read_history(file: Any, name: str, folds: _Folds) -> IdHistory:
-    without = tuple(file.get_tensor(f"{FOLDS}/{index}/{name}") for index in range(folds.count))
+    folded = tuple(file.get_tensor(f"{FOLDS}/{index}/{name}") for index in range(folds.count))
     return IdHistory(
         counts_N=file.get_tensor(COUNTS + name),
         vectors_ND=file.get_tensor(VECTORS + name),
-        folded=FoldedVectors(features=folds.features, seed=folds.seed, vectors=without),
+        folded=FoldedVectors(features=folds.features, seed=folds.seed, vectors=folded),
     )
 
 
@@ -138,7 +138,7 @@ def _write(path: Path, histories: Mapping[str, IdHistory]) -> None:
 
 
 def _halve_layers(model: Model) -> Model:
-    """The model with layers of half the width; those of towers stay, as vectors of both are compared."""
+    """The model with layers of half the width, except for towers, whose vectors must match."""
     if family_of(model).ranks_items:
         return model
     halves = {key: tuple(-(-n // 2) for n in sizes) for key, sizes in layers_of(model).items() if key in MLP_WIDTHS}
@@ -168,8 +168,8 @@ def _make_counter(table: Table, counts_N: Tensor) -> Callable[..., None]:
         size = jagged.batch_size
         ends = torch.cat([torch.zeros(1, dtype=torch.int64), jagged.lengths_FB.cumsum(0).cpu().long()])
         for feature in table.feature_names:
-            at = jagged.features.index(feature)
-            ids = jagged.values_N[int(ends[at * size]) : int(ends[(at + 1) * size])].cpu().long()
+            index = jagged.features.index(feature)
+            ids = jagged.values_N[int(ends[index * size]) : int(ends[(index + 1) * size])].cpu().long()
             # Unknown ids use the last row with unknown: last_row; otherwise the lookup raises.
             ids = ids.masked_fill((ids < 0) | (ids >= table.rows), table.rows - 1)
             counts_N.index_add_(0, ids, torch.ones_like(ids))

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import final
 
-Tell = Callable[[str, float], None]  # takes the text of the current step, and the completed fraction of all work
+Tell = Callable[[str, float], None]  # (text of the current step, completed fraction of all work)
 
 
 @final
 class WorkProgress:
-    """Counts completed steps, and reports the fraction of all work that they are."""
+    """Counts completed steps, and reports the completed fraction of all work."""
 
     def __init__(self, tell: Tell, steps: int) -> None:
         self._tell, self._steps, self._done = tell, steps, 0

@@ -1,7 +1,7 @@
-"""Learns the probe's vectors of ids again: once without each fold of the samples, and once from all samples.
+"""Relearns the probe's vectors of ids: once without each fold of the samples, and once from all samples.
 
-[Note: Folds] in `tables/ids/idmap.py` says why. The probe was trained on all samples; its weights stay fixed, except
-for rows of the tables to compress, which restart at 0. Each set of vectors takes one pass over the rows.
+[Note: Folds] in `tables/ids/idmap.py` gives the reason. The probe was trained on all samples; its weights stay fixed,
+except for rows of the tables to compress, which restart at 0. Each set of vectors takes one pass over the rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ VectorsOf = Callable[[nn.Module, str], Vectors]
 def refit(
     small: ResolvedRecipe, probe: nn.Module, names: Sequence[str], vectors_of: VectorsOf, tell: Callable[[float], None]
 ) -> dict[str, tuple[Vectors, FoldedVectors]]:
-    """For each table the vectors from all samples, and those without each fold."""
+    """The vectors of each table from all samples, and without each fold."""
     seed, features = small.recipe.seed, tuple(sparse.feature_name for sparse in small.columns.sparse)
     passes: list[dict[str, Vectors]] = []
     for fold in (None, *range(FOLDS)):
@@ -79,9 +79,9 @@ def _batches_without(small: ResolvedRecipe, features: Sequence[str], fold: int |
             yield done, batch
             continue
         folds_B = assign_folds(batch.sparse, features, FOLDS, small.recipe.seed)
-        at_M = (folds_B != fold).nonzero().flatten()
-        if len(at_M):
-            yield done, batch.of_samples(at_M)
+        kept_M = (folds_B != fold).nonzero().flatten()
+        if len(kept_M):
+            yield done, batch.of_samples(kept_M)
 
 
 def _step(small: ResolvedRecipe, model: nn.Module, batch: Batch) -> None:

@@ -1,4 +1,4 @@
-"""Results of recorded trials: differences to the full model, sizes of each table, and the noise between seeds."""
+"""Results of recorded trials: differences to the full model, sizes per table, and the noise between seeds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from rowwise.recipes.compress.folder import Trial
 from rowwise.recipes.compress.schedule import TrialSpec, full_model_trials
 from rowwise.tables.ids.allocate import SizeOption
 
-Metrics = Mapping[str, Mapping[str, float]]  # of each label
+Metrics = Mapping[str, Mapping[str, float]]  # by label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +43,13 @@ class TrialResults:
         return subtract_scores(mean_score(self.trials[spec].metrics, self.task), mean_score(full.metrics, self.task))
 
     def losses(self, table: str, ratio: float) -> dict[str, float]:
-        """NE differences of a table at one ratio, by method; of methods with the same map only the first."""
+        """NE differences of a table at one ratio, by method; methods with the same map count once, as the first."""
         at_ratio = [t for t in self.trials_of(table) if t.spec.ratio == ratio]
         firsts = {t.digest or t.spec.method: t for t in reversed(at_ratio)}
         return {t.spec.method: self.subtract_full(t.spec).ne for t in reversed(firsts.values())}
 
     def trials_of(self, table: str) -> list[Trial]:
-        """The trials of a table, sorted by method and falling size."""
+        """The trials of a table, sorted by method and decreasing size."""
         trials = (t for t in self.trials.values() if t.metrics and (t.spec.table, t.spec.seed) == (table, self.seed))
         by_methods = [t for t in trials if t.spec.method in self.methods]
         return sorted(by_methods, key=lambda t: (self.methods.index(t.spec.method), -t.size_bytes))

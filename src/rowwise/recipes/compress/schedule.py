@@ -1,7 +1,7 @@
-"""Chooses the trials to run: first every method at about the wanted size, then the best methods at other sizes.
+"""Chooses the trials to run: first every method at about the target size, then the best methods at other sizes.
 
-A trial is a whole training, so methods that are worse at the wanted size are not tried at others. At least one learned
-method, because these depend most on the size, and one other method are always tried.
+A trial is a full training, so only the best methods at the target size are tried at others. They always include a
+learned method, as these depend most on the size, and one that is not learned.
 """
 
 import math
@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from rowwise.tables.spec import Value
 
-STEPS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # ratios to try over the wanted one
+STEPS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)  # ratios to try, relative to the target
 MIN_RATIO = 1.5
-BEST = 3  # methods that are tried at other sizes
+BEST = 3  # methods to try at other sizes
 SEEDS = 3  # trainings of the full model, to measure its noise
 LEARNED = "learned"  # prefix of learned methods
 
@@ -25,12 +25,12 @@ class TrialSpec(Value, frozen=True):
     seed: int = 0
 
 
-def ratios_around(wanted: float) -> tuple[float, ...]:
-    """The ratios to try, the wanted one first.
+def ratios_around(target: float) -> tuple[float, ...]:
+    """The ratios to try, the target first.
 
     Rounded to two digits, so that similar commands share trials, and up, so that a single table fits the budget.
     """
-    centre = _round_up(max(wanted, MIN_RATIO))
+    centre = _round_up(max(target, MIN_RATIO))
     others = (_round_up(centre * step) for step in STEPS)
     return (centre, *(ratio for ratio in dict.fromkeys(others) if ratio >= MIN_RATIO and ratio != centre))
 
@@ -44,7 +44,7 @@ def wanted_size_trials(tables: Sequence[str], methods: Sequence[str], ratio: flo
 
 
 def other_size_trials(losses: Mapping[str, Mapping[str, float]], ratios: Sequence[float], seed: int) -> list[TrialSpec]:
-    """The best methods of each table at other ratios, by their losses at the wanted ratio, by table and method."""
+    """The best methods of each table at other ratios, chosen by `losses` at the target ratio, by table and method."""
     return [
         TrialSpec(table=table, method=method, ratio=ratio, seed=seed)
         for table, by_method in losses.items()

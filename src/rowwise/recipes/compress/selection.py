@@ -25,7 +25,7 @@ class CompressionGoal(Value, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSelection:
-    """Tables to compress (`chosen`) and to keep uncompressed, and the budget of all together."""
+    """Tables to compress (`chosen`), tables to keep uncompressed, and the total budget."""
 
     chosen: tuple[Table, ...]
     kept: tuple[KeptTable, ...]
@@ -45,7 +45,7 @@ class TableSelection:
 
     @property
     def ratio(self) -> float:
-        """The ratio by which the chosen tables have to shrink."""
+        """The ratio by which the chosen tables must shrink."""
         return (self.full_bytes - self.kept_bytes) / (self.budget_bytes - self.kept_bytes)
 
 
@@ -56,11 +56,11 @@ def select_tables(tables: Sequence[Table], goal: CompressionGoal) -> TableSelect
     chosen: list[Table] = []
     kept: list[KeptTable] = []
     for table, size_bytes in zip(tables, bytes_T, strict=True):
-        why = _reason_to_keep(table, size_bytes / total)
-        if why is None:
+        reason = _reason_to_keep(table, size_bytes / total)
+        if reason is None:
             chosen.append(table)
         else:
-            kept.append(KeptTable(name=table.name, ids=table.rows, size_bytes=size_bytes, why=why))
+            kept.append(KeptTable(name=table.name, ids=table.rows, size_bytes=size_bytes, why=reason))
     if not chosen:
         raise SpecError(
             "no table to compress",
@@ -74,7 +74,7 @@ def select_tables(tables: Sequence[Table], goal: CompressionGoal) -> TableSelect
         raise SpecError(f"a budget of {budget:,} bytes: all tables take {total:,} uncompressed", "a smaller budget")
     if budget <= selection.kept_bytes:
         raise SpecError(
-            f"a budget of {budget:,} bytes: tables that are not compressed take {selection.kept_bytes:,} of {total:,} "
+            f"a budget of {budget:,} bytes: uncompressed tables take {selection.kept_bytes:,} of {total:,} "
             f"({', '.join(table.name for table in kept)})",
             "a larger budget, or a smaller --ratio",
         )

@@ -1,4 +1,4 @@
-"""Runs the trials that the folder does not have yet, and records each as soon as it ends."""
+"""Runs the trials that are missing in the folder, and records each as soon as it ends."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ from rowwise.tables.ids.idmap import IdMap
 from rowwise.tables.ids.methods import make_map, table_bytes
 from rowwise.tables.spec import Table
 
-TOGETHER = "*"  # in place of a table's name: all chosen tables
+TOGETHER = "*"  # table name of trials with all chosen tables
 TRIAL_MAP = ".trial-{}.idmap"
 Report = Callable[[float], None]  # takes the completed fraction of a step
 
@@ -45,7 +45,7 @@ class TrialRunner:
     histories: Histories
     trials: dict[TrialSpec, Trial]
     limit: TimeLimit
-    left_out: list[TrialSpec] = field(default_factory=list)  # trials of other sizes for which there was no time
+    left_out: list[TrialSpec] = field(default_factory=list)  # skipped trials of other sizes, over the time limit
 
     @property
     def results(self) -> TrialResults:
@@ -53,7 +53,7 @@ class TrialRunner:
         return TrialResults(trials=self.trials, methods=self.methods, seed=self.spec.seed, task=task)
 
     def run_schedule(self, ratios: Sequence[float]) -> None:
-        """Run the missing trials at these ratios; the first ratio is the wanted one."""
+        """Run the missing trials at these ratios; the first ratio is the target."""
         seed, names = self.spec.seed, self.selection.names
         for trial in schedule.full_model_trials(seed):
             with self.progress.step(f"full model, seed {trial.seed}") as report:
@@ -74,7 +74,7 @@ class TrialRunner:
         return trial
 
     def _compress_tables(self, trials: Sequence[TrialSpec], *, within_limit: bool = False) -> None:
-        """Run the missing trials among some that each compress one table; on request only those in time."""
+        """Run the missing trials, each of one compressed table; `within_limit` skips those over the time limit."""
         for spec in trials:
             with self.progress.step(f"{spec.table} by {spec.method} in 1/{spec.ratio:g}") as report:
                 if spec in self.trials:
@@ -96,8 +96,8 @@ class TrialRunner:
 
     def _find_same_map(self, spec: TrialSpec, digest: str) -> Trial | None:
         """A recorded trial of the same table, seed and map, made by another method or for another size."""
-        like = (t for t in self.trials.values() if (t.spec.table, t.spec.seed) == (spec.table, spec.seed))
-        return next((trial for trial in like if trial.digest == digest), None)
+        candidates = (t for t in self.trials.values() if (t.spec.table, t.spec.seed) == (spec.table, spec.seed))
+        return next((trial for trial in candidates if trial.digest == digest), None)
 
     def _train(self, spec: TrialSpec, maps: Mapping[str, IdMap], report: Report) -> None:
         """Run and record a trial with these maps, unless it is recorded."""
@@ -142,9 +142,9 @@ def make_chosen_maps(
         if option.method == FULL:
             continue
         table = selection.table(name)
-        # The whole history has more ids than the rows of the trials, so its map may need bytes that the budget spares.
-        most = table_bytes(table, None) - 1
-        budgets = (min(option.size_bytes + more, most) for more in (0, spare))
+        # The whole history has more ids than the rows of the trials, so its map may need spare bytes of the budget.
+        max_bytes = table_bytes(table, None) - 1
+        budgets = (min(option.size_bytes + extra, max_bytes) for extra in (0, spare))
         candidate_maps = (make_map(option.method, table, budget, histories[name], seed=seed) for budget in budgets)
         id_map = next((id_map for id_map in candidate_maps if id_map is not None), None)
         if id_map is None:

@@ -1,6 +1,6 @@
 """Runs one trial: trains the recipe's model on the history with some tables compressed, and measures it on later rows.
 
-A trial trains like a run, but has no folder. If validation rows choose the best step of a run, they do so in a trial.
+A trial trains like a run, but without a folder. Validation rows choose its best step, as in a run.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from rowwise.train.trainer import RunDisplay, Trainer
 
 METRICS = ("ne", "loss", "auc")
 Metrics = dict[str, dict[str, float]]  # by label
-LOG_EVERY = 1000  # steps; rarely, because nobody reads the log of a trial
+LOG_EVERY = 1000  # steps; nobody reads the log of a trial
 
 
 @final
@@ -57,7 +57,7 @@ def run_trial(
 def change_recipe(
     resolved: ResolvedRecipe, maps: Mapping[str, StoredIds], seed: int, rows: int | None
 ) -> ResolvedRecipe:
-    """The recipe with these id maps and seed, and at most the steps that `rows` rows make."""
+    """The recipe with these id maps and seed, and at most the steps of `rows` rows."""
     recipe = resolved.recipe
     tables = tuple(structs.replace(t, id_map=maps.get(t.name, t.id_map)) for t in resolved.tables)
     train = recipe.train
@@ -72,7 +72,7 @@ def change_recipe(
 
 
 def done_fraction(display: RunDisplay) -> float:
-    """The completed fraction of a training, by splits or steps, as the rows of splits are unknown."""
+    """The completed fraction of a training, by splits or steps, as rows per split are unknown."""
     position, train = display.progress.position, display.settings.train
     fraction = (position.epoch + position.split / max(display.splits, 1)) / train.epochs
     return min(1.0, max(fraction, display.progress.step / train.steps if train.steps else 0.0))

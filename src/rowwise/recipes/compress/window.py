@@ -16,7 +16,7 @@ from rowwise.recipes.recipe import TimeShare
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.rows import RowSelection
 
-LATER = 0.1  # of the history's splits to measure on, if the recipe has no validation rows
+LATER = 0.1  # share of the history to measure on, without validation rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +25,13 @@ class DataWindow:
 
     earlier: ResolvedRecipe  # trains on the history without `later`
     later: RowSelection
-    whole: ResolvedRecipe | None  # trains on the whole history; None: `earlier` does
+    whole: ResolvedRecipe | None  # trains on the whole history; None: same as `earlier`
     description: str  # of the rows `later`
-    is_later: bool  # whether `later` is later in time, if splits are in order of time
+    is_later: bool  # `later` is later in time, if splits are in time order
 
     @property
     def validates(self) -> bool:
-        """Whether the recipe picks its best step by the rows to measure on."""
+        """Whether the rows to measure on also choose the best step."""
         return self.earlier.rows.valid is not None
 
 
@@ -82,14 +82,14 @@ def _describe_validation(resolved: ResolvedRecipe) -> tuple[str, bool]:
     if data.valid is not None or dataset.valid is not None:
         return description, True
     if data.share == "last":
-        return f"{description}, the last splits before those to test on", True
+        return f"{description}, the last splits before the test splits", True
     if isinstance(data.share, TimeShare):
-        return f"{description}, the last ones by {data.share.column!r} before those to test on", True
+        return f"{description}, the last ones by {data.share.column!r} before the test rows", True
     return f"{description}, a random share of its rows", False
 
 
 def _hold_out(rows: RowSelection, splits: Sequence[Split]) -> tuple[RowSelection, RowSelection, str]:
-    """The history without its last rows, those, and their description; a random share if there are too few splits."""
+    """Earlier and later rows of the history, and a description; a random split if there are too few splits."""
     count = round(LATER * len(splits))
     if count:
         earlier, later = (
@@ -97,7 +97,7 @@ def _hold_out(rows: RowSelection, splits: Sequence[Split]) -> tuple[RowSelection
         )
         last = f"last {count} of {len(splits)} splits" if count > 1 else f"last of {len(splits)} splits"
         return earlier, later, f"the {last} of the history"
-    at = rows.share.begin + LATER * (rows.share.end - rows.share.begin)
+    border = rows.share.begin + LATER * (rows.share.end - rows.share.begin)
     description = f"a random {LATER:.0%} of the history, as it has too few splits ({len(splits)}) to take the last"
-    earlier, later = structs.replace(rows.share, begin=at), structs.replace(rows.share, end=at)
+    earlier, later = structs.replace(rows.share, begin=border), structs.replace(rows.share, end=border)
     return replace(rows, share=earlier), replace(rows, share=later), description

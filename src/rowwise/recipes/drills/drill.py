@@ -1,6 +1,6 @@
-"""Fault drills: inject a fault into a small job, resume it, and compare its result with an undisturbed run bit by bit.
+"""Fault drills: inject a fault into a small job, resume it, and compare its result with an undisturbed run, bitwise.
 
-This module has the faults; `small_job` starts, watches and compares the jobs.
+This module injects the faults; `small_job` starts, watches and compares the jobs.
 """
 
 import os
@@ -45,9 +45,9 @@ class DrillCase(Value, frozen=True):
     damage: str
     ended_s: float | None  # from the fault to the end of the job; None: the job had ended before
     error_line: str = msgspec.field(name="said")  # the job's last line on the console
-    checkpoint: str  # the one to resume from
-    verified: str  # what `verify` says of that checkpoint, or of the newest one
-    resumed: str  # the first difference to the undisturbed run, or that there is none
+    checkpoint: str  # to resume from
+    verified: str  # result of `verify` for that checkpoint, or for the newest one
+    resumed: str  # the first difference to the undisturbed run, or "ends equal"
     survived: bool
 
 
@@ -86,7 +86,7 @@ def kill_rank(job: DrillJob, tell: Tell) -> list[DrillCase]:
             name = f"save-{rank}-{number}"
             run = job.folder / name / RUN
             case = _kill_rank(job, tell, f"rank {rank} in a save", rank, name)
-            if list((run / "ckpt").glob(f"*{PART}")):  # else the save was complete before the kill
+            if list((run / "ckpt").glob(f"*{PART}")):  # otherwise the save had ended before the kill
                 cases.append(_resume(job, tell, case, run))
                 break
         else:
@@ -141,7 +141,7 @@ def _corrupt_newest(job: DrillJob, tell: Tell, title: str, damage: Callable[[Pat
     shutil.copytree(job.folder / "begun" / RUN, run)
     steps, newest = checkpoint_steps(run), max((run / "ckpt").glob("step-*"))
     damage(newest)
-    if damage is _remove_manifest:  # the checkpoint counts as incomplete: the one before it is the newest
+    if damage is _remove_manifest:  # an incomplete checkpoint: the previous one is the newest
         verified, error_line = "not listed any more", ""
         detected = checkpoint_steps(run) == steps[:-1] and not find_damage(run)
     else:
@@ -195,7 +195,7 @@ def _make_case(
 def _resume(
     job: DrillJob, tell: Tell, case: DrillCase, run: Path, *options: str, path_here: Path | None = None
 ) -> DrillCase:
-    """Resume the job and compare its end; `path_here` is the run's path for this process, if it is another one."""
+    """Resume the job and compare its end; `path_here`: the run's path for this process, if it differs."""
     tell(f"resuming after: {case.damage}")
     result = job.resume(run, *options)
     error = find_difference(path_here or run, job.folder / "whole" / RUN) if result.succeeded else result.error_line

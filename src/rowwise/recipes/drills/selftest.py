@@ -1,7 +1,7 @@
 """The self-test of `rowwise doctor`: compares kernels with `ops.reference`, and measures their speed.
 
 `doctor` imports this module only when it runs the test, so that the command starts without torch. Known limit: speeds
-are measured for seconds, on a machine that may be busy; `benchmarks/` measures them carefully.
+are measured within seconds, on a machine that may be busy; `benchmarks/` has careful measurements.
 
 Axes: N ids, B samples, D columns of a table, S columns of the output.
 """
@@ -28,8 +28,8 @@ from rowwise.tables.ops.update import next_step
 from rowwise.tables.row_optimizers import OPTIMIZERS, RowOptimizer, RowWiseAdagrad, Sgd
 from rowwise.tables.spec import TRAINED_TYPES, Pooling, RowType, Table
 
-DIMS = (4, 12, 64, 100)  # one vector, vectors and a rest, a whole strip, a strip and a rest
-CHECKS_FRACTION = 0.5  # of the time; the rest is for measuring
+DIMS = (4, 12, 64, 100)  # one vector; vectors and a remainder; a full strip; a strip and a remainder
+CHECKS_FRACTION = 0.5  # of the time; the rest measures speed
 MIN_REPEATS = 8  # measurements of each kernel
 STEPS = 2  # consecutive updates, so that the second uses optimizer state
 
@@ -69,14 +69,14 @@ class KernelCase:
     bags: FeatureBags
 
     @classmethod
-    def make(cls, tables: Sequence[Table], batch: int, most: int, seed: int) -> "KernelCase":
-        """Bags of 0 to `most` ids for each feature; equal seeds give equal cases."""
+    def make(cls, tables: Sequence[Table], batch: int, max_ids: int, seed: int) -> "KernelCase":
+        """Bags of 0 to `max_ids` ids for each feature; equal seeds give equal cases."""
         generator = torch.Generator().manual_seed(seed)
         arena = Arena.allocate(tables, torch.device("cpu"))
         arena.fill(seed)
         group = make_group(arena.pieces, arena.offsets)
         features = range(len(group.feature_names))
-        lengths = [torch.randint(most + 1, (batch,), generator=generator) for _ in features]
+        lengths = [torch.randint(max_ids + 1, (batch,), generator=generator) for _ in features]
         values = [
             torch.randint(group.table_of(index).rows, (int(lengths[index].sum()),), generator=generator)
             for index in features
@@ -104,7 +104,7 @@ class KernelCase:
 
 
 def run_selftest(isa_sets: Sequence[str], seconds: float, tell: Callable[[float], None]) -> SelfTestResult:
-    """Check for half of the time, at least once, then measure; `tell` takes the elapsed seconds."""
+    """Check for half of the time, at least once, then measure speed; `tell` takes the elapsed seconds."""
     begin = time.perf_counter()
     failures: dict[str, str] = {}
     # Each round has another seed, so more time covers more shapes. The first failure of each check is reported.
@@ -135,7 +135,7 @@ def run_checks(isa_sets: Sequence[str], seed: int) -> Iterator[Check]:
 def lookup_matches(seed: int) -> str:
     """Compare pooled and sequence lookups with the reference, for several dims."""
     for shape in _shapes(seed):
-        case = KernelCase.make([_table(shape, Sgd())], batch=300, most=12, seed=seed)
+        case = KernelCase.make([_table(shape, Sgd())], batch=300, max_ids=12, seed=seed)
         rows, bags = case.arena.rows, case.bags
         difference = find_difference(case.pool(), reference.pool(rows, bags, case.group.columns))
         gathered = torch.ops.rowwise.gather(rows, *bags[:3], bags.batch)
@@ -148,12 +148,13 @@ def lookup_matches(seed: int) -> str:
 def update_matches(optimizer: RowOptimizer, seed: int) -> str:
     """Compare rows and optimizer state after updates with the reference, for several dims."""
     for shape in _shapes(seed):
-        kernel, wanted = (KernelCase.make([_table(shape, optimizer)], batch=300, most=12, seed=seed) for _ in range(2))
-        for grad_BS in kernel.gradients():
-            kernel.update(grad_BS)
-            reference.update(wanted.update_memory(), wanted.bags, grad_BS, False)
-        difference = find_difference(kernel.arena.weights(0), wanted.arena.weights(0))
-        difference = difference or find_difference(kernel.arena.state, wanted.arena.state)
+        table = _table(shape, optimizer)
+        actual, expected = (KernelCase.make([table], batch=300, max_ids=12, seed=seed) for _ in range(2))
+        for grad_BS in actual.gradients():
+            actual.update(grad_BS)
+            reference.update(expected.update_memory(), expected.bags, grad_BS, False)
+        difference = find_difference(actual.arena.weights(0), expected.arena.weights(0))
+        difference = difference or find_difference(actual.arena.state, expected.arena.state)
         if difference:
             return f"{shape}: {difference}"
     return ""
@@ -165,7 +166,7 @@ def threads_agree(seed: int) -> str:
     results: list[Tensor] = []
     # At least two threads, even on one core: this checks the order of summation, not speed.
     for count in (1, max(2, torch.get_num_threads())):
-        case = KernelCase.make([table], batch=3000, most=40, seed=seed)
+        case = KernelCase.make([table], batch=3000, max_ids=40, seed=seed)
         with torch_threads(count):
             for grad_BS in case.gradients():
                 case.update(grad_BS)
@@ -187,7 +188,7 @@ def refuses_id() -> str:
 def measure_speed(has_time: Callable[[], bool], tell: Callable[[], None]) -> MeasuredSpeed:
     """The best speeds of lookup, memory reads and update, measured in turn so that other load affects all alike."""
     tables = [Table(name=f"t{i}", rows=1 << 18, dim=64) for i in range(4)]  # 268 MB: far larger than caches
-    case = KernelCase.make(tables, batch=4096, most=20, seed=0)
+    case = KernelCase.make(tables, batch=4096, max_ids=20, seed=0)
     bags, grad_BS = case.bags, case.gradients()[0]
     work: tuple[Callable[[], object], ...] = (
         case.pool,
@@ -205,26 +206,26 @@ def measure_speed(has_time: Callable[[], bool], tell: Callable[[], None]) -> Mea
     return MeasuredSpeed(lookup_rows_s=lookup, gather_limit_rows_s=limit, update_rows_s=update)
 
 
-def find_difference(got: Tensor, want: Tensor) -> str:
-    """The first difference in words; empty if all values are equal."""
+def find_difference(actual: Tensor, expected: Tensor) -> str:
+    """A description of the first difference; empty if all values are equal."""
     # No tolerance: kernels give the bits of the reference.
-    differences = torch.nonzero(got.flatten() != want.flatten())
+    differences = torch.nonzero(actual.flatten() != expected.flatten())
     if not len(differences):
         return ""
     first = int(differences[0])
-    values = f"got {float(got.flatten()[first])!r}, expected {float(want.flatten()[first])!r}"
-    return f"{len(differences)} of {want.numel()} numbers differ, the first at {first}: {values}"
+    values = f"got {float(actual.flatten()[first])!r}, expected {float(expected.flatten()[first])!r}"
+    return f"{len(differences)} of {expected.numel()} numbers differ, the first at {first}: {values}"
 
 
 @contextmanager
 def limit_isa(isa: str) -> Iterator[None]:
     """Use kernels of one instruction set inside the block."""
-    before = str(torch.ops.rowwise.isa())
+    previous = str(torch.ops.rowwise.isa())
     torch.ops.rowwise.limit_isa(isa)
     try:
         yield
     finally:
-        torch.ops.rowwise.limit_isa(before)
+        torch.ops.rowwise.limit_isa(previous)
 
 
 def _check(name: str, test: Callable[[], str]) -> Check:

@@ -1,7 +1,7 @@
-"""The drill of a server: faults while clients ask, each answer compared with the logits that its version came with.
+"""The drill of a server: faults under load, with each answer compared with the golden logits of its version.
 
-A small run is exported as several versions. Clients ask for its golden rows over connections that stay open, before,
-during and after each fault.
+A small run is exported as several versions. Clients request its golden rows over keep-alive connections before, during
+and after each fault.
 """
 
 import json
@@ -33,8 +33,8 @@ from rowwise.tables.spec import Value
 
 STEPS, EVERY, CLIENTS = 40, 10, 4
 LIMIT_S = 60.0  # for each fault, and for each command
-SETTLED_S = 0.5  # of asking after a fault
-BACK_S, RESTART_S = 5.0, 30.0  # within which new connections have answers again; of a host that starts anew
+SETTLED_S = 0.5  # of load after a fault
+BACK_S, RESTART_S = 5.0, 30.0  # recovery time limits: after a fault, and of a restarted host
 RECIPE = f"""
 name: drill
 data: {{dataset: synthetic, rows: {256 * STEPS}, test_rows: 512}}
@@ -48,17 +48,17 @@ Tell = Callable[[str], None]
 
 
 class ServingCase(Value, frozen=True):
-    """A fault, and what clients saw of it."""
+    """A fault, and its effect on clients."""
 
     fault: str
     answers: int
-    wrong: int  # answers with other logits than their version's
+    wrong: int  # answers whose logits differ from their version's
     failed: int  # requests without an answer
-    may_fail: bool  # whether requests were under way in a process that was killed
-    back_s: float  # from the fault until a new connection had a right answer
-    max_s: float  # that this may take
-    versions: tuple[int, ...]  # that answered
-    trouble: str = ""  # what the drill waited for in vain
+    may_fail: bool  # whether requests were in flight in a killed process
+    back_s: float  # from the fault until the first right answer to a new connection
+    max_s: float  # limit of back_s
+    versions: tuple[int, ...]  # versions that answered
+    trouble: str = ""  # error or timeout of the drill
 
     @property
     def survived(self) -> bool:
@@ -79,11 +79,11 @@ class ServingReport(Value, frozen=True):
 
 
 @dataclass(slots=True)
-class _Clients:
-    """What clients have seen since the last fault."""
+class _Load:
+    """Clients that request golden rows, and their counts since the last fault."""
 
     models: Path
-    rows: pa.Table  # golden ones, the same of all versions
+    rows: pa.Table  # golden rows, the same in all versions
     url: str = ""
     answers: int = 0
     wrong: int = 0
@@ -92,8 +92,8 @@ class _Clients:
     lock: threading.Lock = field(default_factory=threading.Lock)
     ending: threading.Event = field(default_factory=threading.Event)
 
-    def ask(self, connection: HTTPConnection, chosen: Sequence[int]) -> bool:
-        """Ask for rows over a connection; whether the answer was right."""
+    def request(self, connection: HTTPConnection, chosen: Sequence[int]) -> bool:
+        """Request rows over a connection; returns whether the answer was right."""
         rows = self.rows.take(chosen).to_pydict()
         connection.request("POST", "/v1/models/drill/score", json.dumps({"rows": rows}, default=str))
         response = connection.getresponse()
@@ -110,12 +110,12 @@ class _Clients:
     def connect(self) -> HTTPConnection:
         return HTTPConnection(self.url, timeout=LIMIT_S)
 
-    def go(self, seed: int) -> None:
+    def run(self, seed: int) -> None:
         draw, connection = random.Random(seed), self.connect()
         while not self.ending.is_set():
             try:
-                self.ask(connection, sorted(draw.sample(range(64), draw.randint(1, 40))))
-            except Exception:  # whatever it is, the request has no answer
+                self.request(connection, sorted(draw.sample(range(64), draw.randint(1, 40))))
+            except Exception:  # any error: the request has no answer
                 connection.close()
                 connection = self.connect()
                 with self.lock:
@@ -123,14 +123,14 @@ class _Clients:
                 time.sleep(0.01)
         connection.close()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         with self.lock:
             self.answers = self.wrong = self.failed = 0
             self.versions = set()
 
 
 def is_right(models: Path, answer: dict[str, Any], chosen: Sequence[int]) -> bool:
-    """Whether logits of golden rows have the bits that came with the version that an answer names."""
+    """Whether an answer has the golden logits of the version that it names, bitwise."""
     golden = read_golden(version_folder(models, answer["version"]).path).logits
     return all(
         np.array(answer["outputs"][f"{name}_logit"], np.float32).tobytes()
@@ -155,11 +155,11 @@ def run_serving_drill(workers: int, folder: Path, tell: Tell) -> ServingReport:
 
 
 def _command(folder: Path, *args: str) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "rowwise", *args], cwd=folder, capture_output=True, text=True, check=False, timeout=300
     )
-    if done.returncode:
-        raise RowwiseError(f"the drill's `rowwise {' '.join(args)}` fails here even without a fault: {done.stderr}")
+    if process.returncode:
+        raise RowwiseError(f"the drill's `rowwise {' '.join(args)}` fails here even without a fault: {process.stderr}")
 
 
 @dataclass(slots=True)
@@ -167,11 +167,11 @@ class _ServingDrill:
     folder: Path
     workers: int
     tell: Tell
-    clients: _Clients = field(init=False)
+    load: _Load = field(init=False)
     process: subprocess.Popen[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.clients = _Clients(self.models, read_golden(version_folder(self.models, 1).path).rows)
+        self.load = _Load(self.models, read_golden(version_folder(self.models, 1).path).rows)
 
     @property
     def models(self) -> Path:
@@ -179,53 +179,53 @@ class _ServingDrill:
 
     def run(self) -> Iterator[ServingCase]:
         with self._serving():
-            threads = [threading.Thread(target=self.clients.go, args=(seed,)) for seed in range(CLIENTS)]
+            threads = [threading.Thread(target=self.load.run, args=(seed,)) for seed in range(CLIENTS)]
             for thread in threads:
                 thread.start()
             try:
                 yield from self._cases()
             finally:
-                self.clients.ending.set()
+                self.load.ending.set()
                 for thread in threads:
                     thread.join()
 
     def _cases(self) -> Iterator[ServingCase]:
         yield self._case("no fault", lambda: None)
-        yield self._case("version 2 becomes the current one", lambda: self._move(Traffic(2)))
+        yield self._case("version 2 becomes the current one", lambda: self._switch(Traffic(2)))
         yield self._case("SIGKILL of a worker", self._kill_worker, may_fail=True)
-        yield self._case("SIGKILL of a worker while versions change", self._kill_at_a_switch, may_fail=True)
-        yield self._case("a canary, then back to version 1", self._canary)
-        yield self._case("a version with a flipped byte", self._damaged)
-        yield self._case("current.json cut short", self._cut_short)
+        yield self._case("SIGKILL of a worker while versions change", self._kill_during_switch, may_fail=True)
+        yield self._case("a canary, then back to version 1", self._run_canary)
+        yield self._case("a version with a flipped byte", self._damage_version)
+        yield self._case("current.json cut short", self._truncate_traffic)
         yield self._case("SIGKILL of an export, and another one", self._kill_export)
         yield self._case("SIGKILL of the host, and another start", self._kill_host, may_fail=True, max_s=RESTART_S)
 
     def _case(
-        self, fault: str, act: Callable[[], float | None], *, may_fail: bool = False, max_s: float = BACK_S
+        self, fault: str, inject: Callable[[], float | None], *, may_fail: bool = False, max_s: float = BACK_S
     ) -> ServingCase:
-        """`act` returns when the fault was, if it then waited for something."""
+        """`inject` returns the time of the fault, if it waits for something afterwards."""
         self.tell(fault)
-        self.clients.begin()
-        trouble, begin_s = "", time.monotonic()
+        self.load.reset()
+        problem, begin_s = "", time.monotonic()
         try:
-            begin_s = act() or time.monotonic()
+            begin_s = inject() or time.monotonic()
             self._wait(self._answers, "answer over a new connection")
-        except Exception as error:  # then the other faults are still worth their time
-            trouble = str(error) if isinstance(error, RowwiseError) else f"{type(error).__name__}: {error}"
+        except Exception as error:  # the other faults are still injected
+            problem = str(error) if isinstance(error, RowwiseError) else f"{type(error).__name__}: {error}"
         back_s = time.monotonic() - begin_s
         time.sleep(SETTLED_S)
-        with self.clients.lock:
-            seen = self.clients
+        with self.load.lock:
+            load = self.load
             return ServingCase(
-                fault=fault, answers=seen.answers, wrong=seen.wrong, failed=seen.failed, may_fail=may_fail,
-                back_s=back_s, max_s=max_s, versions=tuple(sorted(seen.versions)), trouble=trouble,
+                fault=fault, answers=load.answers, wrong=load.wrong, failed=load.failed, may_fail=may_fail,
+                back_s=back_s, max_s=max_s, versions=tuple(sorted(load.versions)), trouble=problem,
             )  # fmt: skip
 
     def _answers(self) -> bool:
-        connection = self.clients.connect()
+        connection = self.load.connect()
         try:
-            return self.clients.ask(connection, [0])
-        except Exception:  # a server that answers otherwise does not answer
+            return self.load.request(connection, [0])
+        except Exception:  # any error counts as no answer
             return False
         finally:
             connection.close()
@@ -237,23 +237,23 @@ class _ServingDrill:
                 raise RowwiseError(f"the drill's server took more than {LIMIT_S:g} s to {event}")
             time.sleep(0.01)
 
-    def _about(self) -> dict[str, Any]:
-        connection = self.clients.connect()
+    def _versions(self) -> dict[str, Any]:
+        connection = self.load.connect()
         try:
             connection.request("GET", "/v1/versions")
             return json.loads(connection.getresponse().read())
         finally:
             connection.close()
 
-    def _move(self, traffic: Traffic) -> None:
+    def _switch(self, traffic: Traffic) -> None:
         write_traffic(self.models, traffic)
-        self._wait(lambda: set(traffic.versions) <= self.clients.versions, f"answer by {traffic}")
+        self._wait(lambda: set(traffic.versions) <= self.load.versions, f"answer by {traffic}")
 
     def _kill_worker(self) -> float:
         os.kill(random.choice(_workers_of(self.process.pid)), signal.SIGKILL)
         return time.monotonic()
 
-    def _kill_at_a_switch(self) -> None:
+    def _kill_during_switch(self) -> None:
         for number in (3, 2, 4):
             self._wait(lambda: len(_workers_of(self.process.pid)) == self.workers, "start its workers")
             victim = random.choice(_workers_of(self.process.pid))
@@ -261,31 +261,31 @@ class _ServingDrill:
             time.sleep(random.uniform(0, 0.5))
             with suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
-            self._wait(lambda n=number: n in self.clients.versions, f"answer by version {number}")
+            self._wait(lambda n=number: n in self.load.versions, f"answer by version {number}")
 
-    def _canary(self) -> None:
-        self._move(Traffic(4, Canary(3, 0.3)))
-        self._move(Traffic(1))
+    def _run_canary(self) -> None:
+        self._switch(Traffic(4, Canary(3, 0.3)))
+        self._switch(Traffic(1))
 
-    def _damaged(self) -> None:
+    def _damage_version(self) -> None:
         number = list_versions(self.models)[-1] + 1
         path = version_folder(self.models, number).path
         shutil.copytree(version_folder(self.models, 4).path, path)
-        weights = max(path.glob("*.safetensors"), key=lambda one: one.name)
+        weights = max(path.glob("*.safetensors"), key=lambda path: path.name)
         content = bytearray(weights.read_bytes())
         content[-3] ^= 1
         weights.write_bytes(content)
         write_traffic(self.models, Traffic(number))
-        self._wait(lambda: str(number) in self._about()["refused"], f"refuse version {number}")
+        self._wait(lambda: str(number) in self._versions()["refused"], f"refuse version {number}")
         write_traffic(self.models, Traffic(1))
 
-    def _cut_short(self) -> None:
+    def _truncate_traffic(self) -> None:
         (self.models / "current.json").write_text('{"curr')
         time.sleep(1.0)
-        self._move(Traffic(2))
+        self._switch(Traffic(2))
 
     def _kill_export(self) -> None:
-        """While it writes; then a whole export becomes current and answers."""
+        """Kill an export while it writes; a later export then becomes current and answers."""
         args, known = ["export", "runs/drill/1", "served"], list_versions(self.models)
         with subprocess.Popen(
             [sys.executable, "-m", "rowwise", *args],
@@ -302,7 +302,7 @@ class _ServingDrill:
             raise RowwiseError("the export ended before it could be killed")
         _command(self.folder, *args)
         number = list_versions(self.models)[-1]
-        self._wait(lambda: number in self.clients.versions, f"answer by version {number}")
+        self._wait(lambda: number in self.load.versions, f"answer by version {number}")
 
     def _kill_host(self) -> float:
         begin_s = time.monotonic()
@@ -316,7 +316,7 @@ class _ServingDrill:
             server = start_server(["served", "--workers", str(self.workers)], errors=log, folder=self.folder)
         if server is None:
             raise RowwiseError(f"the drill's server does not start: see {self.folder / 'server.log'}")
-        self.clients.url = urlsplit(server.url).netloc
+        self.load.url = urlsplit(server.url).netloc
         return server.process
 
     @contextmanager
@@ -329,10 +329,10 @@ class _ServingDrill:
 
 
 def _workers_of(host: int) -> list[int]:
-    """The processes that answer: forks of the fork server, whose parent is the host; one that loads rows is nicer."""
-    known = {int(name): _parent_and_nice(int(name)) for name in os.listdir("/proc") if name.isdecimal()}
-    servers = {pid for pid, (parent, _) in known.items() if parent == host}
-    return sorted(pid for pid, (parent, nice) in known.items() if parent in servers and nice == known[parent][1])
+    """Pids of workers: forks of the host's fork server; the loader of rows is left out by its nice value."""
+    parents = {int(name): _parent_and_nice(int(name)) for name in os.listdir("/proc") if name.isdecimal()}
+    servers = {pid for pid, (parent, _) in parents.items() if parent == host}
+    return sorted(pid for pid, (parent, nice) in parents.items() if parent in servers and nice == parents[parent][1])
 
 
 def _parent_and_nice(pid: int) -> tuple[int, int]:

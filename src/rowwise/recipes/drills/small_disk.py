@@ -1,4 +1,4 @@
-"""A small disk for out-of-space drills: a tmpfs in a user namespace, or a limit on file sizes where that is forbidden.
+"""A small disk for out-of-space drills: a tmpfs in a user namespace, or a limit on file sizes if that is forbidden.
 
 A shell keeps the namespace (user and mounts) alive; commands enter it, and this process reads their files through the
 shell's root in /proc. Known limit: without Linux namespaces files are limited, not the disk.
@@ -20,7 +20,7 @@ mount -o remount,size=1g "$1" && echo grown && read -r line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallDisk:
-    """Paths of the disk, a prefix of commands that use it, and a function that enlarges it."""
+    """Paths of the disk, the command prefix for using it, and a function that enlarges it."""
 
     folder: Path  # path for commands
     path_here: Path  # path for this process
@@ -32,7 +32,7 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(folder: Path, size_bytes: int, file_bytes: int) -> Iterator[SmallDisk]:
-    """A disk of `size_bytes`, or where that is not possible files of at most `file_bytes`."""
+    """A disk of `size_bytes`, or, if users cannot mount, files of at most `file_bytes`."""
     folder.mkdir(parents=True)
     shell = _mount(folder, size_bytes)
     if shell is None:
@@ -53,7 +53,7 @@ def small_disk(folder: Path, size_bytes: int, file_bytes: int) -> Iterator[Small
 
 
 def _mount(folder: Path, size_bytes: int) -> subprocess.Popen[str] | None:
-    """The shell that keeps the disk mounted, or None where users cannot mount."""
+    """The shell that keeps the disk mounted, or None if users cannot mount."""
     unshare = shutil.which("unshare")
     if unshare is None or shutil.which("nsenter") is None:
         return None

@@ -1,6 +1,6 @@
 """A training job of a few seconds for drills: started by the command line, watched, resumed and compared.
 
-Its recipe has elastic determinism, so that results can be compared bit by bit.
+Its recipe has elastic determinism, so that results can be compared bitwise.
 """
 
 import re
@@ -20,7 +20,7 @@ from rowwise.train.saved import CheckpointFolder
 
 STEPS, EVERY, KEPT = 30, 5, 3
 LIMIT_S = 300.0  # of a command, so that a hanging job becomes a failed case
-COMPARED = ("model/", "rows/", "optimizer/")  # prefixes of the tensors that runs are compared by
+COMPARED = ("model/", "rows/", "optimizer/")  # prefixes of the compared tensors
 RECIPE = """
 name: drill
 data: {{dataset: synthetic, rows: {rows}, test_rows: 4096}}
@@ -85,7 +85,7 @@ class DrillJob:
         try:
             yield process
         finally:
-            process.kill()  # its ranks end with it
+            process.kill()  # ends its ranks, too
             process.communicate()
 
 
@@ -93,7 +93,7 @@ def wait_for_end(process: subprocess.Popen[str]) -> CommandResult:
     try:
         _, err = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        return CommandResult(code=-1, error_line=f"has not ended after {LIMIT_S:g} s")
+        return CommandResult(code=-1, error_line=f"timed out after {LIMIT_S:g} s")
     lines = [line for line in err.splitlines() if line.strip()]
     error_lines = [line for line in lines if line.startswith("rowwise: ")] or lines[-1:]
     return CommandResult(code=process.returncode, error_line="; ".join(error_lines))
@@ -110,7 +110,7 @@ def wait_until(process: subprocess.Popen[str], condition: Callable[[], bool], ev
 
 
 def rank_processes(run: Path) -> list[int]:
-    """Process ids of the ranks from the run's log; empty before it has them."""
+    """Process ids of the ranks from the run's log; empty before they are logged."""
     log = run / "log.txt"
     lines = re.findall(r"processes ([\d ]+)\n", log.read_text()) if log.exists() else []
     return [int(pid) for pid in lines[-1].split()] if lines else []
@@ -136,12 +136,12 @@ def find_damage(run: Path) -> str:
 
 
 def find_difference(run: Path, other: Path) -> str:
-    """The first difference of two finished runs, bit by bit; empty if equal."""
-    one, two = CheckpointFolder(run / "ckpt").open(), CheckpointFolder(other / "ckpt").open()
-    names = [sorted(name for name in x.names() if name.startswith(COMPARED)) for x in (one, two)]
+    """The first bitwise difference of two finished runs; empty if equal."""
+    first, second = CheckpointFolder(run / "ckpt").open(), CheckpointFolder(other / "ckpt").open()
+    names = [sorted(name for name in x.names() if name.startswith(COMPARED)) for x in (first, second)]
     if names[0] != names[1]:
-        return "they hold other tensors"
-    unequal = [name for name in names[0] if not one.load(name).equal(two.load(name))]
+        return "they have different tensors"
+    unequal = [name for name in names[0] if not first.load(name).equal(second.load(name))]
     if unequal:
         return f"{len(unequal)} tensors differ, {unequal[0]} among them"
     return "" if _test(run) == _test(other) else f"the test gives {_test(run)}, and {_test(other)} undisturbed"

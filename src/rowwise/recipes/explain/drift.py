@@ -1,4 +1,4 @@
-"""How far the explained rows lie from those of the training: the population stability index of each feature."""
+"""Drift between training rows and explained rows: the population stability index of each feature."""
 
 import torch
 from torch import Tensor
@@ -7,15 +7,15 @@ from rowwise.base.records import Drift
 from rowwise.recipes.explain.rows import HeldRows
 from rowwise.train.evaluate import ids_or_none
 
-BINS = 10  # of a dense feature: deciles of the training rows
-MAX_IDS = 20  # of a sparse feature; the others are one bin
+BINS = 10  # bins of a dense feature: deciles of the training rows
+MAX_IDS = 20  # bins of a sparse feature, one per common id; all other ids are one bin
 
 
 def measure_drift(train: HeldRows, rows: HeldRows, sparse: tuple[str, ...], dense: dict[str, int]) -> tuple[Drift, ...]:
-    """The feature that has moved most comes first."""
-    found = [_drift(name, *_id_counts(train, rows, name)) for name in sparse]
-    found += [_drift(name, *_number_counts(train, rows, column)) for name, column in dense.items()]
-    return tuple(sorted(found, key=lambda one: one.chance - one.index))
+    """The drift of each feature, largest first."""
+    drifts = [_drift(name, *_id_counts(train, rows, name)) for name in sparse]
+    drifts += [_drift(name, *_number_counts(train, rows, column)) for name, column in dense.items()]
+    return tuple(sorted(drifts, key=lambda drift: drift.chance - drift.index))
 
 
 def _drift(feature: str, train_K: Tensor, other_K: Tensor) -> Drift:
@@ -33,9 +33,9 @@ def _id_counts(train: HeldRows, rows: HeldRows, feature: str) -> tuple[Tensor, T
 
 
 def _count(ids_N: Tensor, common_K: Tensor) -> Tensor:
-    """How often each of the common ids occurs, and all others."""
-    at_N = torch.searchsorted(common_K, ids_N).clamp(max=len(common_K) - 1)
-    return torch.bincount(torch.where(common_K[at_N] == ids_N, at_N, len(common_K)), minlength=len(common_K) + 1)
+    """Counts of each common id, and of all other ids."""
+    index_N = torch.searchsorted(common_K, ids_N).clamp(max=len(common_K) - 1)
+    return torch.bincount(torch.where(common_K[index_N] == ids_N, index_N, len(common_K)), minlength=len(common_K) + 1)
 
 
 def _number_counts(train: HeldRows, rows: HeldRows, column: int) -> tuple[Tensor, Tensor]:

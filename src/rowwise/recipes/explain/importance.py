@@ -1,8 +1,8 @@
 """Importance of features by permutation, effects of ids, and partial dependence on numbers.
 
-[Note: Permutation] A feature's importance is the rise of the loss when its values are dealt to other rows, so that they
-keep their distribution and say nothing of the label. Features that say the same share it: permuting one leaves the
-other. Each repeat has another permutation; the spread over repeats is the noise of the estimate.
+[Note: Permutation] A feature's importance is the rise of the loss when its values are permuted among rows: they keep
+their distribution and lose their relation to the label. Correlated features share importance, as permuting one leaves
+the other. Each repeat has another permutation; the spread over repeats is the noise of the estimate.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from rowwise.train.evaluate import ids_or_none
 from rowwise.train.on_device import to_device
 from rowwise.train.settings import Training
 
-GRID = 11  # points of a dependence: the least, the deciles and the most
+GRID = 11  # points of a dependence: minimum, deciles and maximum
 MIN_ROWS_OF_ID = 20
 
 
@@ -39,11 +39,12 @@ class Scorer:
 
     def logits(self, batch: Batch) -> Tensor:
         """Logits [N] of the rows of a batch."""
-        found: list[Tensor] = []
+        logits: list[Tensor] = []
         with evaluation_mode(self.model), autocast(self.training.device, self.training.precision):
             for piece in pieces(batch, self.batch):
-                found.append(self.model(to_device(piece, self.model, self.training.device))[:, self.task].float().cpu())
-        return torch.cat(found)
+                outputs_NK = self.model(to_device(piece, self.model, self.training.device))
+                logits.append(outputs_NK[:, self.task].float().cpu())
+        return torch.cat(logits)
 
     def loss(self, rows: HeldRows, logits_N: Tensor) -> float:
         """The mean log loss, by the weights of the rows."""
@@ -55,14 +56,14 @@ class Scorer:
 
 @dataclass
 class Permuted:
-    """What the permutations of a feature have shown so far."""
+    """Results of the permutations of a feature so far."""
 
     losses: list[float] = field(default_factory=list)
-    change_N: Tensor | None = None  # of the logit, summed over repeats
+    change_N: Tensor | None = None  # of the logits, summed over repeats
 
 
 class Permutations(NamedTuple):
-    """How the features are permuted: so many repeats, of which none but the first begins after `until_s`."""
+    """The permutations of each feature: `repeats`, but none after the first one begins after `until_s`."""
 
     repeats: int
     until_s: float  # of time.monotonic
@@ -80,14 +81,14 @@ def permute_features(
     """Score the rows with each feature permuted.
 
     Args:
-        scorer: of the model.
-        rows: the rows.
-        base_N: their logits as they are.
-        features: names, with the column of a dense one.
-        permutations: how often.
-        tell: called with the numbers of permutations done and in all.
+        scorer: scorer of the model.
+        rows: rows to score.
+        base_N: logits of the unchanged rows.
+        features: names, with the column of dense features.
+        permutations: number of repeats, and their deadline.
+        tell: called with the number of finished permutations and the total.
     """
-    found = {name: Permuted() for name, _ in features}
+    permuted = {name: Permuted() for name, _ in features}
     base, total = scorer.loss(rows, base_N), permutations.repeats * len(features)
     for repeat in range(permutations.repeats):
         if repeat and monotonic() > permutations.until_s:
@@ -99,47 +100,47 @@ def permute_features(
             else:
                 batch = rows.with_numbers_of(column, rows.batch.dense_BF[order_N, column])
             logits_N = scorer.logits(batch)
-            one = found[name]
-            one.losses.append(scorer.loss(rows, logits_N) - base)
-            one.change_N = base_N - logits_N if one.change_N is None else one.change_N + base_N - logits_N
+            result = permuted[name]
+            result.losses.append(scorer.loss(rows, logits_N) - base)
+            result.change_N = base_N - logits_N if result.change_N is None else result.change_N + base_N - logits_N
             tell(repeat * len(features) + number, total)
-    return found
+    return permuted
 
 
 def importances(permuted: dict[str, Permuted]) -> tuple[Importance, ...]:
     """The most important feature first."""
-    found = [
+    ranking = [
         Importance(
             feature=name,
-            loss=fmean(one.losses),
-            spread=stdev(one.losses) if len(one.losses) > 1 else 0.0,
-            repeats=len(one.losses),
+            loss=fmean(result.losses),
+            spread=stdev(result.losses) if len(result.losses) > 1 else 0.0,
+            repeats=len(result.losses),
         )
-        for name, one in permuted.items()
-        if one.losses
+        for name, result in permuted.items()
+        if result.losses
     ]
-    return tuple(sorted(found, key=lambda one: -one.loss))
+    return tuple(sorted(ranking, key=lambda importance: -importance.loss))
 
 
-def id_effects(rows: HeldRows, permuted: dict[str, Permuted], features: Sequence[str], most: int) -> list[IdEffect]:
-    """The ids with the largest effects beyond their error, of rows with one id; at most so many of each feature."""
-    found: list[IdEffect] = []
+def id_effects(rows: HeldRows, permuted: dict[str, Permuted], features: Sequence[str], max_ids: int) -> list[IdEffect]:
+    """The ids with the largest effects beyond their error, in rows with one id; at most `max_ids` per feature."""
+    effects: list[IdEffect] = []
     for name in features:
-        one = permuted[name]
-        if one.change_N is None:
+        result = permuted[name]
+        if result.change_N is None:
             continue
         ids_N = ids_or_none(rows.batch, name)
-        ids_M, changes_M = ids_N[ids_N != NO_ID], one.change_N[ids_N != NO_ID].double() / len(one.losses)
+        ids_M, changes_M = ids_N[ids_N != NO_ID], result.change_N[ids_N != NO_ID].double() / len(result.losses)
         ids_U, inverse_M, counts_U = torch.unique(ids_M, return_inverse=True, return_counts=True)
         means_U = torch.zeros(len(ids_U), dtype=torch.float64).index_add_(0, inverse_M, changes_M) / counts_U
         squares_U = torch.zeros_like(means_U).index_add_(0, inverse_M, (changes_M - means_U[inverse_M]) ** 2)
         errors_U = (squares_U / (counts_U - 1).clamp(min=1) / counts_U).sqrt()
         strength_U = torch.where(counts_U >= MIN_ROWS_OF_ID, means_U.abs() - errors_U, -1.0)
-        for at in strength_U.argsort(descending=True)[:most].tolist():
-            if strength_U[at] > 0:
-                values = {"logit": float(means_U[at]), "error": float(errors_U[at]), "rows": int(counts_U[at])}
-                found.append(IdEffect(feature=name, id=int(ids_U[at]), **values))
-    return found
+        for index in strength_U.argsort(descending=True)[:max_ids].tolist():
+            if strength_U[index] > 0:
+                values = {"logit": float(means_U[index]), "error": float(errors_U[index]), "rows": int(counts_U[index])}
+                effects.append(IdEffect(feature=name, id=int(ids_U[index]), **values))
+    return effects
 
 
 def dependence(scorer: Scorer, rows: HeldRows, feature: str, column: int) -> Dependence:

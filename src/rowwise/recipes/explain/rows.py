@@ -1,4 +1,4 @@
-"""A sample of rows in memory, one feature of which can be taken from other rows.
+"""A sample of rows in memory, in which one feature can be replaced by that of other rows.
 
 Letters: N rows, F dense features.
 """
@@ -24,29 +24,29 @@ class HeldRows:
     batch: Batch
 
     @classmethod
-    def sample(cls, batches: Iterable[Batch], most: int, seed: int, seconds: float) -> Self:
-        """At most so many of the rows, each as likely as any other; reading ends after `seconds`."""
+    def sample(cls, batches: Iterable[Batch], max_rows: int, seed: int, seconds: float) -> Self:
+        """A uniform sample of at most `max_rows` rows; reading ends after `seconds`."""
         draw, held, until_s = torch.Generator().manual_seed(seed), list[tuple[Batch, Tensor]](), monotonic() + seconds
-        for batch in batches:
+        for batch in batches:  # a row has a random key; those with the least keys are a uniform sample
             rows = len(batch.labels_BK)
             held.append((replace(batch, sparse=batch.sparse.expanded()), torch.rand(rows, generator=draw)))
-            if sum(len(keys) for _, keys in held) > 2 * most:
-                held = [_least(held, most)]
+            if sum(len(keys) for _, keys in held) > 2 * max_rows:
+                held = [_least(held, max_rows)]
             if monotonic() > until_s:
                 break
         if not held or not sum(len(keys) for _, keys in held):
-            raise DataError("no rows to explain the model by", "data with at least one row")
-        return cls(_least(held, most)[0])
+            raise DataError("no rows to explain the model with", "data with at least one row")
+        return cls(_least(held, max_rows)[0])
 
     def __len__(self) -> int:
         return len(self.batch.labels_BK)
 
     def first(self, rows: int) -> "HeldRows":
-        """The first of the rows, themselves a sample of them."""
+        """The first rows, which are a sample, too."""
         return HeldRows(self.batch.of_samples(torch.arange(min(rows, len(self)))))
 
     def with_bags_of(self, feature: str, order_N: Tensor) -> Batch:
-        """Row n has the bag that row `order_N[n]` has of this feature."""
+        """A batch whose row n has this feature's bag of row `order_N[n]`."""
         sparse = self.batch.sparse
         others = [name for name in sparse.features if name != feature]
         moved = sparse.of_samples(order_N, (feature,))
@@ -55,22 +55,22 @@ class HeldRows:
         return replace(self.batch, sparse=moved)
 
     def with_numbers_of(self, column: int, values_N: Tensor) -> Batch:
-        """Rows with other numbers in a dense column."""
+        """A batch with other numbers in a dense column."""
         dense_NF = self.batch.dense_BF.clone()
         dense_NF[:, column] = values_N
         return replace(self.batch, dense_BF=dense_NF)
 
 
 def pieces(batch: Batch, size: int) -> list[Batch]:
-    """The batch in smaller ones."""
+    """Split a batch into batches of at most `size` rows."""
     rows = len(batch.labels_BK)
     return split(batch, [min(size, rows - begin) for begin in range(0, rows, size)])
 
 
-def _least(held: list[tuple[Batch, Tensor]], most: int) -> tuple[Batch, Tensor]:
+def _least(held: list[tuple[Batch, Tensor]], count: int) -> tuple[Batch, Tensor]:
     """The rows with the least keys."""
     keys_N = torch.cat([keys for _, keys in held])
-    order_N = keys_N.argsort()[:most]
+    order_N = keys_N.argsort()[:count]
     return _joined([batch for batch, _ in held]).of_samples(order_N), keys_N[order_N]
 
 
@@ -85,15 +85,15 @@ def _joined(batches: list[Batch]) -> Batch:
     )
 
 
-def _side_by_side(one: Jagged, other: Jagged, features: tuple[str, ...]) -> Jagged:
+def _side_by_side(left: Jagged, right: Jagged, features: tuple[str, ...]) -> Jagged:
     """The features of two batches of the same samples."""
     weights_N = None
-    if one.weights_N is not None and other.weights_N is not None:
-        weights_N = torch.cat([one.weights_N, other.weights_N])
+    if left.weights_N is not None and right.weights_N is not None:
+        weights_N = torch.cat([left.weights_N, right.weights_N])
     joined = Jagged(
-        features=(*one.features, *other.features),
-        values_N=torch.cat([one.values_N, other.values_N]),
-        lengths_FB=torch.cat([one.lengths_FB, other.lengths_FB]),
+        features=(*left.features, *right.features),
+        values_N=torch.cat([left.values_N, right.values_N]),
+        lengths_FB=torch.cat([left.lengths_FB, right.lengths_FB]),
         weights_N=weights_N,
     )
     return permute(joined, features)

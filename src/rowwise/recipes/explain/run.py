@@ -32,7 +32,7 @@ EXPLANATION = "explanation.json"  # in the folder of a run
 MIN_ROWS, TRIED_ROWS = 500, 256
 MAX_IDS, MAX_SLICES, MAX_DEPENDENCES = 8, 20, 12
 MIN_REPEATS = 2
-READING, SCORING = 0.2, 0.6  # shares of the time: of reading rows, of permutations
+READING, SCORING = 0.2, 0.6  # shares of the time for reading rows, and for permutations
 
 
 def explain(  # noqa: PLR0913 - options of the command
@@ -53,11 +53,11 @@ def explain(  # noqa: PLR0913 - options of the command
         path: the folder of the run.
         which: the checkpoint: best, last or step-<number>.
         data: rows to use in place of the run's test rows.
-        task: the label; None: that of the recipe's evaluation.
-        rows: most rows to score.
+        task: the label; None: the label that the recipe evaluates.
+        rows: maximum rows to score.
         repeats: permutations of each feature.
-        seconds: about how long it may take; fewer rows are scored, or fewer repeats made, where that is too short.
-        tell: called with the numbers of permutations done and in all.
+        seconds: approximate time budget, which may reduce the scored rows and the repeats.
+        tell: called with the number of finished permutations and the total.
         warn: called with a line for each setting that was replaced or has no effect.
     """
     resolved, model = load_trained(path, which, warn)
@@ -72,28 +72,28 @@ def explain(  # noqa: PLR0913 - options of the command
     held = HeldRows.sample(evaluation_batches(resolved, chosen), rows, seed, seconds * READING)
     train = HeldRows.sample(evaluation_batches(resolved, resolved.rows.train), rows, seed, seconds * READING)
     scorer = Scorer(model=model, task=tasks.index(name), batch=settings.batch, training=resolved.recipe.train)
-    dense = {one.column: column for column, one in enumerate(resolved.columns.dense)}
-    sparse = tuple(one.feature_name for one in resolved.columns.sparse)
+    dense = {dense.column: index for index, dense in enumerate(resolved.columns.dense)}
+    sparse = tuple(column.feature_name for column in resolved.columns.sparse)
     features: list[tuple[str, int | None]] = [*dense.items(), *((feature, None) for feature in sparse)]
     held = held.first(_rows_in_time(scorer, held, len(features), seconds * SCORING))
     logits_N = scorer.logits(held.batch)
     times = Permutations(repeats, until_s - seconds * READING, seed)
     permuted = permute_features(scorer, held, logits_N, features, times, tell)
-    found = importances(permuted)
-    few = held.first(max(MIN_ROWS, len(held) // 4))
-    shown = [one.feature for one in found if one.feature in dense][:MAX_DEPENDENCES]
+    ranking = importances(permuted)
+    subset = held.first(max(MIN_ROWS, len(held) // 4))
+    shown = [entry.feature for entry in ranking if entry.feature in dense][:MAX_DEPENDENCES]
     ids = tuple(id_effects(held, permuted, sparse, MAX_IDS))
     slices = calibration_slices(held, logits_N, scorer.task, sparse, dense)[:MAX_SLICES]
     explanation = ModelExplanation(
         task=name,
         rows=len(held),
         train_rows=len(train),
-        repeats=min(one.repeats for one in found),
+        repeats=min(entry.repeats for entry in ranking),
         loss=scorer.loss(held, logits_N),
-        importance=found,
+        importance=ranking,
         ids=ids,
         names=_names(resolved, chosen, ids, slices),
-        dependence=tuple(dependence(scorer, few, feature, dense[feature]) for feature in shown),
+        dependence=tuple(dependence(scorer, subset, feature, dense[feature]) for feature in shown),
         calibration=slices,
         drift=measure_drift(train, held, sparse, dense),
     )
@@ -103,9 +103,9 @@ def explain(  # noqa: PLR0913 - options of the command
 
 
 def _rows_in_time(scorer: Scorer, rows: HeldRows, features: int, seconds: float) -> int:
-    """As many rows as `MIN_REPEATS` repeats of all features score in so many seconds."""
+    """Number of rows for which `MIN_REPEATS` repeats of all features take `seconds`."""
     tried = rows.first(TRIED_ROWS)
-    scorer.logits(tried.batch)  # what is slow once only
+    scorer.logits(tried.batch)  # warm-up
     begin_s = monotonic()
     scorer.logits(tried.batch)
     row_s = (monotonic() - begin_s) / len(tried)
@@ -115,11 +115,11 @@ def _rows_in_time(scorer: Scorer, rows: HeldRows, features: int, seconds: float)
 def _names(
     resolved: ResolvedRecipe, rows: RowSelection, ids: Sequence[IdEffect], slices: Sequence[CalibrationSlice]
 ) -> dict[str, dict[str, str]]:
-    """What people call the ids that are shown."""
-    features = {one.feature_name for one in resolved.columns.sparse}
+    """Names of the reported ids."""
+    features = {column.feature_name for column in resolved.columns.sparse}
     shown: dict[str, set[int]] = {}
-    for feature, row in [(one.feature, one.id) for one in ids] + [
-        (one.feature, int(one.value)) for one in slices if one.feature in features
+    for feature, row in [(effect.feature, effect.id) for effect in ids] + [
+        (part.feature, int(part.value)) for part in slices if part.feature in features
     ]:
         shown.setdefault(feature, set()).add(row)
     named = name_ids(rows, resolved.columns, resolved.tables, resolved.transforms, shown)

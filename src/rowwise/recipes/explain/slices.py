@@ -1,4 +1,4 @@
-"""Predictions beside labels, by the values of features: where a model is not calibrated."""
+"""Calibration by slices: predictions compared with labels for values of features."""
 
 import math
 from collections.abc import Iterator
@@ -17,15 +17,15 @@ MAX_IDS, QUANTILES, MIN_ROWS = 10, 5, 50
 def calibration_slices(
     rows: HeldRows, logits_N: Tensor, task: int, sparse: tuple[str, ...], dense: dict[str, int]
 ) -> tuple[CalibrationSlice, ...]:
-    """Slices by the most common ids and by ranges of numbers, the farthest from calibrated first."""
+    """Slices by the most common ids and by ranges of numbers, the least calibrated first."""
     probability_N, labels_N = logits_N.double().sigmoid(), rows.batch.labels_BK[:, task].double()
-    found = []
+    slices = []
     for feature, value, mask_N in (*_by_ids(rows, sparse), *_by_ranges(rows, dense)):
         p_M, y_M = probability_N[mask_N], labels_N[mask_N]
         if len(p_M) < MIN_ROWS:
             continue
         chance = math.sqrt(float((p_M * (1 - p_M)).sum()))
-        found.append(
+        slices.append(
             CalibrationSlice(
                 feature=feature,
                 value=value,
@@ -35,15 +35,15 @@ def calibration_slices(
                 deviations=float((y_M - p_M).sum()) / max(chance, 1e-12),
             )
         )
-    return tuple(sorted(found, key=lambda one: -abs(one.deviations)))
+    return tuple(sorted(slices, key=lambda part: -abs(part.deviations)))
 
 
 def _by_ids(rows: HeldRows, features: tuple[str, ...]) -> Iterator[tuple[str, str, Tensor]]:
     for feature in features:
         ids_N = ids_or_none(rows.batch, feature)
         ids_U, counts_U = torch.unique(ids_N[ids_N != NO_ID], return_counts=True)
-        for one in ids_U[counts_U.argsort(descending=True)[:MAX_IDS]].tolist():
-            yield feature, str(one), ids_N == one
+        for common_id in ids_U[counts_U.argsort(descending=True)[:MAX_IDS]].tolist():
+            yield feature, str(common_id), ids_N == common_id
 
 
 def _by_ranges(rows: HeldRows, features: dict[str, int]) -> Iterator[tuple[str, str, Tensor]]:

@@ -1,7 +1,7 @@
-"""Searches the settings of a recipe with Optuna: `space` is what is searched, `study` runs trials and keeps them.
+"""Searches the settings of a recipe with Optuna: `space` defines the search space, `study` runs and records trials.
 
 A study is a folder: journal.log (Optuna's, to which all processes append), a run for each trial, best.yaml, test.json
-and report.html. A study that was killed goes on from its journal.
+and report.html. A killed study continues from its journal.
 """
 
 from rowwise.recipes.tune.study import tune as tune

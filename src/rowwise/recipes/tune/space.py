@@ -1,4 +1,4 @@
-"""The settings that are searched: those of the recipe's section `tune`, or usual ones around the recipe's values."""
+"""The search space: the recipe's section `tune`, or default ranges around the recipe's values."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from rowwise.base.errors import SpecError
 from rowwise.recipes.model_configs import layers_of
 from rowwise.recipes.recipe import Recipe, TuneRange
 
-RATE, BATCH, WIDTH = 10.0, 4, 2  # factors to either side of a recipe's learning rates, batch and layers
+RATE, BATCH, WIDTH = 10.0, 4, 2  # factors below and above a recipe's learning rates, batch and layers
 DIMS = (4, 8, 16, 32, 64)
 MAX_DROPOUT = 0.5
 DECAYS = (0.0, 1e-6, 1e-5, 1e-4, 1e-3)
@@ -46,43 +46,43 @@ def _usual_space(recipe: Recipe, sections: Mapping[str, Any]) -> Space:
 
 
 def suggest(trial: Any, space: Space) -> dict[str, Any]:
-    """The trial's value of each setting."""
+    """Draw a trial's value of each setting."""
     values: dict[str, Any] = {}
-    for key, one in space.items():
-        if one.choices:
-            # As text: Optuna keeps choices of plain types only, and a layer's sizes are a list.
-            values[key] = json.loads(trial.suggest_categorical(key, [json.dumps(choice) for choice in one.choices]))
-        elif isinstance(one.low, int) and isinstance(one.high, int):
-            values[key] = trial.suggest_int(key, one.low, one.high, log=one.log)
+    for key, bounds in space.items():
+        if bounds.choices:
+            # As JSON: Optuna stores choices of scalar types only, and layer sizes are a list.
+            values[key] = json.loads(trial.suggest_categorical(key, [json.dumps(choice) for choice in bounds.choices]))
+        elif isinstance(bounds.low, int) and isinstance(bounds.high, int):
+            values[key] = trial.suggest_int(key, bounds.low, bounds.high, log=bounds.log)
         else:
-            assert one.low is not None
-            assert one.high is not None
-            values[key] = trial.suggest_float(key, one.low, one.high, log=one.log)
+            assert bounds.low is not None
+            assert bounds.high is not None
+            values[key] = trial.suggest_float(key, bounds.low, bounds.high, log=bounds.log)
     return values
 
 
 def stored(values: Mapping[str, Any], space: Space) -> dict[str, Any]:
-    """Values as Optuna has them, for a trial that is to have them."""
+    """Values as Optuna stores them, to enqueue a trial."""
     return {key: json.dumps(value) if space[key].choices else value for key, value in values.items()}
 
 
 def own_values(space: Space, recipe: Recipe) -> dict[str, Any]:
-    """The recipe's own value of each setting; its trial comes first, so that the best is no worse than the recipe."""
+    """The recipe's own value of each setting; it is tried first, so that the best is no worse than the recipe."""
     values: dict[str, Any] = {}
-    for key, one in space.items():
-        at: Any = recipe
+    for key, bounds in space.items():
+        value: Any = recipe
         for part in key.split("."):
-            at = at.get(part) if isinstance(at, Mapping) else getattr(at, part, None)
-        if at is None or not _contains(one, at):
-            raise SpecError(f"tune: {key} is {at!r} in the recipe", "a range with this value, as it is tried first")
-        values[key] = list(at) if isinstance(at, tuple) else at
+            value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
+        if value is None or not _contains(bounds, value):
+            raise SpecError(f"tune: {key} is {value!r} in the recipe", "a range with this value, as it is tried first")
+        values[key] = list(value) if isinstance(value, tuple) else value
     return values
 
 
-def _contains(one: TuneRange, value: Any) -> bool:
-    if one.choices:
-        return json.dumps(value) in [json.dumps(choice) for choice in one.choices]
-    return one.low is not None and one.high is not None and one.low <= value <= one.high
+def _contains(bounds: TuneRange, value: Any) -> bool:
+    if bounds.choices:
+        return json.dumps(value) in [json.dumps(choice) for choice in bounds.choices]
+    return bounds.low is not None and bounds.high is not None and bounds.low <= value <= bounds.high
 
 
 def changes_of(values: Mapping[str, Any]) -> list[str]:

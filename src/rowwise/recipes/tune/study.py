@@ -1,11 +1,10 @@
 """`tune`: runs the trials of a study, in this process or in several, and keeps the best.
 
-A trial is a run of the recipe with other settings, without a look at the test rows. It is judged by the recipe's metric
-on the validation rows, and ends early if it is worse than the median of the trials before it at the same evaluation.
-The test rows are read once, for the best trial at the end.
+A trial is a run of the recipe with other settings, without a test. Its objective is the recipe's metric on validation
+rows, and it is pruned if it is worse than the median of earlier trials at the same evaluation. The test rows are read
+once, for the best trial at the end.
 
-A killed study is continued by the same command: trials that were under way are begun anew with their values, all others
-are as they were.
+The same command continues a killed study: trials that were running are restarted with their values, others are kept.
 """
 
 import contextlib
@@ -41,14 +40,14 @@ from rowwise.train.trainer import RunDisplay
 
 JOURNAL, BEST, TEST, STUDY = "journal.log", "best.yaml", "test.json", "study.json"
 LOCK, COMMAND, WORKERS = "next.lock", "command.lock", "workers.lock"
-STARTUP, WARM = 5, 1  # trials, and evaluations of a trial, that are never ended early
+STARTUP, WARM = 5, 1  # trials, and evaluations of a trial, without pruning
 MAX_BYTES, MAX_JOURNAL_bytes = 1 << 20, 1 << 30
 NAME = "trials"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPlan:
-    """What each process of a study does."""
+    """The plan of a study, for each of its processes."""
 
     recipe: str  # name or path
     changes: tuple[str, ...]
@@ -76,16 +75,16 @@ def tune(  # noqa: PLR0913 - options of the command
     processes: int = 1,
     tell: Callable[[TrialRecord, int], None] = lambda trial, done: None,
 ) -> StudyOutcome:
-    """Search settings until so many trials have ended, or so many minutes have passed.
+    """Search settings until `trials` have ended, or `minutes` have passed.
 
     Args:
         recipe: a recipe by name or path.
-        folder: of the study; one that exists goes on.
-        trials: trials of the study in all, those of earlier calls included.
+        folder: folder of the study; an existing study continues.
+        trials: total trials of the study, with those of earlier calls.
         minutes: no trial begins later; None: no limit.
         changes: --set changes of the recipe.
-        processes: trials that run at the same time.
-        tell: called with each trial of this process that has ended, and how many have.
+        processes: number of concurrent trials.
+        tell: called with each finished trial of this process, and the number of finished trials.
     """
     optuna = import_optuna()
     until_s = float("inf") if minutes is None else monotonic() + 60 * minutes
@@ -93,11 +92,11 @@ def tune(  # noqa: PLR0913 - options of the command
     base = plan.load()
     _check(base)
     _claim(plan)
-    with _locked(folder / COMMAND, "another command works on it; wait for it, or give another --out"):
+    with _locked(folder / COMMAND, "another command is using it; wait for it, or give another --out"):
         with _locked(folder / WORKERS):
             pass  # processes of a killed command have ended
         study = open_study(plan)
-        _begin_anew(study, optuna)
+        _requeue_interrupted(study, optuna)
         if not study.trials:
             space = plan.space()
             study.enqueue_trial(stored(own_values(space, base), space))
@@ -119,7 +118,7 @@ def import_optuna() -> Any:
 
 def _check(recipe: Recipe) -> None:
     if recipe.data.valid is None and not recipe.data.valid_share and recipe.data.dataset.partition(":")[1]:
-        raise SpecError("tune judges by validation rows", "data.valid or data.valid_share in the recipe")
+        raise SpecError("tune needs validation rows", "data.valid or data.valid_share in the recipe")
     if recipe.evaluate.metric == "ne":
         check_use(recipe.model, "ne")
     loss = recipe.train.objective
@@ -132,14 +131,14 @@ def _check(recipe: Recipe) -> None:
 T = TypeVar("T")
 
 
-class _Claim(Value, frozen=True):
-    """What a folder is the study of."""
+class _StudyOwner(Value, frozen=True):
+    """The recipe and changes of a study."""
 
     recipe: str
     changes: tuple[str, ...]
 
 
-class _Measured(Value, frozen=True):
+class _TestResult(Value, frozen=True):
     """Test metrics of a trial."""
 
     trial: int
@@ -154,17 +153,17 @@ def _read(path: Path, kind: type[T]) -> T:
 
 
 def _claim(plan: StudyPlan) -> None:
-    """Make the folder of the study, or raise if it is that of another recipe."""
+    """Make the folder of the study; raises if it belongs to another study."""
     plan.folder.mkdir(parents=True, exist_ok=True)
-    path, mine = plan.folder / STUDY, _Claim(recipe=plan.recipe, changes=tuple(plan.changes))
+    path, owner = plan.folder / STUDY, _StudyOwner(recipe=plan.recipe, changes=tuple(plan.changes))
     if path.exists():
-        before = _read(path, _Claim)
-        if before != mine:
-            got = f"{plan.folder} is the study of {before.recipe} {' '.join(before.changes)}".rstrip()
-            raise SpecError(got, "another --out")
+        saved = _read(path, _StudyOwner)
+        if saved != owner:
+            problem = f"{plan.folder} is the study of {saved.recipe} {' '.join(saved.changes)}".rstrip()
+            raise SpecError(problem, "another --out")
     elif any(plan.folder.iterdir()):
         raise SpecError(f"{plan.folder} has other files", "a new folder for --out")
-    path.write_bytes(msgspec.json.encode(mine))
+    path.write_bytes(msgspec.json.encode(owner))
 
 
 def open_study(plan: StudyPlan, worker: int = 0) -> Any:
@@ -177,14 +176,14 @@ def open_study(plan: StudyPlan, worker: int = 0) -> Any:
         direction="minimize" if _smaller(recipe) else "maximize",
         load_if_exists=True,
     )
-    # Another seed for each process and each continuation: the same one would draw the same values again.
+    # Another seed for each process and continuation: an equal seed would draw equal values.
     seed = (recipe.seed + 7919 * worker + 104_729 * len(study.get_trials(deepcopy=False))) % (1 << 32)
     study.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True)
     return study
 
 
 def _open_journal(path: Path) -> Any:
-    """The trials so far; raises if what may be the file of a stranger is none of Optuna's."""
+    """Open the journal, which may be untrusted; raises if it is not one of Optuna's."""
     storages = import_optuna().storages
     if os.path.lexists(path):
         with open_regular(path, links=False) as file:
@@ -201,16 +200,16 @@ def _open_journal(path: Path) -> Any:
         TypeError,
         ValueError,
     ) as error:
-        got = f"{type(error).__name__} {error}".strip()
-        raise SpecError(f"{path}: is no journal of Optuna, or damaged ({got})", "another --out") from None
+        fault = f"{type(error).__name__} {error}".strip()
+        raise SpecError(f"{path}: not a journal of Optuna, or damaged ({fault})", "another --out") from None
 
 
 def _smaller(recipe: Recipe) -> bool:
     return recipe.evaluate.is_better(0.0, 1.0)
 
 
-def _begin_anew(study: Any, optuna: Any) -> None:
-    """Queue the trials that ended with their process once more, with their values."""
+def _requeue_interrupted(study: Any, optuna: Any) -> None:
+    """Requeue trials whose process was killed, with their values."""
     states = optuna.trial.TrialState
     for trial in study.get_trials(deepcopy=False, states=(states.RUNNING,)):
         study.tell(trial.number, state=states.FAIL)
@@ -218,24 +217,24 @@ def _begin_anew(study: Any, optuna: Any) -> None:
 
 
 def run_trials(plan: StudyPlan, tell: Callable[[TrialRecord, int], None], worker: int = 0) -> None:
-    """Take trials from the study until all have ended or the time is up."""
+    """Run trials of the study until it has all its trials, or the time is up."""
     study, space = open_study(plan, worker), plan.space()
     while monotonic() < plan.until_s:
         with _locked(plan.folder / LOCK):
-            if len(records(study)) + _under_way(study) >= plan.trials:
+            if len(records(study)) + _running_trials(study) >= plan.trials:
                 return
             trial = study.ask()
             values = suggest(trial, space)
         _run_trial(plan, study, trial, values)
         ended = records(study)
-        record = next((one for one in ended if one.number == trial.number), None)
+        record = next((r for r in ended if r.number == trial.number), None)
         if record is not None:
             tell(record, len(ended))
 
 
 @contextlib.contextmanager
 def _locked(path: Path, refused: str | None = None, *, shared: bool = False) -> Iterator[None]:
-    """One process at a time, or all that share it; another one waits, or gets an error that says `refused`."""
+    """An exclusive or a shared file lock; waits for it, or raises at once with the text `refused`."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (fcntl.LOCK_NB if refused else 0))
@@ -244,22 +243,22 @@ def _locked(path: Path, refused: str | None = None, *, shared: bool = False) -> 
         yield
 
 
-def _under_way(study: Any) -> int:
+def _running_trials(study: Any) -> int:
     running = import_optuna().trial.TrialState.RUNNING
     return len(study.get_trials(deepcopy=False, states=(running,)))
 
 
 def _run_trial(plan: StudyPlan, study: Any, trial: Any, values: dict[str, Any]) -> None:
     states = import_optuna().trial.TrialState
-    place = plan.folder / NAME / f"{trial.number:04}"
-    shutil.rmtree(place, ignore_errors=True)
+    folder = plan.folder / NAME / f"{trial.number:04}"
+    shutil.rmtree(folder, ignore_errors=True)
     runs: list[TrainingRun] = []
     evaluated, evaluations, pruned = 0, 0, False
 
-    def watch(shown: RunDisplay) -> None:
-        """Report each evaluation to the study, at the step after it; end a run that is worse than the others."""
+    def watch(display: RunDisplay) -> None:
+        """Report each evaluation to the study, on the next step, and stop the run if it is pruned."""
         nonlocal evaluated, evaluations, pruned
-        progress = shown.progress
+        progress = display.progress
         if progress.best is None or progress.evaluated == evaluated or pruned:
             return
         evaluated, evaluations = progress.evaluated, evaluations + 1
@@ -270,7 +269,7 @@ def _run_trial(plan: StudyPlan, study: Any, trial: Any, values: dict[str, Any]) 
 
     try:
         recipe = _grouped(plan.load(values), plan.folder.name)
-        run = TrainingRun.start(recipe, place, watch)
+        run = TrainingRun.start(recipe, folder, watch)
         runs.append(run)
         trial.set_user_attr("run", str(run.folder.path.relative_to(plan.folder)))
         run.go(test=False)
@@ -296,7 +295,7 @@ def _run_trial(plan: StudyPlan, study: Any, trial: Any, values: dict[str, Any]) 
 
 
 def _grouped(recipe: Recipe, study: str) -> Recipe:
-    """The recipe of a trial: its runs are one group at trackers, and have no mirror."""
+    """The recipe of a trial: without a mirror, and grouped by study in remote trackers."""
     recipe = msgspec.structs.replace(recipe, save=msgspec.structs.replace(recipe.save, mirror=None))
     log = recipe.log
     if log.group is not None or not log.is_remote:
@@ -305,7 +304,7 @@ def _grouped(recipe: Recipe, study: str) -> Recipe:
 
 
 def _keep_best_checkpoints(plan: StudyPlan, study: Any) -> None:
-    """Only the best trial needs its checkpoints."""
+    """Delete the checkpoints of all trials but the best."""
     ended = records(study)
     best = best_of(ended, smaller=study.direction.name == "MINIMIZE")
     for record in ended:
@@ -314,13 +313,13 @@ def _keep_best_checkpoints(plan: StudyPlan, study: Any) -> None:
 
 
 def records(study: Any) -> list[TrialRecord]:
-    """The trials that have ended by themselves."""
-    found = []
+    """The finished trials, without interrupted ones."""
+    finished = []
     for trial in study.get_trials(deepcopy=False):
         if not trial.user_attrs.get("ended") or not trial.state.is_finished():
             continue
         seconds = trial.duration.total_seconds() if trial.duration else 0.0
-        found.append(
+        finished.append(
             TrialRecord(
                 number=trial.number,
                 state={"FAIL": "failed"}.get(trial.state.name, trial.state.name.lower()),
@@ -331,16 +330,16 @@ def records(study: Any) -> list[TrialRecord]:
                 why=trial.user_attrs.get("why", ""),
             )
         )
-    return found
+    return finished
 
 
 def best_of(trials: Sequence[TrialRecord], *, smaller: bool) -> TrialRecord | None:
-    complete = [one for one in trials if one.state == "complete" and one.value is not None]
-    return min(complete, key=lambda one: one.value if smaller else -one.value, default=None)  # type: ignore[operator]
+    complete = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
+    return min(complete, key=lambda trial: trial.value if smaller else -trial.value, default=None)  # type: ignore[operator]
 
 
 def _run_processes(plan: StudyPlan, processes: int) -> None:
-    """Trials in processes of their own; raises if one of them fails."""
+    """Run trials in several processes; raises if one of them fails."""
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=_work, args=(plan, number)) for number in range(processes)]
     for worker in workers:
@@ -354,7 +353,7 @@ def _run_processes(plan: StudyPlan, processes: int) -> None:
             worker.join()
         raise
     if any(worker.exitcode for worker in workers):
-        raise DataError(f"a process of the study failed: the same command goes on with {plan.folder}")
+        raise DataError(f"a process of the study failed: the same command continues {plan.folder}")
 
 
 def _work(plan: StudyPlan, number: int) -> None:
@@ -367,7 +366,7 @@ def _work(plan: StudyPlan, number: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when the command has ended, also if that was killed: nobody would count its trial."""
+    """Exit when the command has ended or was killed, as nobody would record the trial."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])
@@ -375,7 +374,7 @@ def _end_with_parent() -> None:
 
 
 def finish(plan: StudyPlan) -> StudyOutcome:
-    """Write the best recipe, measure it on the test rows if it was not yet, and write the report."""
+    """Write the best recipe, test it unless that was done, and write the report."""
     study, recipe = open_study(plan), plan.load()
     ended = records(study)
     best = best_of(ended, smaller=_smaller(recipe))
@@ -403,10 +402,10 @@ def _decoded(space: Space, key: str, value: Any) -> Any:
 
 
 def _test(plan: StudyPlan, best: TrialRecord) -> dict[str, dict[str, float | None]]:
-    """Test metrics of the best trial, measured once."""
+    """Test metrics of the best trial, cached in the folder."""
     path = plan.folder / TEST
     if path.exists():
-        measured = _read(path, _Measured)
+        measured = _read(path, _TestResult)
         if measured.trial == best.number:
             return measured.test
     try:
@@ -415,17 +414,17 @@ def _test(plan: StudyPlan, best: TrialRecord) -> dict[str, dict[str, float | Non
         if "no test rows" not in str(error):
             raise
         return {}
-    path.write_bytes(msgspec.json.encode(_Measured(trial=best.number, test=test)))  # type: ignore[arg-type]
+    path.write_bytes(msgspec.json.encode(_TestResult(trial=best.number, test=test)))  # type: ignore[arg-type]
     return test  # type: ignore[return-value]
 
 
 def _importance(study: Any, ended: Sequence[TrialRecord]) -> dict[str, float]:
-    """How much of the metric's variation each setting explains, by PED-ANOVA; empty where trials are too few for it."""
+    """How much of the metric's variation each setting explains, by PED-ANOVA; empty for too few trials."""
     optuna = import_optuna()
-    if sum(one.state == "complete" for one in ended) < 4:
+    if sum(trial.state == "complete" for trial in ended) < 4:
         return {}
     with contextlib.suppress(ValueError, RuntimeError, UserWarning), warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)  # that all are equally important
+        warnings.simplefilter("error", UserWarning)  # the warning that all are equally important
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
         return {key: float(x) for key, x in optuna.importance.get_param_importances(study, evaluator=evaluator).items()}
     return {}
