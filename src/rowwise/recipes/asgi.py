@@ -70,19 +70,19 @@ def asgi_app(
     return make_app(service, lifespan)
 
 
-async def _follow(service: ScoringService, path: Path, open_number: OpenVersion, seen: Traffic) -> None:
+async def _follow(service: ScoringService, path: Path, open_number: OpenVersion, applied: Traffic) -> None:
     """Poll the folder's traffic and switch to it; a version that cannot be opened is refused, and old ones stay."""
-    wanted, lag = seen, Lag()
+    wanted, lag = applied, Lag()
     async with asyncio.TaskGroup() as group:
         switch = None
         while True:
             await asyncio.sleep(POLL_s)
             with suppress(CheckpointError):  # current.json is damaged: the next export rewrites it
                 wanted = read_traffic(path)
-            if wanted != seen and (switch is None or switch.done()):
-                seen = wanted
+            if wanted != applied and (switch is None or switch.done()):
+                applied = wanted
                 switch = group.create_task(_switch(service, open_number, wanted))
-            service.metrics.wanted.show(wanted, lag.seconds(wanted, service.traffic, seen, time.monotonic()))
+            service.metrics.wanted.show(wanted, lag.seconds(wanted, service.traffic, applied, time.monotonic()))
 
 
 async def _switch(service: ScoringService, open_number: OpenVersion, traffic: Traffic) -> None:

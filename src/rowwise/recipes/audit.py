@@ -136,8 +136,8 @@ def _compare_items(file: Path, version: ServedVersion, table: pa.Table) -> Audit
 
 
 def _audited(file: Path, version: ServedVersion, table: pa.Table, wrong: int, first: str) -> AuditedFile:
-    known = [name for name in version.stats if name in version.schema.names and name in table.column_names]
-    kinds = {name: version.schema.field(name).type for name in known}
+    names = [name for name in version.stats if name in version.schema.names and name in table.column_names]
+    kinds = {name: version.schema.field(name).type for name in names}
     trained = {name: _means(version.stats[name], kind) for name, kind in kinds.items()}
     recorded = {
         name: _means(ColumnStats.of(table[name]), kind, _deviation(table[name])) for name, kind in kinds.items()
@@ -175,9 +175,9 @@ def _combined(means: Sequence[ColumnMeans], rows: Sequence[int]) -> ColumnMeans:
     """Means over the rows of several files; approximate for deviations."""
 
     def mean(values: Sequence[float | None]) -> float | None:
-        known = [(value, count) for value, count in zip(values, rows, strict=True) if value is not None]
-        total = sum(count for _, count in known)
-        return sum(value * count for value, count in known) / total if known else None
+        pairs = [(value, count) for value, count in zip(values, rows, strict=True) if value is not None]
+        total = sum(count for _, count in pairs)
+        return sum(value * count for value, count in pairs) / total if pairs else None
 
     nulls = mean([m.null_share for m in means])
     assert nulls is not None

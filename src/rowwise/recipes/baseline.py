@@ -85,8 +85,8 @@ def fit_quick_trees(run: Path, max_rows: int = QUICK_ROWS, max_values: int = QUI
         return None
     resolved = resolve_saved(run)
     recipe, rows = resolved.recipe, resolved.rows
-    of_files = recipe.data.dataset.partition(":")[0] in KINDS and not recipe.save.mirror
-    if not of_files or rows.valid is None or rows.test is None or family_of(recipe.model).ranks_items:
+    reads_files = recipe.data.dataset.partition(":")[0] in KINDS and not recipe.save.mirror
+    if not reads_files or rows.valid is None or rows.test is None or family_of(recipe.model).ranks_items:
         return None
     begin_s = perf_counter()
     limit = min(max_rows, max_values // (len(resolved.columns.dense) + len(resolved.columns.sparse)))

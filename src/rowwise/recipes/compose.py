@@ -279,5 +279,5 @@ def _check_evaluation(settings: Evaluation, columns: Columns, model: Model, loss
         raise SpecError(f"evaluate.slices: no feature {', '.join(missing)}", f"some of {', '.join(features)}")
     family = parts_of(model)
     if (validates or settings.metric != Evaluation().metric) and settings.metric not in family.metrics(loss):
-        known = ", ".join(family.metrics(loss))
-        raise SpecError(f"evaluate.metric={settings.metric!r} is not measured", f"one of {known}")
+        metrics = ", ".join(family.metrics(loss))
+        raise SpecError(f"evaluate.metric={settings.metric!r} is not measured", f"one of {metrics}")

@@ -87,15 +87,15 @@ def move_to_device(
     target = torch.device(device)
     modules = [module for module in model.modules() if isinstance(module, Embeddings)]
     if target.type == "cuda":
-        room = usable_of_device(target) if memory_bytes is None else memory_bytes
+        budget = usable_of_device(target) if memory_bytes is None else memory_bytes
         total = sum(table_bytes(table) for module in modules for table in module.tables)
-        if whole and total > room:
+        if whole and total > budget:
             raise TableMemoryError(
                 f"the model reads all rows at once: they take {format_bytes(total)}, but the GPU has "
-                f"{format_bytes(room)} for tables",
+                f"{format_bytes(budget)} for tables",
                 "a larger `memory`, or the CPU",
             )
-        chosen = choose_of_modules([module.tables for module in modules], room, samples)
+        chosen = choose_of_modules([module.tables for module in modules], budget, samples)
         for module, cached in zip(modules, chosen, strict=True):
             if cached:
                 module.cache_on(target, cached, samples)

@@ -227,7 +227,7 @@ def row_type_cost(
 def _memory_for_rows(resolved: ResolvedRecipe, run: Path) -> int | None:
     """The memory budget for rows; None: all rows fit."""
     memory = measure_memory(resolved, solo(), "use", run)
-    return max(MIN_MEMORY_bytes, memory.rank_room_bytes) if memory.is_short else None
+    return max(MIN_MEMORY_bytes, memory.rank_budget_bytes) if memory.is_short else None
 
 
 def _load(version: Path, memory_bytes: int | None) -> nn.Module:
@@ -320,10 +320,10 @@ def _newest_version(folder: Path, name: str, run: Path) -> VersionFolder | None:
     """The newest version in a folder; raises if it is of a model of another name, as clients ask by name."""
     if folder.exists() and not folder.is_dir():
         raise SpecError(f"{folder} is a file", "a folder for versions")
-    known = list_versions(folder)
-    if not known:
+    numbers = list_versions(folder)
+    if not numbers:
         return None
-    newest = version_folder(folder, known[-1])
+    newest = version_folder(folder, numbers[-1])
     try:
         served = read_model(newest.path).name
     except RowwiseError:  # a damaged version

@@ -201,7 +201,7 @@ def choose_items(
 def _items_of_rows(resolved: ResolvedRecipe, tower: ItemTower) -> pa.Table:
     """Distinct items of the training rows, with the columns of the first row of each, in row order."""
     parts: list[pa.Table] = []
-    known: pa.Array | None = None
+    known_keys: pa.Array | None = None
     key = tower.key
     for selected in selected_rows(resolved, resolved.rows.train):
         rows = selected._replace(names=tuple(tower.schema.names)).read()
@@ -212,11 +212,11 @@ def _items_of_rows(resolved: ResolvedRecipe, tower: ItemTower) -> pa.Table:
         valid_R = np.flatnonzero(np.asarray(pc.call_function("is_valid", [keys])))
         first = pa.array(np.sort(valid_R[np.unique(codes_R, return_index=True)[1]]))
         fresh = rows.take(first)
-        if known is not None:
-            seen = pc.call_function("is_in", [fresh[key]], pc.SetLookupOptions(known))
-            fresh = fresh.filter(pc.call_function("invert", [seen]))
+        if known_keys is not None:
+            is_known = pc.call_function("is_in", [fresh[key]], pc.SetLookupOptions(known_keys))
+            fresh = fresh.filter(pc.call_function("invert", [is_known]))
         parts.append(fresh)
-        known = pa.concat_tables([part.select([key]) for part in parts])[key].combine_chunks()
+        known_keys = pa.concat_tables([part.select([key]) for part in parts])[key].combine_chunks()
     items = pa.concat_tables(parts).combine_chunks()
     return items.filter(pa.array(tower.has_row(items)))
 

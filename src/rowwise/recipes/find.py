@@ -28,8 +28,8 @@ def find(name: str) -> Path:
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=1)
         guess = f"did you mean {near[0]!r}?" if near else ""
-        known = f"one of {', '.join(names())}, or a path that ends in .yaml"
-        raise SpecError(f"no recipe {name!r}", known, hint=guess)
+        expected = f"one of {', '.join(names())}, or a path that ends in .yaml"
+        raise SpecError(f"no recipe {name!r}", expected, hint=guess)
     return LIBRARY / f"{name}.yaml"
 
 

@@ -114,13 +114,13 @@ def _apply(raw: pa.Table, transforms: LoadedTransforms, wanted: Sequence[str], s
 
 def _before_hiding(loaded: LoadedTransforms, column: str) -> tuple[LoadedTransforms, str]:
     """The transforms without those that hide the ids of a column, and the column that then has raw ids."""
-    kept = []
+    steps = []
     for step in reversed(loaded.steps):
         if column in step.transform.makes and isinstance(step.transform, HIDING):
             column = step.transform.column
         else:
-            kept.append(step)
-    return LoadedTransforms(steps=tuple(reversed(kept))), column
+            steps.append(step)
+    return LoadedTransforms(steps=tuple(reversed(steps))), column
 
 
 def _pair(raw: pa.Array, bag: RaggedColumn, wanted: Collection[int]) -> Iterator[tuple[int, str]]:
@@ -133,9 +133,9 @@ def _pair(raw: pa.Array, bag: RaggedColumn, wanted: Collection[int]) -> Iterator
     single = raw.is_valid().cast(pa.int64())
     counts = pc.call_function("list_value_length", [raw]) if is_list(raw.type) else single
     same_R = counts.fill_null(0).to_numpy() == lengths_R
-    known = raw.filter(pa.array(same_R))
+    aligned = raw.filter(pa.array(same_R))
     rows_M = bag.values_N[np.repeat(same_R, lengths_R)]
-    table = pa.table({"row": rows_M, "id": known.flatten() if is_list(raw.type) else known.drop_null()})
+    table = pa.table({"row": rows_M, "id": aligned.flatten() if is_list(raw.type) else aligned.drop_null()})
     table = table.filter(pa.array(np.isin(rows_M, np.fromiter(wanted, np.int64))))
     pairs = table.group_by(["row", "id"]).aggregate([([], "count_all")])
     for pair in pairs.sort_by([("count_all", "descending"), ("id", "ascending")]).to_pylist():

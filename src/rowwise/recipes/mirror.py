@@ -264,8 +264,8 @@ def fetch_run(url: str, runs: Path, which: str = "last") -> Path:
         ) from None
     path = runs / _name_of(recipe, url) / place.name
     own = path / OWNER
-    known = path.exists() and any(entry.name not in UNBEGUN for entry in path.iterdir())
-    if known and not (own.is_file() and _read_owner(as_storage(path)).run == owner.run):
+    has_files = path.exists() and any(entry.name not in UNBEGUN for entry in path.iterdir())
+    if has_files and not (own.is_file() and _read_owner(as_storage(path)).run == owner.run):
         raise DataError(f"{path} exists, and is not the run of {url}", hint="remove it, or use another working folder")
     path.mkdir(parents=True, exist_ok=True)
     local, remote = LocalStorage(path), _checkpoints_by_step(place)

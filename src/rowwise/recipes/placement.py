@@ -28,27 +28,27 @@ MAX_NAMES = 3
 
 
 def choose_cached(
-    tables: Sequence[Table], room_bytes: int, samples: int, whole_names: Collection[str] = ()
+    tables: Sequence[Table], budget_bytes: int, samples: int, resident_names: Collection[str] = ()
 ) -> dict[str, int]:
     """Cache rows on a GPU for each table that stays in host memory; empty if all tables fit into the budget.
 
     The smallest tables stay on the GPU: a sample reads as many rows of a small table as of a large one, so each of its
     bytes is read more often. The others divide the rest in proportion to their sizes; with a larger budget, one more
-    table may stay on the GPU and leave smaller caches. Managed tables and `whole_names` always stay on the GPU.
+    table may stay on the GPU and leave smaller caches. Managed tables and `resident_names` always stay on the GPU.
     """
-    if sum(map(table_bytes, tables)) <= room_bytes:
+    if sum(map(table_bytes, tables)) <= budget_bytes:
         return {}
     min_bytes = {table.name: cached_bytes(table, 0, samples) for table in tables}
-    free = (t for t in tables if t.managed is None and t.name not in whole_names)
+    free = (t for t in tables if t.managed is None and t.name not in resident_names)
     cached = sorted((t for t in free if min_bytes[t.name] < table_bytes(t)), key=table_bytes)
     names = {table.name for table in cached}
-    whole = [table for table in tables if table.name not in names]  # a cache would not be smaller
-    spare_bytes = room_bytes - sum(map(table_bytes, whole)) - sum(min_bytes[name] for name in names)
+    resident = [table for table in tables if table.name not in names]  # a cache would not be smaller
+    spare_bytes = budget_bytes - sum(map(table_bytes, resident)) - sum(min_bytes[name] for name in names)
     if spare_bytes < 0:
-        needed = format_bytes(room_bytes - spare_bytes)
+        needed = format_bytes(budget_bytes - spare_bytes)
         raise TableMemoryError(
             f"the tables need at least {needed} of the GPU's memory with rows in host memory, but the "
-            f"budget is {format_bytes(room_bytes)}",
+            f"budget is {format_bytes(budget_bytes)}",
             "a larger `memory`, fewer tables, or the CPU",
         )
     while cached and table_bytes(cached[0]) <= spare_bytes + min_bytes[cached[0].name]:
@@ -57,22 +57,22 @@ def choose_cached(
     return {t.name: _max_rows(t, min_bytes[t.name] + spare_bytes * table_bytes(t) // total, samples) for t in cached}
 
 
-def _max_rows(table: Table, room_bytes: int, samples: int) -> int:
+def _max_rows(table: Table, budget_bytes: int, samples: int) -> int:
     """Rows of the largest cache of a table that fits into the budget of a GPU, in whole sets."""
     counts = range(1, sets_of(table.rows) + 1)
-    return WAYS * bisect_right(counts, room_bytes, key=lambda sets: cached_bytes(table, sets * WAYS, samples))
+    return WAYS * bisect_right(counts, budget_bytes, key=lambda sets: cached_bytes(table, sets * WAYS, samples))
 
 
-def choose_of_modules(modules: Sequence[Sequence[Table]], room_bytes: int, samples: int) -> list[dict[str, int]]:
+def choose_of_modules(modules: Sequence[Sequence[Table]], budget_bytes: int, samples: int) -> list[dict[str, int]]:
     """`choose_cached` for the tables of several modules, with the budget divided by size; names are per module."""
     size_M = [sum(map(table_bytes, tables)) for tables in modules]
-    if sum(size_M) <= room_bytes:
+    if sum(size_M) <= budget_bytes:
         return [{} for _ in modules]
-    parts = (room_bytes * size // sum(size_M) for size in size_M)
+    parts = (budget_bytes * size // sum(size_M) for size in size_M)
     return [choose_cached(tables, part, samples) for tables, part in zip(modules, parts, strict=True)]
 
 
-def cache_tiles(plan: Plan, tables: Sequence[Table], room_bytes: int, samples: int) -> Plan:
+def cache_tiles(plan: Plan, tables: Sequence[Table], budget_bytes: int, samples: int) -> Plan:
     """Move tiles to host memory on ranks whose GPU is too small: see `choose_cached`.
 
     `samples`: global batch size. Replicated and managed tables stay on the GPUs.
@@ -82,12 +82,12 @@ def cache_tiles(plan: Plan, tables: Sequence[Table], room_bytes: int, samples: i
     for rank in range(plan.world):
         tiles_of_rank = {str(number): tile for number, tile in enumerate(plan.tiles_on(rank))}
         pieces = [structs.replace(piece_of(by_name[t.table], t), name=name) for name, t in tiles_of_rank.items()]
-        whole = [
+        resident = [
             name
             for name, t in tiles_of_rank.items()
             if copies[t.table, t.rows, t.cols] > 1 or by_name[t.table].managed is not None
         ]
-        cached = choose_cached(pieces, room_bytes, samples, whole)
+        cached = choose_cached(pieces, budget_bytes, samples, resident)
         tiles += [
             structs.replace(tile, tier="host", cache_rows=min(cached[name], tile.rows[1] - tile.rows[0]))
             if name in cached
@@ -99,13 +99,13 @@ def cache_tiles(plan: Plan, tables: Sequence[Table], room_bytes: int, samples: i
     return structs.replace(plan, tiles=tuple(sorted(tiles)), forecast=forecast)
 
 
-def fill_caches(plan: Plan, tables: Sequence[Table], room_bytes: int) -> Plan:
-    """Enlarge the caches on CPUs by one factor per rank, until the tables of the rank take `room_bytes`."""
-    tiles = (tile for rank in range(plan.world) for tile in _fill_rank(plan.tiles_on(rank), tables, room_bytes))
+def fill_caches(plan: Plan, tables: Sequence[Table], budget_bytes: int) -> Plan:
+    """Enlarge the caches on CPUs by one factor per rank, until the tables of the rank take `budget_bytes`."""
+    tiles = (tile for rank in range(plan.world) for tile in _fill_rank(plan.tiles_on(rank), tables, budget_bytes))
     return structs.replace(plan, tiles=tuple(sorted(tiles)))
 
 
-def _fill_rank(tiles: Sequence[Tile], tables: Sequence[Table], room_bytes: int) -> Sequence[Tile]:
+def _fill_rank(tiles: Sequence[Tile], tables: Sequence[Table], budget_bytes: int) -> Sequence[Tile]:
     max_rows = max((tile.rows[1] for tile in tiles), default=1)
 
     def enlarge(part: int) -> list[Tile]:
@@ -113,7 +113,7 @@ def _fill_rank(tiles: Sequence[Tile], tables: Sequence[Table], room_bytes: int) 
         return [_enlarge_cache(tile, factor) if tile.tier == "disk" else tile for tile in tiles]
 
     # The memory grows with the factor: a binary search finds the largest factor within the budget.
-    part = bisect_right(range(1, PARTS), room_bytes, key=lambda part: tiles_bytes(enlarge(part), tables))
+    part = bisect_right(range(1, PARTS), budget_bytes, key=lambda part: tiles_bytes(enlarge(part), tables))
     return enlarge(part) if part else tiles
 
 
@@ -231,9 +231,9 @@ def describe_pieces(pieces: Sequence[TablePiece]) -> str:
 
 
 def _first_names(names: Iterable[str]) -> str:
-    known = list(names)
-    more = f" and {len(known) - MAX_NAMES} more" if len(known) > MAX_NAMES else ""
-    return ", ".join(known[:MAX_NAMES]) + more
+    all_names = list(names)
+    more = f" and {len(all_names) - MAX_NAMES} more" if len(all_names) > MAX_NAMES else ""
+    return ", ".join(all_names[:MAX_NAMES]) + more
 
 
 def _by_name(tables: Sequence[Table]) -> dict[str, Table]:

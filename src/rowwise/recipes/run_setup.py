@@ -92,8 +92,8 @@ def set_up_job(
     construction = ShardedConstruction(comm, shards_of(parallel, topology))
     with construction:
         model = make_model(resolved, on_meta=is_sharded)
-    room = gpu_table_bytes(recipe.train.device, recipe.memory_bytes, comm)
-    plan = on_first_rank(comm, lambda: choose_plan(recipe, model, topology, memory, room))
+    gpu_bytes = gpu_table_bytes(recipe.train.device, recipe.memory_bytes, comm)
+    plan = on_first_rank(comm, lambda: choose_plan(recipe, model, topology, memory, gpu_bytes))
     if is_sharded:
         on_first_rank(comm, lambda: raise_if_short(replace(memory, tables=tables_of(model), plan=plan)))
     disk = None

@@ -117,8 +117,8 @@ def read_model(version: Path) -> ServedModel:
 def _check_parts(parts: ModelParts) -> None:
     """Raise for inconsistent parts, which no export writes."""
     check_tables(parts.tables)
-    known = {table.name for table in parts.tables}  # an exported graph keeps columns of dropped tables
-    sparse = tuple(column for column in parts.columns.sparse if column.table_name in known)
+    table_names = {table.name for table in parts.tables}  # an exported graph keeps columns of dropped tables
+    sparse = tuple(column for column in parts.columns.sparse if column.table_name in table_names)
     structs.replace(parts.columns, sparse=sparse).check_tables(parts.tables)
     if not parts.tasks or len(set(parts.tasks)) < len(parts.tasks):
         raise SpecError(f"parts.tasks={list(parts.tasks)}", "at least one task, each task once")

@@ -112,25 +112,25 @@ def _place_on_ranks(
     except InfeasibleError as error:
         if gpu_bytes is None:
             raise
-        budget = f"{request.machine.topology.world} GPUs, each with {format_bytes(gpu_bytes)} for tables"
+        limits = f"{request.machine.topology.world} GPUs, each with {format_bytes(gpu_bytes)} for tables"
         if memory is None:
-            raise TableMemoryError(f"{budget}: {error}") from None
-    room = UNLIMITED_bytes if None in memory.free_H else memory.rank_room_bytes
+            raise TableMemoryError(f"{limits}: {error}") from None
+    host_share = UNLIMITED_bytes if None in memory.free_H else memory.rank_budget_bytes
     whole_rows = Constraints(layouts={ALL: tuple(name for name in WHOLE_ROWS if name != REPLICATED.name)})
     try:
-        plan = _search(_with_memory(replace(request, constraints=whole_rows), room, host_bytes=0, disk_bytes=0))
+        plan = _search(_with_memory(replace(request, constraints=whole_rows), host_share, host_bytes=0, disk_bytes=0))
     except InfeasibleError as error:
-        raise TableMemoryError(f"{budget}, and {format_bytes(room)} of host memory: {error}") from None
+        raise TableMemoryError(f"{limits}, and {format_bytes(host_share)} of host memory: {error}") from None
     return cache_tiles(plan, tables, gpu_bytes, samples)
 
 
 def _place_on_disk(request: PlanRequest, resident: TableMemory) -> Plan:
     """A plan with tables on disk, whose caches fill the memory budget."""
-    room = resident.rank_room_bytes
-    request = _with_memory(request, room, host_bytes=0, disk_bytes=UNLIMITED_bytes)
+    budget = resident.rank_budget_bytes
+    request = _with_memory(request, budget, host_bytes=0, disk_bytes=UNLIMITED_bytes)
     request = replace(request, tiers=frozenset({"device", "disk"}), buffers=False)
     min_bytes = _min_memory_bytes(request)
-    if min_bytes > room * resident.topology.devices:
+    if min_bytes > budget * resident.topology.devices:
         samples = f"the index of all rows and the rows of {request.batch:,} samples take {format_bytes(min_bytes)}"
         larger = (
             f"a larger --memory ({format_bytes(min_bytes)})" if resident.limited and resident.purpose != "use" else ""
@@ -141,7 +141,7 @@ def _place_on_disk(request: PlanRequest, resident: TableMemory) -> Plan:
     except InfeasibleError as error:
         raise_if_short(resident, f"; with rows on disk, {error}")
         raise
-    plan = fill_caches(plan, resident.tables, room)
+    plan = fill_caches(plan, resident.tables, budget)
     for host, free in enumerate(resident.disk_free_H):
         min_disk = replace(resident, plan=plan).disk_bytes(host) // LOG_COPIES
         if min_disk > free:  # a log also holds replaced records, but none of unchanged rows

@@ -247,7 +247,7 @@ def _comments(card: DatasetCard, recipe: Recipe) -> list[str]:
         "#   columns   is each number under dense and each id under sparse? log1p is for counts and amounts",
         "#   columns   numbers: (x - mean) / std, after log1p; those of transforms have a table of buckets, too",
         "#   columns   vocabulary: its ids have a row each, and rare and new ones share one; rows: ids are hashed",
-        "#             to so many slots, 16 an id in small tables and 8 in large ones: few collisions",
+        "#             to N slots, 16 per id in small tables and 8 in large ones: few collisions",
         f"#   data      share: {share}",
         "#   train     batch and the learning rates (train.optimizer, and of tables) matter most, in this order",
         f"#   evaluate  stops when {recipe.evaluate.metric} of validation rows has not improved `patience` times",

@@ -91,11 +91,11 @@ class TableMemory:
         return any(free is not None and self.needed_bytes(host) > free for host, free in enumerate(self.free_H))
 
     @property
-    def rank_room_bytes(self) -> int:
+    def rank_budget_bytes(self) -> int:
         """Memory budget of a rank for tables, if the plan may put some on disk."""
         min_free = min(free for free in self.free_H if free is not None)
-        room = int(min_free * (1.0 if self.limited else USABLE)) - self.pictures_bytes * self.topology.devices
-        return max(0, room) // self.copies // self.topology.devices
+        budget = int(min_free * (1.0 if self.limited else USABLE)) - self.pictures_bytes * self.topology.devices
+        return max(0, budget) // self.copies // self.topology.devices
 
     def with_tables(self, change: Callable[[Table], Table]) -> "TableMemory":
         return replace(self, tables=tuple(map(change, self.tables)))
@@ -199,10 +199,10 @@ def find_remedies(memory: TableMemory, host: int) -> list[MemoryRemedy]:
     """The smallest change of each kind: save.background=false first, the others by decreasing memory."""
     free = memory.free_H[host]
     assert free is not None
-    room = int(free * USABLE)
+    budget = int(free * USABLE)
 
     def smallest(kind: Callable[[TableMemory, int, int], Iterator[MemoryRemedy]]) -> list[MemoryRemedy]:
-        fitting = [remedy for remedy in kind(memory, host, room) if remedy.needed_bytes <= room]
+        fitting = [remedy for remedy in kind(memory, host, budget) if remedy.needed_bytes <= budget]
         return sorted(fitting, key=_least_change)[:1]
 
     others = [r for kind in (_fewer_rows, _narrower_rows, _compressed_bytes, _more_hosts) for r in smallest(kind)]
@@ -213,12 +213,12 @@ def _least_change(remedy: MemoryRemedy) -> float:
     return -remedy.needed_bytes
 
 
-def _without_background(memory: TableMemory, host: int, _room: int) -> Iterator[MemoryRemedy]:
+def _without_background(memory: TableMemory, host: int, _budget: int) -> Iterator[MemoryRemedy]:
     if memory.background:
         yield MemoryRemedy("save.background=false", replace(memory, background=False).needed_bytes(host))
 
 
-def _fewer_rows(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
+def _fewer_rows(memory: TableMemory, host: int, budget: int) -> Iterator[MemoryRemedy]:
     """A limit on rows for all tables, rounded down to two digits."""
     if memory.purpose == "resume":  # a checkpoint fixes the rows
         return
@@ -227,7 +227,7 @@ def _fewer_rows(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRem
         mapped = memory.mapped
         return memory.with_tables(lambda t: t if t.name in mapped else _limit_rows(t, rows)).needed_bytes(host)
 
-    max_rows = _round_down(bisect_right(range(1, max(table.rows for table in memory.tables)), room, key=size))
+    max_rows = _round_down(bisect_right(range(1, max(table.rows for table in memory.tables)), budget, key=size))
     larger = [t.name for t in memory.tables if t.rows > max_rows and t.name not in memory.mapped]
     if max_rows and larger:
         change = (
@@ -242,7 +242,7 @@ def _limit_rows(table: Table, rows: int) -> Table:
     return structs.replace(table, rows=min(table.rows, rows if table.managed is None else max(2, rows)))
 
 
-def _narrower_rows(memory: TableMemory, host: int, _room: int) -> Iterator[MemoryRemedy]:
+def _narrower_rows(memory: TableMemory, host: int, _budget: int) -> Iterator[MemoryRemedy]:
     fixed = memory.purpose == "resume"  # a checkpoint fixes dims and optimizers
     for row_type in (RowType.FP16, RowType.INT8):
         fewer_bits = memory.with_tables(lambda table, to=row_type: _narrow_row_type(table, to))
@@ -259,23 +259,23 @@ def _narrower_rows(memory: TableMemory, host: int, _room: int) -> Iterator[Memor
         yield MemoryRemedy(f"tables.all.dim={dim}", narrow.needed_bytes(host))
 
 
-def _compressed_bytes(memory: TableMemory, host: int, room: int) -> Iterator[MemoryRemedy]:
+def _compressed_bytes(memory: TableMemory, host: int, budget: int) -> Iterator[MemoryRemedy]:
     if memory.purpose == "resume" or any(table.managed for table in memory.tables):
         return
-    budget = _round_down(int(memory.rows_bytes(host) * room / memory.needed_bytes(host)))
-    option = f"--budget {format_bytes(budget).replace(' ', '').replace(',', '')}"
+    rows_budget = _round_down(int(memory.rows_bytes(host) * budget / memory.needed_bytes(host)))
+    option = f"--budget {format_bytes(rows_budget).replace(' ', '').replace(',', '')}"
     change = f"`rowwise compress` with {option}, run where the whole tables fit"
-    if budget >= 1000:
-        yield MemoryRemedy(change, memory.needed_bytes(host) * budget / memory.rows_bytes(host))
+    if rows_budget >= 1000:
+        yield MemoryRemedy(change, memory.needed_bytes(host) * rows_budget / memory.rows_bytes(host))
 
 
-def _more_hosts(memory: TableMemory, _host: int, room: int) -> Iterator[MemoryRemedy]:
+def _more_hosts(memory: TableMemory, _host: int, budget: int) -> Iterator[MemoryRemedy]:
     """More hosts, not more ranks: ranks of one host share its memory."""
     hosts = memory.topology.hosts
-    if memory.purpose == "use" or not room:
+    if memory.purpose == "use" or not budget:
         return
     total = sum(map(memory.needed_bytes, range(hosts)))
-    count = max(ceil(total / room), hosts + 1)
+    count = max(ceil(total / budget), hosts + 1)
     yield MemoryRemedy(f"ranks on {count:,} hosts like this one, by torchrun", total / count)
 
 

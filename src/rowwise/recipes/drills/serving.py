@@ -286,19 +286,19 @@ class _ServingDrill:
 
     def _kill_export(self) -> None:
         """Kill an export while it writes; a later export then becomes current and answers."""
-        args, known = ["export", "runs/drill/1", "served"], list_versions(self.models)
+        args, versions = ["export", "runs/drill/1", "served"], list_versions(self.models)
         with subprocess.Popen(
             [sys.executable, "-m", "rowwise", *args],
             cwd=self.folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         ) as export:
-            part = self.models / "versions" / f"{known[-1] + 1:06}{PART}"
+            part = self.models / "versions" / f"{versions[-1] + 1:06}{PART}"
             self._wait(lambda: any(part.glob("*")) or export.poll() is not None, "write a version")
             time.sleep(random.uniform(0, 0.05))
             killed = export.poll() is None
             export.kill()
-        if not killed or list_versions(self.models) != known:
+        if not killed or list_versions(self.models) != versions:
             raise RowwiseError("the export ended before it could be killed")
         _command(self.folder, *args)
         number = list_versions(self.models)[-1]

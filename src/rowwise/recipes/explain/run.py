@@ -81,7 +81,7 @@ def explain(  # noqa: PLR0913 - options of the command
     permuted = permute_features(scorer, held, logits_N, features, times, tell)
     ranking = importances(permuted)
     subset = held.first(max(MIN_ROWS, len(held) // 4))
-    shown = [entry.feature for entry in ranking if entry.feature in dense][:MAX_DEPENDENCES]
+    plotted = [entry.feature for entry in ranking if entry.feature in dense][:MAX_DEPENDENCES]
     ids = tuple(id_effects(held, permuted, sparse, MAX_IDS))
     slices = calibration_slices(held, logits_N, scorer.task, sparse, dense)[:MAX_SLICES]
     explanation = ModelExplanation(
@@ -93,7 +93,7 @@ def explain(  # noqa: PLR0913 - options of the command
         importance=ranking,
         ids=ids,
         names=_names(resolved, chosen, ids, slices),
-        dependence=tuple(dependence(scorer, subset, feature, dense[feature]) for feature in shown),
+        dependence=tuple(dependence(scorer, subset, feature, dense[feature]) for feature in plotted),
         calibration=slices,
         drift=measure_drift(train, held, sparse, dense),
     )
