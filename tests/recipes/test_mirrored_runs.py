@@ -370,7 +370,7 @@ def test_the_result_is_the_last_file_that_arrives(tmp_path, refused, mirror):
 @pytest.mark.slow
 def test_the_best_checkpoint_goes_first(tmp_path, mirror):
     run, result = trained(tmp_path, save={**OFTEN, "mirror": str(mirror)}, evaluate={"every": 6})
-    assert run._mirror._in_order([4, result.best.step, 20])[0] == result.best.step
+    assert run._mirror._by_priority([4, result.best.step, 20])[0] == result.best.step
 
 
 @pytest.mark.slow

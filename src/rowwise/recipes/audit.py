@@ -45,7 +45,7 @@ def audit(folder: Path, records: Path) -> Iterator[AuditedFile]:
             if opened is None or opened.number != number:
                 opened = open_version(folder, number=number)
             compare = _compare_items if ITEMS in table.column_names else _compare
-            with _naming(file):
+            with _naming_file(file):
                 compared = compare(file, opened, table.filter(pc.field(VERSION) == number))
             yield compared
 
@@ -55,13 +55,13 @@ def _read(file: Path) -> pa.Table:
         table = read_parquet(file)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{file} cannot be read: {str(error)[:200]}", "a file of recorded requests") from None
-    with _naming(file):
-        _typed(table, {}, {REQUEST: pa.int64(), VERSION: pa.int64()})
+    with _naming_file(file):
+        _cast(table, {}, {REQUEST: pa.int64(), VERSION: pa.int64()})
     return table
 
 
 @contextmanager
-def _naming(file: Path) -> Iterator[None]:
+def _naming_file(file: Path) -> Iterator[None]:
     """Add the file to errors about its content."""
     try:
         yield
@@ -69,7 +69,7 @@ def _naming(file: Path) -> Iterator[None]:
         raise DataError(f"{file}: {str(error)[:300]}", "records of this folder") from None
 
 
-def _typed(table: pa.Table, columns: Mapping[str, pa.DataType], required: Mapping[str, pa.DataType]) -> pa.Table:
+def _cast(table: pa.Table, columns: Mapping[str, pa.DataType], required: Mapping[str, pa.DataType]) -> pa.Table:
     """Cast columns to their types; raises for missing columns, other types, and nulls in `required` columns."""
     fields = {**columns, **required}
     missing = [name for name in fields if name not in table.column_names]
@@ -85,7 +85,7 @@ def _typed(table: pa.Table, columns: Mapping[str, pa.DataType], required: Mappin
 def _compare(file: Path, version: ServedVersion, table: pa.Table) -> AuditedFile:
     logits = {LOGIT + task: pa.float32() for task in version.tasks}
     columns = {field.name: field.type for field in version.schema}
-    table = _typed(table, columns, {REQUEST: pa.int64(), **logits})
+    table = _cast(table, columns, {REQUEST: pa.int64(), **logits})
     logits_RK = version.forward(arrays_of(table.select(version.schema.names)), len(table), ROWS).numpy()
     recorded_RK = np.stack([table[LOGIT + task].to_numpy() for task in version.tasks], 1)
     differ_R = differing_rows(logits_RK, recorded_RK, exact=version.identity == "exact")
@@ -93,7 +93,7 @@ def _compare(file: Path, version: ServedVersion, table: pa.Table) -> AuditedFile
     if differ_R.any():
         row = int(differ_R.argmax())
         first = f"request {table[REQUEST][row]}: answered {recorded_RK[row].tolist()}, not {logits_RK[row].tolist()}"
-    return _audited(file, version, table, int(differ_R.sum()), first)
+    return _make_result(file, version, table, int(differ_R.sum()), first)
 
 
 def differing_rows(
@@ -114,7 +114,7 @@ def _compare_items(file: Path, version: ServedVersion, table: pa.Table) -> Audit
     keys = pa.list_(retriever.items.keys.type)
     columns = {field.name: field.type for field in retriever.schema} | {AMONG: keys, WITHOUT: keys}
     required = {REQUEST: pa.int64(), K: pa.int64(), EXACT: pa.bool_(), ITEMS: keys, SCORES: pa.list_(pa.float32())}
-    table = _typed(table, columns, required)
+    table = _cast(table, columns, required)
     wrong, first = 0, ""
     for number in range(len(table)):
         row = table.slice(number, 1).combine_chunks()
@@ -132,10 +132,10 @@ def _compare_items(file: Path, version: ServedVersion, table: pa.Table) -> Audit
             first = f"request {request[REQUEST]}: answered {answered}"
             first += f", not {list(zip(answer.items, answer.scores, strict=True))[:2]}"
         wrong += not same
-    return _audited(file, version, table, wrong, first)
+    return _make_result(file, version, table, wrong, first)
 
 
-def _audited(file: Path, version: ServedVersion, table: pa.Table, wrong: int, first: str) -> AuditedFile:
+def _make_result(file: Path, version: ServedVersion, table: pa.Table, wrong: int, first: str) -> AuditedFile:
     names = [name for name in version.stats if name in version.schema.names and name in table.column_names]
     kinds = {name: version.schema.field(name).type for name in names}
     trained = {name: _means(version.stats[name], kind) for name, kind in kinds.items()}
@@ -165,13 +165,13 @@ def skew_of(files: Sequence[AuditedFile]) -> list[ColumnSkew]:
         with_column = [file for file in files if name in file.trained and file.rows]
         rows = [file.rows for file in with_column]
         if rows:
-            trained = _combined([file.trained[name] for file in with_column], rows)
-            recorded = _combined([file.recorded[name] for file in with_column], rows)
+            trained = _mean_over_files([file.trained[name] for file in with_column], rows)
+            recorded = _mean_over_files([file.recorded[name] for file in with_column], rows)
             skews.append(ColumnSkew(name, sum(rows), trained, recorded))
     return skews
 
 
-def _combined(means: Sequence[ColumnMeans], rows: Sequence[int]) -> ColumnMeans:
+def _mean_over_files(means: Sequence[ColumnMeans], rows: Sequence[int]) -> ColumnMeans:
     """Means over the rows of several files; approximate for deviations."""
 
     def mean(values: Sequence[float | None]) -> float | None:

@@ -102,7 +102,7 @@ def _read_ids(
         for sparse, bag, (before, column) in zip(columns.sparse, bags, inputs, strict=True):
             values = combine_chunks(_apply(raw, before, (column,), selected.split)[column])
             ids_of = raw_ids[sparse.feature_name]
-            for row, name in _pair(values, bag, wanted[sparse.feature_name]):
+            for row, name in _pair_rows(values, bag, wanted[sparse.feature_name]):
                 names = ids_of.setdefault(row, [])
                 names += [] if name in names else [name]
     return raw_ids
@@ -123,7 +123,7 @@ def _before_hiding(loaded: LoadedTransforms, column: str) -> tuple[LoadedTransfo
     return LoadedTransforms(steps=tuple(reversed(steps))), column
 
 
-def _pair(raw: pa.Array, bag: RaggedColumn, wanted: Collection[int]) -> Iterator[tuple[int, str]]:
+def _pair_rows(raw: pa.Array, bag: RaggedColumn, wanted: Collection[int]) -> Iterator[tuple[int, str]]:
     """Wanted rows of a table with their raw ids, the most common first.
 
     Skips rows of the data in which a transform has changed the number of ids.

@@ -158,7 +158,7 @@ class RunMirror:
         self._files_at_s = perf_counter() + FILES_s
         self._check_holder()
         self._copy_small_files()
-        for step in self._in_order(steps):
+        for step in self._by_priority(steps):
             if step in new:
                 self._copy_checkpoint(step)
         ending = self._ending.is_set()
@@ -170,7 +170,7 @@ class RunMirror:
             self._copy_small_files()
             self._copy_file(RESULT)
 
-    def _in_order(self, steps: list[int]) -> list[int]:
+    def _by_priority(self, steps: list[int]) -> list[int]:
         """The best checkpoint first: a resume from the newest one needs it. Then the newest, and older ones."""
         if not steps:
             return []

@@ -46,16 +46,16 @@ class SampleVectors(NamedTuple):
 def multiplications(model: Model, tables: Sequence[Table], dense: int) -> int | None:
     """Multiplications per sample; None if layers depend on user code or data, and for invalid settings."""
     if isinstance(model, MLP_MODELS):
-        return _of_mlps(model, dense + sum(table.dim * len(table.feature_names) for table in tables))
+        return _count_mlps(model, dense + sum(table.dim * len(table.feature_names) for table in tables))
     if not tables:
         return None
     features = sum(len(table.feature_names) for table in tables)
     x = SampleVectors(features + (dense > 0), tables[0].dim)
     match model:
         case DhenConfig(interactions=kinds, ensemble=ensemble):
-            count = _of_layers(model, x, kinds, split=ensemble == "concat")
+            count = _count_layers(model, x, kinds, split=ensemble == "concat")
         case WukongConfig():
-            count = _of_layers(model, x, WUKONG, split=True)
+            count = _count_layers(model, x, WUKONG, split=True)
         case MaskNetConfig(blocks=blocks, top=top, reduction_ratio=ratio) if blocks:
             serial = model.structure == "serial"
             widths = (x.numbers, *blocks[:-1]) if serial else (x.numbers,) * len(blocks)
@@ -82,7 +82,7 @@ def mlp(*sizes: int) -> int:
     return sum(a * b for a, b in pairwise(sizes))
 
 
-def _of_mlps(model: Model, inputs: int) -> int:
+def _count_mlps(model: Model, inputs: int) -> int:
     """An estimate: each MLP counts as if it read all inputs."""
     count = sum(mlp(inputs, *sizes) for key, sizes in layers_of(model).items() if key in MLPS)
     if isinstance(model, DcnConfig):
@@ -91,20 +91,22 @@ def _of_mlps(model: Model, inputs: int) -> int:
     return count
 
 
-def _of_layers(model: DhenConfig | WukongConfig, x: SampleVectors, kinds: Sequence[Interaction], *, split: bool) -> int:
+def _count_layers(
+    model: DhenConfig | WukongConfig, x: SampleVectors, kinds: Sequence[Interaction], *, split: bool
+) -> int:
     """Layers of interactions and the MLP over them; `split`: the new vectors are divided among interactions."""
     out = x.count if model.vectors is None else model.vectors
     parts = [out // len(kinds) + (k < out % len(kinds)) if split else out for k in range(len(kinds))]
     count, settings = 0, structs.asdict(model)
     for _ in range(model.layers):
-        count += sum(_of_interaction(kind, x, n, settings) for kind, n in zip(kinds, parts, strict=True))
+        count += sum(_count_interaction(kind, x, n, settings) for kind, n in zip(kinds, parts, strict=True))
         count += 0 if out == x.count else out * x.numbers
         x = SampleVectors(out, x.dim)
         count += len(kinds) * x.numbers if settings.get("ensemble") == "weighted_sum" else 0
     return count + mlp(x.numbers, *model.top, 1)
 
 
-def _of_interaction(kind: Interaction, x: SampleVectors, out: int, settings: Mapping[str, Any]) -> int:
+def _count_interaction(kind: Interaction, x: SampleVectors, out: int, settings: Mapping[str, Any]) -> int:
     (vectors, dim), mix = x, out * x.numbers
     match kind:
         case "attention":

@@ -150,9 +150,9 @@ def predict(
     splits = task.splits
     if key is not None and key not in rows.reader.schema.names:
         key = None
-    copied = _copied(keep, key, rows.reader.schema)
+    copied = _columns_to_copy(keep, key, rows.reader.schema)
     numbered = key is None and "row" not in copied
-    _check_copied(copied, predictor.names, rows)
+    _check_copied_columns(copied, predictor.names, rows)
     temporary = out.with_name(out.name + PART)
     writer: pq.ParquetWriter | csv.CSVWriter | None = None
     try:
@@ -161,7 +161,7 @@ def predict(
                 opened = task.open(index, 0)
                 order_R, count = opened.order_R, opened.table.num_rows
                 by_name = {"row": pa.array(np.arange(rows_read, rows_read + count))} if numbered else {}
-                by_name |= _read_copied(rows, split, copied, out.suffix)
+                by_name |= _read_copied_columns(rows, split, copied, out.suffix)
                 if order_R is not None:  # only these rows of the split have logits
                     by_name = {name: values.take(order_R) for name, values in by_name.items()}
                 lines = pa.table(by_name | _predict_split(predictor, opened, best, out.suffix))
@@ -209,12 +209,12 @@ def _predict_split(predictor: Predictor, opened: ReadSplit, best: int, suffix: s
     return prediction_columns(tasks, link, predictions_of(torch.cat([torch.empty(0, len(tasks)), *parts]), link))
 
 
-def _copied(keep: Sequence[str], key: str | None, schema: pa.Schema) -> tuple[str, ...]:
+def _columns_to_copy(keep: Sequence[str], key: str | None, schema: pa.Schema) -> tuple[str, ...]:
     names = schema.names if tuple(keep) == (ALL,) else split_names(keep, schema)
     return tuple(dict.fromkeys((*((key,) if key else ()), *names)))
 
 
-def _check_copied(copied: Sequence[str], predicted: Collection[str], rows: RowSelection) -> None:
+def _check_copied_columns(copied: Sequence[str], predicted: Collection[str], rows: RowSelection) -> None:
     """Raise for missing columns, and for names that predictions have."""
     splits = rows.reader.splits()
     check_columns(copied, rows.reader.schema, splits[0].source if splits else "the rows")
@@ -223,7 +223,7 @@ def _check_copied(copied: Sequence[str], predicted: Collection[str], rows: RowSe
             raise SpecError(f"--keep {name}: the file has a column of this name already", hint="leave it out")
 
 
-def _read_copied(rows: RowSelection, split: Split, copied: Sequence[str], suffix: str) -> ArrowColumns:
+def _read_copied_columns(rows: RowSelection, split: Split, copied: Sequence[str], suffix: str) -> ArrowColumns:
     """The copied columns, as the file format stores them."""
     if not copied:
         return {}

@@ -53,10 +53,10 @@ def check_run(folder: Path) -> CheckedRun:
         raise SpecError(f"{folder}: no stages.csv with complete lines", A_RUN)
     recipe = decode(parse(read_text(folder / RECIPE), str(folder / RECIPE)), str(folder / RECIPE))
     facts = _read_facts(folder / ENVIRONMENT)
-    hardware = _hardware(recipe, folder, facts.cpu)
+    hardware = _read_hardware(recipe, folder, facts.cpu)
     plan = Plan.from_json(read_bytes(folder / "plan.json"))
     hosts = facts.hosts
-    network = _network(folder, facts.network, hosts) if hosts > 1 else None
+    network = _read_network(folder, facts.network, hosts) if hosts > 1 else None
     topology = Topology(hosts=hosts, devices=plan.world // hosts) if network is None else network.topology()
     machine = Machine(topology, hardware)
     simulated = SimulatedMachine(machine=machine, network=network, plan=plan)
@@ -64,7 +64,7 @@ def check_run(folder: Path) -> CheckedRun:
     if simulation.step_s is None:
         raise SpecError(f"{folder}: the profile {hardware.name} has too little memory for it", A_RUN)
     measured = _median_seconds(recorded.stages, exposed=hardware.copies_inside)
-    predicted = _predicted(simulation)
+    predicted = _predicted_seconds(simulation)
     names = [name for name, seconds in measured.items() if seconds or predicted.get(name)]
     return CheckedRun(
         run=str(folder),
@@ -90,7 +90,7 @@ def _read_facts(path: Path) -> _RunFacts:
         raise SpecError(f"{path}: {error}", A_RUN) from None
 
 
-def _network(folder: Path, ordered: OrderedHosts | None, hosts: int) -> Network | None:
+def _read_network(folder: Path, ordered: OrderedHosts | None, hosts: int) -> Network | None:
     """The network of the run in the order of its hosts; None if it had none, or its file is gone."""
     if ordered is None:
         return None
@@ -104,7 +104,7 @@ def _network(folder: Path, ordered: OrderedHosts | None, hosts: int) -> Network 
     return network if len(network.hosts) == hosts else None
 
 
-def _hardware(recipe: Recipe, folder: Path, cpu: str) -> Hardware:
+def _read_hardware(recipe: Recipe, folder: Path, cpu: str) -> Hardware:
     """The profile of the run, if the run was on that machine."""
     if recipe.hardware is None:
         raise SpecError(f"{folder}: the run names no hardware", A_RUN)
@@ -140,7 +140,7 @@ def _step_seconds(lines: Any) -> float:
     return statistics.median(totals.values())
 
 
-def _predicted(simulation: Simulation) -> dict[str, float]:
+def _predicted_seconds(simulation: Simulation) -> dict[str, float]:
     """Simulated seconds by phase. The reader is left out, as its time is part of the stages that wait for it."""
     total: dict[str, float] = defaultdict(float)
     for stage in (s for s in simulation.stages if s.resource != "reader"):

@@ -74,7 +74,7 @@ def measure_batches() -> MakingTimes:
     """Time of making batches on a rank of a host whose cores all compute."""
     changes = {"train.batch": BATCH, "train.ahead": 0, "data.rows": ROWS, "data.test_rows": 1000}
     resolved = resolve(load("dlrm-synthetic", [f"{key}={value}" for key, value in changes.items()]))
-    seconds = [(_making_s(resolved, 1), _making_s(resolved, 2)) for _ in range(TIMES)]
+    seconds = [(_batch_s(resolved, 1), _batch_s(resolved, 2)) for _ in range(TIMES)]
     alone_s, half_s = map(min, zip(*seconds, strict=True))
     encode_s = min(max(2 * (alone_s - half_s), 0.0), alone_s)
     return MakingTimes(
@@ -84,7 +84,7 @@ def measure_batches() -> MakingTimes:
     )
 
 
-def _making_s(resolved: ResolvedRecipe, world: int) -> float:
+def _batch_s(resolved: ResolvedRecipe, world: int) -> float:
     """CPU seconds of a rank per column and global sample."""
     batcher = make_batcher(resolved, resolved.rows.train, shard=BatchShard(rank=0, world=world))
     begin_s = process_time()

@@ -72,7 +72,7 @@ class _Finder(MetaPathFinder):
         if source is not None:
             folders = [] if source.file.name == "__init__.py" else None
             return spec_from_file_location(
-                fullname, source.file, loader=_Text(fullname, source), submodule_search_locations=folders
+                fullname, source.file, loader=_TextLoader(fullname, source), submodule_search_locations=folders
             )
         if fullname.startswith(PREFIX) and any(name.startswith(f"{fullname}.") for name in _SOURCES):
             return ModuleSpec(fullname, None, is_package=True)
@@ -83,7 +83,7 @@ _FINDER = _Finder()
 
 
 @final
-class _Text(SourceLoader):
+class _TextLoader(SourceLoader):
     """Runs the text of a module, whose imports look in its model's folder first."""
 
     def __init__(self, name: str, source: _Source) -> None:

@@ -65,7 +65,7 @@ def predict_step(
     else:
         hardware = hardware_on(net, topology, hardware)
     request = make_request(structs.replace(recipe, wire=Wire()), tables_of(model), topology, hardware)
-    problem = make_problem(_by_rates(request, Wire()))
+    problem = make_problem(_with_roofline(request, Wire()))
     placement = search(problem, seconds=SEARCH_s, prove=False).placement
     numbers = bucket_numbers(dense_parameters(model))
     sums = SumCosts(topology, net, hardware, tuple(numbers))
@@ -75,13 +75,13 @@ def predict_step(
     )  # 2 operations per multiplication; backward costs two forwards
 
     def seconds(wire: Wire) -> float:
-        priced = make_problem(_by_rates(request, wire))
+        priced = make_problem(_with_roofline(request, wire))
         return priced.cost(placement) + compute_s + sums.seconds(wire)
 
     return seconds
 
 
-def _by_rates(request: PlanRequest, wire: Wire) -> PlanRequest:
+def _with_roofline(request: PlanRequest, wire: Wire) -> PlanRequest:
     return replace(request, model=Roofline(request.machine.hardware, request.machine.topology, wire))
 
 

@@ -42,16 +42,16 @@ REFIT_PASSES = 1 + refit.FOLDS  # over the rows, after training
 Histories = dict[str, IdHistory]
 
 
-def probe(resolved: ResolvedRecipe, names: Sequence[str], path: Path, tell: Callable[[float], None]) -> Histories:
+def probe(resolved: ResolvedRecipe, names: Sequence[str], path: Path, report: Callable[[float], None]) -> Histories:
     """Counts and vectors of the tables' ids: from the file if it exists, else learned and written to it."""
     if path.exists():
         return read_histories(path, resolved.tables, names)
-    histories = learn(resolved, names, tell)
+    histories = learn(resolved, names, report)
     _write(path, histories)
     return histories
 
 
-def learn(resolved: ResolvedRecipe, names: Sequence[str], tell: Callable[[float], None]) -> Histories:
+def learn(resolved: ResolvedRecipe, names: Sequence[str], report: Callable[[float], None]) -> Histories:
     """Train the small model for one epoch and count ids meanwhile, then refit the vectors of the tables."""
     small = shrink_recipe(resolved, names)
     model = make_model(small)
@@ -59,14 +59,14 @@ def learn(resolved: ResolvedRecipe, names: Sequence[str], tell: Callable[[float]
     job = make_job(small, model, lambda position: make_batcher(small, small.rows.train, position))
     settings = Settings(train=small.recipe.train, save=Saving())
     training = 1 / (REFIT_PASSES + 1)  # fraction of the work
-    Trainer(job, settings, on_step=lambda display: tell(training * done_fraction(display))).run()
+    Trainer(job, settings, on_step=lambda display: report(training * done_fraction(display))).run()
     unseen = [name for name in names if not int(counts[name].sum())]
     if unseen:
         raise DataError(
             f"table {unseen[0]!r}: the history has none of its ids",
             "a history with some of them, or a recipe without the table",
         )
-    vectors = refit.refit(small, model, names, learned_vectors, lambda done: tell(training + (1 - training) * done))
+    vectors = refit.refit(small, model, names, learned_vectors, lambda done: report(training + (1 - training) * done))
     return {
         name: IdHistory(counts_N=counts[name].numpy(), vectors_ND=from_all, folded=folded)
         for name, (from_all, folded) in vectors.items()

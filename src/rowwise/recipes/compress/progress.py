@@ -11,16 +11,16 @@ Tell = Callable[[str, float], None]  # (text of the current step, completed frac
 class WorkProgress:
     """Counts completed steps, and reports the completed fraction of all work."""
 
-    def __init__(self, tell: Tell, steps: int) -> None:
-        self._tell, self._steps, self._done = tell, steps, 0
+    def __init__(self, report: Tell, steps: int) -> None:
+        self._report, self._steps, self._done = report, steps, 0
 
     @contextmanager
     def step(self, text: str) -> Iterator[Callable[[float], None]]:
         """Count the block as one step; yields a function that takes the completed fraction of the step."""
-        self._tell(text, self._fraction(0.0))
-        yield lambda fraction: self._tell(text, self._fraction(fraction))
+        self._report(text, self._fraction(0.0))
+        yield lambda fraction: self._report(text, self._fraction(fraction))
         self._done += 1
-        self._tell(text, self._fraction(0.0))
+        self._report(text, self._fraction(0.0))
 
     def _fraction(self, current_step: float) -> float:
         return min(1.0, (self._done + current_step) / self._steps)

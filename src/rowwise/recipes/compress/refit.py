@@ -30,7 +30,11 @@ VectorsOf = Callable[[nn.Module, str], Vectors]
 
 
 def refit(
-    small: ResolvedRecipe, probe: nn.Module, names: Sequence[str], vectors_of: VectorsOf, tell: Callable[[float], None]
+    small: ResolvedRecipe,
+    probe: nn.Module,
+    names: Sequence[str],
+    vectors_of: VectorsOf,
+    report: Callable[[float], None],
 ) -> dict[str, tuple[Vectors, FoldedVectors]]:
     """The vectors of each table from all samples, and without each fold."""
     seed, features = small.recipe.seed, tuple(sparse.feature_name for sparse in small.columns.sparse)
@@ -39,7 +43,7 @@ def refit(
         model = _reset_model(small, probe, names)
         for done, batch in _batches_without(small, features, fold):
             _step(small, model, batch)
-            tell((len(passes) + done) / (1 + FOLDS))
+            report((len(passes) + done) / (1 + FOLDS))
         passes.append({name: vectors_of(model, name) for name in names})
     from_all, *without = passes
     return {

@@ -41,7 +41,7 @@ class _RecordingEvaluator:
 
 
 def run_trial(
-    window: DataWindow, maps: Mapping[str, StoredIds], seed: int, rows: int | None, tell: Callable[[float], None]
+    window: DataWindow, maps: Mapping[str, StoredIds], seed: int, rows: int | None, report: Callable[[float], None]
 ) -> Metrics:
     """Train with these id maps on at most `rows` rows; returns metrics by label."""
     resolved = change_recipe(window.earlier, maps, seed, rows)
@@ -49,7 +49,7 @@ def run_trial(
     job = make_job(resolved, model, lambda position: make_batcher(resolved, resolved.rows.train, position))
     evaluator = _RecordingEvaluator(job.evaluate or make_evaluator(resolved, model, window.later, ()), [])
     job = replace(job, evaluate=evaluator if window.validates else None)
-    Trainer(job, make_settings(resolved.recipe), on_step=lambda display: tell(done_fraction(display))).run()
+    Trainer(job, make_settings(resolved.recipe), on_step=lambda display: report(done_fraction(display))).run()
     scores = _best_scores(resolved, evaluator.scores) if window.validates else evaluator()
     return {task: {name: values[name] for name in METRICS} for task, values in scores.tasks.items()}
 

@@ -103,18 +103,18 @@ class KernelCase:
         return [torch.randn(self.bags.batch, self.group.columns, generator=generator) for _ in range(STEPS)]
 
 
-def run_selftest(isa_sets: Sequence[str], seconds: float, tell: Callable[[float], None]) -> SelfTestResult:
-    """Check for half of the time, at least once, then measure speed; `tell` takes the elapsed seconds."""
+def run_selftest(isa_sets: Sequence[str], seconds: float, report: Callable[[float], None]) -> SelfTestResult:
+    """Check for half of the time, at least once, then measure speed; `report` takes the elapsed seconds."""
     begin = time.perf_counter()
     failures: dict[str, str] = {}
     # Each round has another seed, so more time covers more shapes. The first failure of each check is reported.
     for rounds in itertools.count(1):
         for check in run_checks(isa_sets, seed=rounds):
             failures[check.name] = failures.get(check.name) or check.failure
-            tell(time.perf_counter() - begin)
+            report(time.perf_counter() - begin)
         if time.perf_counter() - begin > seconds * CHECKS_FRACTION:
             break
-    speed = measure_speed(lambda: time.perf_counter() - begin < seconds, lambda: tell(time.perf_counter() - begin))
+    speed = measure_speed(lambda: time.perf_counter() - begin < seconds, lambda: report(time.perf_counter() - begin))
     checks = tuple(Check(name=name, failure=failure) for name, failure in failures.items())
     return SelfTestResult(checks=checks, rounds=rounds, speed=speed)
 
@@ -185,7 +185,7 @@ def refuses_id() -> str:
     return "id 10 of a table of 10 rows was accepted"
 
 
-def measure_speed(has_time: Callable[[], bool], tell: Callable[[], None]) -> MeasuredSpeed:
+def measure_speed(has_time: Callable[[], bool], report: Callable[[], None]) -> MeasuredSpeed:
     """The best speeds of lookup, memory reads and update, measured in turn so that other load affects all alike."""
     tables = [Table(name=f"t{i}", rows=1 << 18, dim=64) for i in range(4)]  # 268 MB: far larger than caches
     case = KernelCase.make(tables, batch=4096, max_ids=20, seed=0)
@@ -201,7 +201,7 @@ def measure_speed(has_time: Callable[[], bool], tell: Callable[[], None]) -> Mea
     while repeats < MIN_REPEATS or has_time():
         repeats += 1
         best = [min(old, _seconds(kernel)) for old, kernel in zip(best, work, strict=True)]
-        tell()
+        report()
     lookup, limit, update = (len(bags.values) / seconds for seconds in best)
     return MeasuredSpeed(lookup_rows_s=lookup, gather_limit_rows_s=limit, update_rows_s=update)
 

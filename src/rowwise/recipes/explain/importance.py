@@ -76,7 +76,7 @@ def permute_features(
     base_N: Tensor,
     features: Sequence[tuple[str, int | None]],
     permutations: Permutations,
-    tell: Callable[[int, int], None],
+    report: Callable[[int, int], None],
 ) -> dict[str, Permuted]:
     """Score the rows with each feature permuted.
 
@@ -86,7 +86,7 @@ def permute_features(
         base_N: logits of the unchanged rows.
         features: names, with the column of dense features.
         permutations: number of repeats, and their deadline.
-        tell: called with the number of finished permutations and the total.
+        report: called with the number of finished permutations and the total.
     """
     permuted = {name: Permuted() for name, _ in features}
     base, total = scorer.loss(rows, base_N), permutations.repeats * len(features)
@@ -103,7 +103,7 @@ def permute_features(
             result = permuted[name]
             result.losses.append(scorer.loss(rows, logits_N) - base)
             result.change_N = base_N - logits_N if result.change_N is None else result.change_N + base_N - logits_N
-            tell(repeat * len(features) + number, total)
+            report(repeat * len(features) + number, total)
     return permuted
 
 

@@ -31,12 +31,12 @@ class HeldRows:
             rows = len(batch.labels_BK)
             held.append((replace(batch, sparse=batch.sparse.expanded()), torch.rand(rows, generator=draw)))
             if sum(len(keys) for _, keys in held) > 2 * max_rows:
-                held = [_least(held, max_rows)]
+                held = [_smallest_keys(held, max_rows)]
             if monotonic() > until_s:
                 break
         if not held or not sum(len(keys) for _, keys in held):
             raise DataError("no rows to explain the model with", "data with at least one row")
-        return cls(_least(held, max_rows)[0])
+        return cls(_smallest_keys(held, max_rows)[0])
 
     def __len__(self) -> int:
         return len(self.batch.labels_BK)
@@ -51,7 +51,7 @@ class HeldRows:
         others = [name for name in sparse.features if name != feature]
         moved = sparse.of_samples(order_N, (feature,))
         if others:
-            moved = _side_by_side(permute(sparse, others), moved, sparse.features)
+            moved = _merge_features(permute(sparse, others), moved, sparse.features)
         return replace(self.batch, sparse=moved)
 
     def with_numbers_of(self, column: int, values_N: Tensor) -> Batch:
@@ -67,14 +67,14 @@ def pieces(batch: Batch, size: int) -> list[Batch]:
     return split(batch, [min(size, rows - begin) for begin in range(0, rows, size)])
 
 
-def _least(held: list[tuple[Batch, Tensor]], count: int) -> tuple[Batch, Tensor]:
+def _smallest_keys(held: list[tuple[Batch, Tensor]], count: int) -> tuple[Batch, Tensor]:
     """The rows with the least keys."""
     keys_N = torch.cat([keys for _, keys in held])
     order_N = keys_N.argsort()[:count]
-    return _joined([batch for batch, _ in held]).of_samples(order_N), keys_N[order_N]
+    return _concatenate([batch for batch, _ in held]).of_samples(order_N), keys_N[order_N]
 
 
-def _joined(batches: list[Batch]) -> Batch:
+def _concatenate(batches: list[Batch]) -> Batch:
     first = batches[0]
     weights = [batch.weights_B for batch in batches if batch.weights_B is not None]
     return Batch(
@@ -85,7 +85,7 @@ def _joined(batches: list[Batch]) -> Batch:
     )
 
 
-def _side_by_side(left: Jagged, right: Jagged, features: tuple[str, ...]) -> Jagged:
+def _merge_features(left: Jagged, right: Jagged, features: tuple[str, ...]) -> Jagged:
     """The features of two batches of the same samples."""
     weights_N = None
     if left.weights_N is not None and right.weights_N is not None:

@@ -92,7 +92,7 @@ def explain(  # noqa: PLR0913 - options of the command
         loss=scorer.loss(held, logits_N),
         importance=ranking,
         ids=ids,
-        names=_names(resolved, chosen, ids, slices),
+        names=_name_ids(resolved, chosen, ids, slices),
         dependence=tuple(dependence(scorer, subset, feature, dense[feature]) for feature in plotted),
         calibration=slices,
         drift=measure_drift(train, held, sparse, dense),
@@ -112,7 +112,7 @@ def _rows_in_time(scorer: Scorer, rows: HeldRows, features: int, seconds: float)
     return max(MIN_ROWS, int(seconds / max(row_s * MIN_REPEATS * features, 1e-12)))
 
 
-def _names(
+def _name_ids(
     resolved: ResolvedRecipe, rows: RowSelection, ids: Sequence[IdEffect], slices: Sequence[CalibrationSlice]
 ) -> dict[str, dict[str, str]]:
     """Names of the reported ids."""

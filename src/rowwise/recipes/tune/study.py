@@ -173,7 +173,7 @@ def open_study(plan: StudyPlan, worker: int = 0) -> Any:
         study_name=NAME,
         storage=_open_journal(plan.folder / JOURNAL),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=WARM),
-        direction="minimize" if _smaller(recipe) else "maximize",
+        direction="minimize" if _is_minimized(recipe) else "maximize",
         load_if_exists=True,
     )
     # Another seed for each process and continuation: an equal seed would draw equal values.
@@ -204,7 +204,7 @@ def _open_journal(path: Path) -> Any:
         raise SpecError(f"{path}: not a journal of Optuna, or damaged ({fault})", "another --out") from None
 
 
-def _smaller(recipe: Recipe) -> bool:
+def _is_minimized(recipe: Recipe) -> bool:
     return recipe.evaluate.is_better(0.0, 1.0)
 
 
@@ -268,7 +268,7 @@ def _run_trial(plan: StudyPlan, study: Any, trial: Any, values: dict[str, Any]) 
             runs[0].trainer.stop()
 
     try:
-        recipe = _grouped(plan.load(values), plan.folder.name)
+        recipe = _without_mirror(plan.load(values), plan.folder.name)
         run = TrainingRun.start(recipe, folder, watch)
         runs.append(run)
         trial.set_user_attr("run", str(run.folder.path.relative_to(plan.folder)))
@@ -294,7 +294,7 @@ def _run_trial(plan: StudyPlan, study: Any, trial: Any, values: dict[str, Any]) 
     _keep_best_checkpoints(plan, study)
 
 
-def _grouped(recipe: Recipe, study: str) -> Recipe:
+def _without_mirror(recipe: Recipe, study: str) -> Recipe:
     """The recipe of a trial: without a mirror, and grouped by study in remote trackers."""
     recipe = msgspec.structs.replace(recipe, save=msgspec.structs.replace(recipe.save, mirror=None))
     log = recipe.log
@@ -341,7 +341,7 @@ def best_of(trials: Sequence[TrialRecord], *, smaller: bool) -> TrialRecord | No
 def _run_processes(plan: StudyPlan, processes: int) -> None:
     """Run trials in several processes; raises if one of them fails."""
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_work, args=(plan, number)) for number in range(processes)]
+    workers = [context.Process(target=_run_worker, args=(plan, number)) for number in range(processes)]
     for worker in workers:
         worker.start()
     try:
@@ -356,7 +356,7 @@ def _run_processes(plan: StudyPlan, processes: int) -> None:
         raise DataError(f"a process of the study failed: the same command continues {plan.folder}")
 
 
-def _work(plan: StudyPlan, number: int) -> None:
+def _run_worker(plan: StudyPlan, number: int) -> None:
     parent = multiprocessing.parent_process()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if parent is None or not parent.is_alive():
@@ -377,17 +377,17 @@ def finish(plan: StudyPlan) -> StudyOutcome:
     """Write the best recipe, test it unless that was done, and write the report."""
     study, recipe = open_study(plan), plan.load()
     ended = records(study)
-    best = best_of(ended, smaller=_smaller(recipe))
+    best = best_of(ended, smaller=_is_minimized(recipe))
     test: dict[str, dict[str, float | None]] = {}
     if best is not None:
         space = plan.space()
-        values = {key: _decoded(space, key, value) for key, value in best.values.items()}
+        values = {key: _decode_value(space, key, value) for key, value in best.values.items()}
         (plan.folder / BEST).write_text(write(plan.load(values)), "utf-8")
         test = _test(plan, best)
     outcome = StudyOutcome(
         recipe=plan.recipe,
         metric=recipe.evaluate.metric,
-        smaller_is_better=_smaller(recipe),
+        smaller_is_better=_is_minimized(recipe),
         trials=tuple(ended),
         best=None if best is None else best.number,
         importance=_importance(study, ended),
@@ -397,7 +397,7 @@ def finish(plan: StudyPlan) -> StudyOutcome:
     return outcome
 
 
-def _decoded(space: Space, key: str, value: Any) -> Any:
+def _decode_value(space: Space, key: str, value: Any) -> Any:
     return msgspec.json.decode(value) if space[key].choices else value
 
 
