@@ -109,9 +109,10 @@ def _solve_zipf_a(cells: RankCells, ids_G: Floats, distinct_G: Floats) -> Floats
         return cells.distinct(cells.shares(a_G), ids_G) - distinct_G
 
     low_G, high_G = np.zeros(len(ids_G)), np.full(len(ids_G), MAX_ZIPF_A)
-    a_G, over_G, under_G = low_G, excess(low_G), excess(high_G)  # distinct ids fall as `zipf_a` grows
+    # Distinct ids fall as `zipf_a` grows: the root stays in [low_G, high_G], whose ends have excess over_G and under_G.
+    a_G, over_G, under_G = low_G, excess(low_G), excess(high_G)
     for step in range(HALVINGS + SECANTS):
-        part_G = np.full(len(ids_G), 0.5)
+        part_G = np.full(len(ids_G), 0.5)  # bisection first, then false position
         if step >= HALVINGS:
             part_G = np.clip(over_G / np.maximum(over_G - under_G, 1e-300), 0.0, 1.0)
         a_G = low_G + part_G * (high_G - low_G)

@@ -33,7 +33,7 @@ from rowwise.train.samples import Samples
 
 MAX_ROWS = 2_000_000
 MAX_TREES, PATIENCE = 2000, 50
-QUICK_ROWS, QUICK_VALUES = 200_000, 2_000_000  # limits on training data for trees that nobody has asked for
+QUICK_ROWS, QUICK_VALUES = 200_000, 2_000_000  # limits on training data for automatic baselines
 PARAMETERS = {
     "objective": "binary", "metric": "binary_logloss", "learning_rate": 0.05, "num_leaves": 31, "feature_fraction": 0.7,
     "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 1.0, "verbosity": -1, "deterministic": True,

@@ -43,7 +43,7 @@ from rowwise.train.settings import Evaluation, Training
 from rowwise.train.trainer import Settings, TrainingJob
 
 SECOND_SEED = 1 << 62  # flips a bit of the seed for the initial weights of a second copy
-FAMILIES: dict[str, type[Family]] = {  # by the name of a `ModelKind`
+FAMILIES: dict[str, type[Family]] = {  # by `ModelKind.name`
     "clicks": Family,
     "own": OwnFamily,
     "sequences": SequenceFamily,

@@ -17,7 +17,7 @@ from rowwise.train.dense_parallel import check_parameters, find_units, has_id_ma
 from rowwise.train.loss_settings import CoTeaching
 from rowwise.train.settings import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd
 
-SAMPLES = 64  # of the measured forward
+SAMPLES = 64  # samples of the measured forward
 
 
 def dense_side_of(recipe: Recipe, model: nn.Module, activations: ActivationBytes = NO_ACTIVATIONS) -> DenseSide:

@@ -20,7 +20,7 @@ from rowwise.tables.embedding import Embeddings
 from rowwise.tables.row_optimizers import Sgd
 from rowwise.train.on_device import prepare_device
 
-USABLE = 0.8  # of a GPU's free memory: batches, vectors and the dense model need the rest
+USABLE = 0.8  # share of a GPU's free memory; batches, vectors and the dense model need the rest
 
 
 def usable_of_device(device: torch.device) -> int:

@@ -210,7 +210,7 @@ def predict_ensemble(  # noqa: PLR0913 - options of the command
         return predict(open_predictor(paths[0], tiers=tiers), rows, out, keep, tell, k)
     if memory_bytes is not None:
         raise SpecError("--memory is for a version", hint=f"run rowwise export {paths[0]} DIR, and give DIR")
-    if len(paths) == 1:  # of any model, such as two towers
+    if len(paths) == 1:  # any model, such as two towers
         return predict_rows(paths[0], out, which=which, data=data, keep=keep, tell=tell, warn=warn, k=k)
     resolved, ensemble = load_ensemble(paths, which, warn, same_rows=data is None)
     rows = choose_rows(paths[0], resolved, data)

@@ -186,7 +186,7 @@ class Family:
 
 @final
 class OwnFamily(Family):
-    """A class of the user's, which may have a loss, metrics and an evaluator of its own."""
+    """A user class, with an optional loss, metrics and evaluator."""
 
     config: UserModel
 

@@ -70,7 +70,7 @@ class RunMirror:
         self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
 
     def start(self) -> None:
-        """Copy the small files and start the thread; raises if another process holds the mirror by now."""
+        """Copy the small files and start the thread; raises if another process has taken over the mirror."""
         self._check_holder()
         if not (self._run.path / RESULT).exists():  # of an earlier process
             self.place.storage.delete(self.place.inside(RESULT))
@@ -115,7 +115,7 @@ class RunMirror:
                 storage.create(name, claim)
             except ObjectExistsError:
                 raise SpecError(
-                    f"save.mirror={url} is the mirror of another run by now", "another place", hint=hint
+                    f"save.mirror={url} has just become the mirror of another run", "another place", hint=hint
                 ) from None
         self._run.write(OWNER, MirrorOwner(run=run).to_json().decode())
 
@@ -207,7 +207,7 @@ class RunMirror:
         if state is None or self._copied.get(name) == state:
             return
         size_bytes = state[0]
-        path = self._run.path / name  # bytes appended meanwhile are copied the next time
+        path = self._run.path / name  # bytes appended during the copy are copied the next time
         pieces = partial(read_pieces, path.parent, path.name, size_bytes)
         self.place.storage.write(self.place.inside(name), pieces, size_bytes)
         self._copied[name] = state

@@ -25,7 +25,7 @@ class _MlpModel(Value, frozen=True, kw_only=True):
     """Settings of all models with an MLP."""
 
     dropout: float = 0.0  # rate for the hidden layers of the MLP
-    norm: Literal["batch", "layer"] | None = None  # of the MLP's hidden layers; batch: on one rank only
+    norm: Literal["batch", "layer"] | None = None  # normalisation of the MLP's hidden layers; batch: on one rank only
 
 
 class DlrmConfig(_MlpModel, frozen=True, tag="dlrm", tag_field="kind"):
@@ -55,14 +55,14 @@ class DhenConfig(_MlpModel, frozen=True, tag="dhen", tag_field="kind"):
     """`rowwise.DHEN` with a last top layer of one logit per label."""
 
     top: tuple[int, ...] = (256,)
-    layers: int = 2  # of interactions
+    layers: int = 2  # interaction layers
     interactions: tuple[Interaction, ...] = ("cross", "linear")  # in each layer
-    vectors: int | None = None  # of a sample after each layer; None: the number of features
+    vectors: int | None = None  # vectors per sample after each layer; None: the number of features
     ensemble: Literal["concat", "sum", "weighted_sum"] = "concat"  # how a layer combines its interactions
-    heads: int = 1  # of attention
-    ffn_ratio: int = 4  # of attention: the hidden layer of its feed-forward part, in dims
-    kernel: int = 5  # of convolution: height and width of its window, odd
-    rank: int = 8  # of factorization machines
+    heads: int = 1  # attention heads
+    ffn_ratio: int = 4  # hidden width of the feed-forward part of attention, in dims
+    kernel: int = 5  # height and width of the convolution window, odd
+    rank: int = 8  # rank of the factorization machines
     hidden: tuple[int, ...] = (128,)  # widths of the layers over dots, and over factorization machines
 
 
@@ -79,9 +79,9 @@ class WukongConfig(_MlpModel, frozen=True, tag="wukong", tag_field="kind"):
     """`rowwise.Wukong` with a last top layer of one logit per label."""
 
     top: tuple[int, ...] = (256,)
-    layers: int = 2  # of factorization machines
-    vectors: int | None = None  # of a sample after each layer; None: the number of features
-    rank: int = 8  # of the factorization machines
+    layers: int = 2  # layers of factorization machines
+    vectors: int | None = None  # vectors per sample after each layer; None: the number of features
+    rank: int = 8  # rank of the factorization machines
     hidden: tuple[int, ...] = (128,)  # widths of the layers over a factorization machine
 
 
@@ -107,8 +107,8 @@ class AutoIntConfig(_MlpModel, frozen=True, tag="autoint", tag_field="kind"):
     """`rowwise.AutoInt` with a last deep layer of one logit per label."""
 
     deep: tuple[int, ...] = (256,)
-    layers: int = 2  # of attention
-    heads: int = 2  # of attention
+    layers: int = 2  # attention layers
+    heads: int = 2  # attention heads
     width: int = 32  # dim of a vector after a layer
 
 
@@ -135,7 +135,7 @@ class PleConfig(Value, frozen=True, tag="ple", tag_field="kind"):
     task_experts: int = 1  # experts of each label
     shared_experts: int = 2  # experts of all labels
     expert_sizes: tuple[int, ...] = (128, 64)
-    levels: int = 1  # of experts
+    levels: int = 1  # levels of experts
     tower: tuple[int, ...] = (32,)  # widths of the layers between a label's mixture and its logit
     dropout: float = 0.0  # rate for the hidden layers of the towers
     chain: bool = False  # each label happens only after the one before it, such as a sale after a click (ESMM)
@@ -156,7 +156,7 @@ class RetrievalConfig(Value, frozen=True, kw_only=True):
     temperature: float = 0.1  # divides the dot products
     correct: bool = True  # logQ correction for popular items
     hardest: int | None = None  # hard negatives per user, those with the largest corrected logits; None: all
-    ks: tuple[int, ...] = (10, 50)  # of recall@k and NDCG@k
+    ks: tuple[int, ...] = (10, 50)  # cut-offs of recall@k and NDCG@k
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < math.inf:
@@ -169,7 +169,7 @@ class RetrievalConfig(Value, frozen=True, kw_only=True):
 class ScaleConfig(Value, frozen=True):
     """A scale model, which chooses the size of each picture from its smallest copy (`rowwise.DynamicImageTower`)."""
 
-    price: float = 0.05  # of the largest size's pixels and bytes, as a probability; 0: the most probable size wins
+    price: float = 0.05  # cost of the largest size's pixels and bytes, as a probability; 0: the most probable size wins
     similar: float = 0.95  # least cosine to the vector of the largest size for a size to be good enough
     widths: tuple[int, ...] = (8, 16)  # channels of its convolutions
 
@@ -187,7 +187,7 @@ class PictureConfig(Value, frozen=True):
     """`rowwise.ImageTower` over pictures of the items, whose keys are the items' ids."""
 
     folder: str  # written by `rowwise data pictures`
-    dim: int = 32  # of a picture's vector
+    dim: int = 32  # dim of a picture's vector
     widths: tuple[int, ...] = (16, 32, 64, 64)  # channels of the convolutions
     sizes: tuple[int, ...] = ()  # sizes of copies to use, a subset of the folder's; empty: all
     choose: ScaleConfig | None = None  # chooses the size of each picture in evaluation; None: the largest for all
@@ -210,7 +210,7 @@ class TwoTowerConfig(RetrievalConfig, frozen=True, kw_only=True, tag="two_tower"
     user_dense: tuple[str, ...] = ()
     item_dense: tuple[str, ...] = ()
     item_pictures: PictureConfig | None = None
-    sizes: tuple[int, ...] = (128, 64)  # of the layers; empty: features are vectors, as in matrix factorisation
+    sizes: tuple[int, ...] = (128, 64)  # widths of the layers; empty: features are vectors, as in matrix factorisation
 
 
 class GraphConfig(RetrievalConfig, frozen=True, kw_only=True, tag="graph", tag_field="kind"):
@@ -218,8 +218,8 @@ class GraphConfig(RetrievalConfig, frozen=True, kw_only=True, tag="graph", tag_f
 
     user: str  # the feature with the user's id, one in each row
     encoder: Literal["lightgcn", "graphsage"] = "lightgcn"  # sums without weights, or layers over means
-    layers: int = 3  # of lightgcn
-    sizes: tuple[int, ...] = (64, 64)  # of graphsage
+    layers: int = 3  # layers of lightgcn
+    sizes: tuple[int, ...] = (64, 64)  # widths of the layers of graphsage
     sampled: int | None = None  # maximum edges into a node in evaluation; None: all
 
     def __post_init__(self) -> None:
@@ -234,11 +234,11 @@ class _Sequences(Value, frozen=True):
     """Settings of sequence models: a row is a list of items, and each item is predicted from the items before it."""
 
     length: int = 50  # newest items of a list to read
-    layers: int = 2  # of attention
-    heads: int = 1  # of attention
+    layers: int = 2  # attention layers
+    heads: int = 1  # attention heads
     dropout: float = 0.2  # dropout rate
     negatives: int | None = None  # items sampled for each batch's softmax; None: all items
-    ks: tuple[int, ...] = (10, 50)  # of recall@k and NDCG@k
+    ks: tuple[int, ...] = (10, 50)  # cut-offs of recall@k and NDCG@k
     leave_out_history: bool = False  # in evaluation, excludes the history of a list from the candidates
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ class ModelKind(NamedTuple):
     refused: Mapping[Use, str] = MappingProxyType({})  # unsupported uses, each with the reason and a way out
     task: str | None = None  # of models without labels
     ranks_items: bool = False  # and is measured by the ranks of items
-    retrieves: Literal["towers", "lists"] | None = None  # by the query: user columns, or a list of items
+    retrieves: Literal["towers", "lists"] | None = None  # kind of the query: user columns, or a list of items
     mixes_a_graph: bool = False  # convolves over a graph of the training rows
     reads_whole_tables: bool = False  # in a step or an evaluation, more than a cache has slots for
     is_compiled: bool = True
@@ -53,7 +53,7 @@ GRAPH = ModelKind(
     "graph",
     RANKING | IN_BATCH | {"cuda": "sums over edges on a CPU: expected train.device=cpu"},
     ranks_items=True,
-    retrieves="towers",  # by the vectors that are exported
+    retrieves="towers",  # by the exported vectors
     mixes_a_graph=True,
     reads_whole_tables=True,
 )

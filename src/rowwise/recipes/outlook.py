@@ -51,7 +51,7 @@ class Outlook(Value, frozen=True):
     precision: str
     threads: int
     dense_parameters: int
-    dense_bytes: int  # of a rank, with gradients and optimizer state
+    dense_bytes: int  # memory of a rank, with gradients and optimizer state
     tables: int
     rows: int
     largest: str

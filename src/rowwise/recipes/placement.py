@@ -51,6 +51,7 @@ def choose_cached(
             f"budget is {format_bytes(budget_bytes)}",
             "a larger `memory`, fewer tables, or the CPU",
         )
+    # A table stays on the GPU if its rows fit into the spare bytes and the bytes of its own smallest cache.
     while cached and table_bytes(cached[0]) <= spare_bytes + min_bytes[cached[0].name]:
         spare_bytes -= table_bytes(cached[0]) - min_bytes[cached.pop(0).name]
     total = sum(map(table_bytes, cached))

@@ -23,10 +23,10 @@ from rowwise.recipes.operations import multiplications
 from rowwise.tables.spec import Table
 from rowwise.train.settings import Training
 
-SMALL_STEP_s = 4e-3  # on one thread
-FLOP_s = {"avx512f": 1 / 1.5e11, "avx2": 1 / 4e10}  # seconds of a multiplication or addition, by instruction set
+SMALL_STEP_s = 4e-3  # longest small step, on one thread
+FLOP_s = {"avx512f": 1 / 1.5e11, "avx2": 1 / 4e10}  # seconds per multiplication or addition, by instruction set
 OTHER_FLOP_s = 1 / 1e10
-ID_s = 40e-9  # of the lookup and the update of a row
+ID_s = 40e-9  # seconds for the lookup and the update of a row
 EMULATED = (
     "train.precision=fp8 is emulated on CPUs, which lack fp8 products: it measures the loss in quality, and is slower"
     " than bf16"

@@ -62,7 +62,7 @@ class TimeShare(Value, frozen=True):
     # Rows from here on validate, such as 1717200000 or "2024-06-01T12:00:00"; None: no validation rows
     valid_from: int | str | None = None
     test_from: int | str | None = None  # rows from here on test; None: no test rows
-    formats: tuple[str, ...] = ()  # of times in text, as for the transform `to_time`
+    formats: tuple[str, ...] = ()  # formats of times in text, as for the transform `to_time`
 
     def __post_init__(self) -> None:
         borders = [border for border in (self.valid_from, self.test_from) if border is not None]
@@ -99,8 +99,8 @@ class Data(Value, frozen=True):
     label: str | None = None
     valid: str | None = None  # parquet:PATH or csv:PATH; None: those of the dataset, or a share of the training rows
     test: str | None = None
-    valid_share: float = 0.0  # of the training rows, without validation rows of their own
-    test_share: float = 0.1  # of the training rows, without test rows of their own
+    valid_share: float = 0.0  # share of the training rows to validate on, without other validation rows
+    test_share: float = 0.1  # share of the training rows to test on, without other test rows
     # How shares are taken: by a hash of a row's place, the last splits, or by the time of a row
     share: Literal["random", "last"] | TimeShare = "random"
     group: str | None = None  # column of random shares: rows with an equal value, such as a patient, are in one share
@@ -110,7 +110,7 @@ class Data(Value, frozen=True):
     together: str | None = None  # column whose runs of equal values stay together in shuffling
     on_bad_rows: Literal["raise", "quarantine"] = "raise"  # quarantine: go on, with bad rows in bad_rows/ of the run
     text: Dialect | None = None  # dialect of csv:PATH files, as printed by `data inspect`; None: detected
-    cache: DataCache | None = None  # of data at s3://, gs:// and az://; None: each epoch reads the object store
+    cache: DataCache | None = None  # disk cache for s3://, gs:// and az://; None: each epoch reads the object store
     # Worker processes that prepare the training rows, or their number; None: each trainer prepares its own
     workers: Workers | int | None = None
 

@@ -31,14 +31,14 @@ class RunResult(Value, frozen=True):
     steps: int = 0
     samples: int = 0
     epochs: int = 0
-    wall_s: float = 0.0  # of the last process of the run
+    wall_s: float = 0.0  # seconds of the last process of the run
     samples_s: float = 0.0  # while training, over the whole run
     peak_memory_bytes: int = 0
     data_wait: DataWait = DataWait()  # waiting for rows, in the last process of the run
-    step: dict[str, PhaseTime] = msgspec.field(default_factory=dict)  # by phase, rank 0, last process of the run
+    step: dict[str, PhaseTime] = msgspec.field(default_factory=dict)  # phases of rank 0 in the last process of the run
     workers: int | None = None  # number of workers at the end; None: trainers prepared the rows
     bad_rows: int = 0  # quarantined
-    bad_reasons: tuple[str, ...] = ()  # of the first quarantined rows
+    bad_reasons: tuple[str, ...] = ()  # errors of the first quarantined rows
     best: BestEvaluation | None = None
     test: dict[str, dict[str, float | None]] = msgspec.field(default_factory=dict)
     ceiling: dict[str, dict[str, float | None]] = msgspec.field(default_factory=dict)  # best possible, where known

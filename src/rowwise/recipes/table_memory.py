@@ -48,7 +48,7 @@ class TableMemory:
     purpose: Purpose = "train"
     mapped: frozenset[str] = frozenset()  # tables whose number of rows is set by an id map
     limited: bool = False  # `free_H` is the recipe's budget, not the free memory
-    disk_free_H: tuple[int, ...] = ()  # of the file system for tables on disk
+    disk_free_H: tuple[int, ...] = ()  # free bytes on the file system for tables on disk
     pictures_bytes: int = 0  # decoded pictures of items, per rank; not under a budget, which is for tables
 
     def rows_bytes(self, host: int) -> int:

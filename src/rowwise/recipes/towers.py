@@ -40,7 +40,7 @@ class TowerInput(NamedTuple):
 
     parts: ModelParts
     transforms: LoadedTransforms
-    schema: pa.Schema  # of the raw columns
+    schema: pa.Schema  # schema of the raw columns
     precision: str
     blocks: RowBlocks
 
@@ -54,7 +54,7 @@ class ItemTower(NamedTuple):
     """Computes the vectors of a table of items."""
 
     forward: Forward
-    schema: pa.Schema  # of the table: the key, one per row, then the other columns that the tower reads
+    schema: pa.Schema  # schema of the table: the key, one per row, then the other columns that the tower reads
     is_sequence: bool  # the data has lists of keys
 
     @property

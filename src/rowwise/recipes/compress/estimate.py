@@ -32,7 +32,7 @@ from rowwise.tables.spec import Value
 from rowwise.train.trainer import RunDisplay, Trainer
 
 SAMPLED = 3  # splits to count
-STEPS, WARM_UP = 10, 2  # of the timed training
+STEPS, WARM_UP = 10, 2  # steps of the timed training, and steps to skip
 FOLLOWING = 2  # trainings after the trials of other sizes: all chosen tables, and maps
 
 
@@ -42,10 +42,10 @@ class CompressionWork(Value, frozen=True, kw_only=True):
     history: int  # rows per pass
     later: int  # rows to measure on
     step_rows: int
-    steps: int  # of a training on all rows
+    steps: int  # steps of a training on all rows
     every: int = 0  # steps between evaluations of a training; 0: one evaluation at its end
     trainings: int
-    passes: int  # of the small model over the history
+    passes: int  # passes of the small model over the history
 
     def trained_rows(self, max_rows: int | None = None) -> int:
         """Rows of each training, with a limit of `max_rows`."""

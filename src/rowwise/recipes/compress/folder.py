@@ -50,9 +50,9 @@ class Trial(Value, frozen=True, kw_only=True):
     """A recorded trial. It has no metrics if the method cannot make the table that small."""
 
     spec: TrialSpec = msgspec.field(name="asked")
-    size_bytes: int = 0  # of the table with its map
+    size_bytes: int = 0  # bytes of the table with its map
     map_bytes: int = 0
-    digest: str = ""  # of the table's map; empty if several tables are compressed
+    digest: str = ""  # digest of the table's map; empty if several tables are compressed
     metrics: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)  # by label
     took_s: float = 0.0
 

@@ -26,7 +26,7 @@ class DataWindow:
     earlier: ResolvedRecipe  # trains on the history without `later`
     later: RowSelection
     whole: ResolvedRecipe | None  # trains on the whole history; None: same as `earlier`
-    description: str  # of the rows `later`
+    description: str  # description of `later`
     is_later: bool  # `later` is later in time, if splits are in time order
 
     @property

@@ -29,7 +29,7 @@ from rowwise.tables.row_optimizers import OPTIMIZERS, RowOptimizer, RowWiseAdagr
 from rowwise.tables.spec import TRAINED_TYPES, Pooling, RowType, Table
 
 DIMS = (4, 12, 64, 100)  # one vector; vectors and a remainder; a full strip; a strip and a remainder
-CHECKS_FRACTION = 0.5  # of the time; the rest measures speed
+CHECKS_FRACTION = 0.5  # share of the time for checks; the rest measures speed
 MIN_REPEATS = 8  # measurements of each kernel
 STEPS = 2  # consecutive updates, so that the second uses optimizer state
 
@@ -56,7 +56,7 @@ class SelfTestResult:
     """Checks and speeds of the self-test."""
 
     checks: tuple[Check, ...]
-    rounds: int  # of all checks, each with another seed
+    rounds: int  # rounds of all checks, each with another seed
     speed: MeasuredSpeed
 
 

@@ -19,7 +19,7 @@ from rowwise.tables.ops.reference.sums import BLOCK
 from rowwise.train.saved import CheckpointFolder
 
 STEPS, EVERY, KEPT = 30, 5, 3
-LIMIT_S = 300.0  # of a command, so that a hanging job becomes a failed case
+LIMIT_S = 300.0  # timeout of a command, so that a hanging job becomes a failed case
 COMPARED = ("model/", "rows/", "optimizer/")  # prefixes of the compared tensors
 RECIPE = """
 name: drill

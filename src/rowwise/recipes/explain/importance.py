@@ -59,7 +59,7 @@ class Permuted:
     """Results of the permutations of a feature so far."""
 
     losses: list[float] = field(default_factory=list)
-    change_N: Tensor | None = None  # of the logits, summed over repeats
+    change_N: Tensor | None = None  # change of the logits, summed over repeats
 
 
 class Permutations(NamedTuple):

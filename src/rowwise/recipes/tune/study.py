@@ -419,7 +419,7 @@ def _test(plan: StudyPlan, best: TrialRecord) -> dict[str, dict[str, float | Non
 
 
 def _importance(study: Any, ended: Sequence[TrialRecord]) -> dict[str, float]:
-    """How much of the metric's variation each setting explains, by PED-ANOVA; empty for too few trials."""
+    """Importance of each setting for the metric, by PED-ANOVA; empty for too few trials."""
     optuna = import_optuna()
     if sum(trial.state == "complete" for trial in ended) < 4:
         return {}
