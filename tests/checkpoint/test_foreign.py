@@ -73,7 +73,7 @@ def test_training_starts_from_what_was_imported(tmp_path, theirs, monkeypatch, k
     model = Net((Table(name="C0", rows=50, dim=8), Table(name="C1", rows=30, dim=4), Table(name="new", rows=3, dim=4)))
     told = warm_start(start, model)
     assert set(told.loaded) == {"model/embeddings.C0", "model/top.weight", "model/top.bias"}
-    assert told.grown == {"model/embeddings.C1": "20 of 30 rows, 20 there"}
+    assert told.grown == {"model/embeddings.C1": "20 of 30 rows, 20 saved"}
     assert same(model.embeddings.table("C0"), theirs["emb_l.0.weight"])
     assert same(model.embeddings.weights("C1")[:20], theirs["emb_l.1.weight"].float())
     assert same(model.top.bias.detach(), theirs["top_l.0.bias"])

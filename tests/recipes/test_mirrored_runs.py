@@ -82,6 +82,15 @@ def test_a_run_goes_on_from_its_mirror_with_the_same_bits(tmp_path, mirror):
     assert fetch_run(str(mirror), tmp_path / "elsewhere") == path  # it has all that the mirror has
 
 
+def test_a_checkpoint_that_was_copied_when_it_should_have_left_leaves_at_the_end(tmp_path, mirror):
+    run = TrainingRun.start(recipe(tmp_path, save={**OFTEN, "mirror": str(mirror)}), tmp_path / "runs")
+    copier, stop = run._mirror, run._mirror.stop
+    copier.start, copier.copying = lambda: None, 4
+    copier.stop = lambda: (setattr(copier, "copying", None), stop())
+    run.go()
+    assert steps_of(mirror) == steps_of(run.folder.path) == [16, 20]
+
+
 def test_a_run_that_was_killed_before_its_mirror_was_complete_completes_it(tmp_path, mirror):
     run, _ = trained(tmp_path, save={**OFTEN, "mirror": str(mirror)})
     (mirror / "result.json").unlink()

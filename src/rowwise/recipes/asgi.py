@@ -61,7 +61,7 @@ def asgi_app(
             tiers = make_tiers(CheckpointManifest.read(first.path), parse_size(memory, "memory"), (), None)
         open_number = partial(open_version, path, expect, tiers=tiers)
         await _switch(service, open_number, traffic)
-        service.metrics.wanted.show(traffic, 0.0)
+        service.metrics.wanted.set(traffic, 0.0)
         follower = None if fixed else asyncio.create_task(_follow(service, path, open_number, traffic))
         yield
         if follower is not None:
@@ -82,7 +82,7 @@ async def _follow(service: ScoringService, path: Path, open_number: OpenVersion,
             if wanted != applied and (switch is None or switch.done()):
                 applied = wanted
                 switch = group.create_task(_switch(service, open_number, wanted))
-            service.metrics.wanted.show(wanted, lag.seconds(wanted, service.traffic, applied, time.monotonic()))
+            service.metrics.wanted.set(wanted, lag.seconds(wanted, service.traffic, applied, time.monotonic()))
 
 
 async def _switch(service: ScoringService, open_number: OpenVersion, traffic: Traffic) -> None:

@@ -312,7 +312,7 @@ def _write_changes(  # noqa: PLR0913 - used once
 
 def max_changed(tables: int, memory_bytes: int | None, table: Table) -> int:
     """Most changed rows of a table in an increment; they are in memory, twice while they are merged."""
-    limit = room_of(table.rows)
+    limit = spare_rows(table.rows)
     return limit if memory_bytes is None else min(limit, memory_bytes // (2 * tables * table.row_bytes))
 
 

@@ -135,7 +135,7 @@ def measure(index: ItemIndex, items_ID: Tensor, queries_QD: Tensor, lists: int, 
     measured: list[MeasuredRecall] = []
     chosen: dict[int, int] = {}
     for probes in (1 << n for n in range((lists // 2).bit_length())):  # with more probes, an exact search is as fast
-        proposed = [index.propose(query_D, PROPOSED * max(ks), probes) for query_D in queries_QD]
+        proposed = [index.propose(query_D, OVERSAMPLING * max(ks), probes) for query_D in queries_QD]
         compared = float(np.mean([index.items_compared(query_D, probes) for query_D in queries_QD]))
         for k in ks:
             pairs = zip(best, proposed, strict=True)

@@ -29,7 +29,7 @@ class LabelFacts(NamedTuple):
     @property
     def note(self) -> str | None:
         """A warning that rows without a label are left out."""
-        return say_unlabelled(self.unlabelled, self.rows, all_rows=self.all_rows) if self.unlabelled else None
+        return describe_unlabelled(self.unlabelled, self.rows, all_rows=self.all_rows) if self.unlabelled else None
 
 
 def inspect_labels(

@@ -87,8 +87,8 @@ class VectorFamily(Family, ABC):
         return RetrievalEvaluator(
             model,
             config.item,
-            known=lambda: scope.batches(train),
-            asked=scope.batches,
+            train_batches=lambda: scope.batches(train),
+            query_batches=scope.batches,
             task=scope.resolved.tasks[0],
             ks=config.ks,
             comm=scope.comm,

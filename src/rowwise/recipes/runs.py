@@ -189,6 +189,9 @@ class TrainingRun:
         status = "finished" if progress.finished else "stopped"
         result = self._make_result(status, test=metrics, ceiling=ceiling, peak_memory_bytes=peak_bytes)
         try:
+            if self.resolved.recipe.save.mirror is not None:
+                on_first_rank(self.comm, lambda: self._mirror and self._mirror.stop())
+                self.trainer.prune()
             self._finish(result)
         finally:  # all ranks wait: a launcher may kill the first rank once another exits
             self.mirror_problem = on_first_rank(self.comm, lambda: self._mirror and self._mirror.close())

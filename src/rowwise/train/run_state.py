@@ -51,6 +51,11 @@ class RunState:
         """Write a checkpoint, and remove those beyond `save.keep`."""
         if self._checkpoints is not None:
             self._checkpoints.save(progress.step, *self.collect(progress))
+            self.prune(progress)
+
+    def prune(self, progress: Progress) -> None:
+        """Remove checkpoints beyond `save.keep`, but for the best one and one that is being copied."""
+        if self._checkpoints is not None:
             self._checkpoints.prune(self._saving.keep, None if progress.best is None else progress.best.step)
 
     def save_failed(self, progress: Progress) -> str:

@@ -178,6 +178,11 @@ class Trainer:
         """Experiment trackers of the run; the caller ends them."""
         return self._recorder.trackers
 
+    def prune(self) -> None:
+        """Remove checkpoints that were kept at the last save because they were being copied; collective."""
+        self._state.prune(self.progress)
+        self._state.wait()
+
     def run(self) -> Progress:
         """Train to the end."""
         handles = self._context.clock.watch(self._context.tables)
