@@ -4,8 +4,8 @@
 
 Rows have 13 numbers, 26 ids, 4 lists of ids and a label. `worker` reads, transforms and encodes them, in turns with
 only decoding the same file, and with others that do the same work (`parts/ingest_peers.py`); `kernels` are its inner
-loops; `handoff` is a batch from process to process; `store` is a map of features laid out as columns; `memory` is that
-of converting and reading files ten times as large as the limit; `scaling` is how many workers a service comes to.
+loops; `handoff` is a batch from process to process; `store` is a map of features laid out as columns; `scaling` is
+how many workers a service comes to.
 
 All rates are of a second of a processor, of all threads and processes that take part; ways take turns in one run, and
 the best of the repeats counts; Ray, which has processes of its own, comes last. The last printed line is one JSON
@@ -31,7 +31,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import pyarrow as pa
 import torch
 from parts import ingest_data as data
-from parts import ingest_handoff, ingest_kernels, ingest_memory, ingest_scaling, ingest_store
+from parts import ingest_handoff, ingest_kernels, ingest_scaling, ingest_store
 from parts import ingest_peers as peers
 from parts.report import at_least, at_most, exactly, finish, options, parsed, show
 
@@ -43,7 +43,7 @@ from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.prepare import PreparationTask
 from rowwise.ingest.service.local import Service, Workers
 
-SECTIONS = ("worker", "kernels", "handoff", "store", "memory", "scaling")
+SECTIONS = ("worker", "kernels", "handoff", "store", "scaling")
 LEAST = {"zstd": 0.75, "snappy": 0.80}  # of the speed of decoding
 OVER = {"Polars": 1.4, "pyarrow and numpy": 2.2, "DuckDB": 2.5, "Ray Data": 4, "Dataset of rows, DataLoader": 25}
 KERNELS = {"SigridHash": 200, "FirstX and hash": 250, "Bucketize": 40}  # million a second
@@ -153,22 +153,12 @@ def store(args: argparse.Namespace) -> Iterator[dict]:
         yield ingest_store.measure(Path(folder), *((100, 1) if args.smoke else (2000, 2) if args.quick else (4000, 5)))
 
 
-def memory(args: argparse.Namespace) -> Iterator[dict]:
-    with tempfile.TemporaryDirectory() as folder:
-        yield from ingest_memory.measure(Path(folder), memory_times(args), lambda line: print(f"  {line}", flush=True))
-
-
 def scaling(args: argparse.Namespace) -> Iterator[dict]:
     run_s, most = (1, 2) if args.smoke else (10 if args.quick else 30, ingest_scaling.MOST)
     yield ingest_scaling.measure(run_s, most)
 
 
-def memory_times(args: argparse.Namespace) -> float:
-    """How many times as large as the memory a file is."""
-    return 0.02 if args.smoke else ingest_memory.QUICK_TIMES if args.quick else ingest_memory.TIMES_AS_LARGE
-
-
-RUN = {f.__name__: f for f in (worker, kernels, handoff, store, memory, scaling)}
+RUN = {f.__name__: f for f in (worker, kernels, handoff, store, scaling)}
 
 
 def of_worker(rows: list[dict]) -> Iterator[dict]:
@@ -207,12 +197,6 @@ def of_store(rows: list[dict]) -> Iterator[dict]:
     yield at_least("disk, of the map: reordered, large groups", speed["large groups"], 1)
 
 
-def of_memory(rows: list[dict]) -> Iterator[dict]:
-    for row in rows:
-        name = f"memory, {row['step']} {row['shape']}, {row['source_gb']:.1f} GB: MB at most"
-        yield at_most(name, row["peak_mb"], row["limit_mb"])
-
-
 def of_scaling(rows: list[dict]) -> Iterator[dict]:
     (row,) = rows
     yield at_most("scaling: workers, where three are needed", row["workers"], 4)
@@ -225,12 +209,11 @@ FLOORS = {
     "kernels": of_kernels,
     "handoff": of_handoff,
     "store": of_store,
-    "memory": of_memory,
     "scaling": of_scaling,
 }
 
 
-SMOKE_WAYS = {"kernels": 9, "handoff": 1, "store": 1, "memory": 2, "scaling": 1}  # rows of these sections
+SMOKE_WAYS = {"kernels": 9, "handoff": 1, "store": 1, "scaling": 1}  # rows of these sections
 
 
 def smoke_floors(rows: list[dict], sections: list[str]) -> Iterator[dict]:

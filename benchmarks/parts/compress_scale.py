@@ -11,7 +11,6 @@ from rowwise import Table
 from rowwise.tables.ids.methods import IdHistory, make_map, table_bytes
 
 DIM, PROBE = 16, 4
-TIMES = 5
 Row = dict
 
 
