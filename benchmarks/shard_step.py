@@ -13,7 +13,6 @@ counts. A time is the 20 % quantile over blocks of steps, of the slower rank. Se
     scaling  a DLRM with many ids and next to no dense layers, by one process and by two
     bytes    what travels in a step, beside the formulas of Neo
     plans    the largest difference between weights after 20 steps by each plan and after 20 steps in one process
-    elastic  the cost of results that do not depend on the world
 
 The limit of a step (`parts/limits.py`) is that of a rank's samples and of as many rows as they ask for, measured on
 both at once; what travels between ranks is not in it. `--peer-only` leaves rowwise out. The last printed line is one
@@ -38,15 +37,15 @@ import torch
 from parts import shard_bytes, shard_plans, shard_rowwise
 from parts.limits import share_floor
 from parts.report import at_least, at_most, environment, exactly, finish, has_peer, options, parsed, show
-from parts.shard_ranks import AHEAD, OURS, THEIRS, Order, elastic, everything, scaling, speed
+from parts.shard_ranks import AHEAD, OURS, THEIRS, Order, everything, scaling, speed
 from parts.shard_work import Load, Shape
 
 from rowwise.parallel.comm.spawn import run_processes
 
 WORLD = 2
-SECTIONS = ("speed", "scaling", "bytes", "plans", "elastic")
+SECTIONS = ("speed", "scaling", "bytes", "plans")
 KINDS = {"speed": ("step", "tables")}  # of the rows of a section, where they are not its name
-OURS_ONLY = ("bytes", "elastic")
+OURS_ONLY = ("bytes",)
 AT_LEAST = {"step": 2.0, "tables": 2.0}  # times TorchRec
 GLOO, SHARED = "gloo", "shared memory"
 SCALES = {GLOO: 1.4, SHARED: 1.7}  # two processes over one
@@ -87,18 +86,11 @@ def measure_plans(args: argparse.Namespace) -> list[dict]:
     return rows + (shard_plans.measure_ours(run_processes, args.quick) if OURS in args.sides else [])
 
 
-def measure_elastic(args: argparse.Namespace) -> list[dict]:
-    loads = (Load(4096, 1), Load(4096, 20))
-    about = {"shape": Shape.of(10_000, 100_000), "loads": loads, "seconds": 6, "sides": (OURS,)}
-    return [row for layout in ("table-wise", "row-wise") for row in launched(elastic, Order(layout=layout, **about))]
-
-
 MEASURES: dict[str, Callable[[argparse.Namespace], list[dict]]] = {
     "speed": measure_speed,
     "scaling": measure_scaling,
     "bytes": lambda args: shard_bytes.measure(run_processes, WORLD, args.quick),
     "plans": measure_plans,
-    "elastic": measure_elastic,
 }
 
 
@@ -110,7 +102,7 @@ def floors_of(rows: list[dict]) -> list[dict]:
     floors += scaling_floors(kinds.get("scaling", []))
     floors += shard_bytes.floors_of(kinds.get("bytes", []))
     floors += plan_floors(kinds.get("plans", []))
-    return floors + elastic_floors(kinds.get("elastic", [])) + limit_floors(rows) + gauge_floors(rows)
+    return floors + limit_floors(rows)
 
 
 def cells_of(rows: list[dict]) -> dict[tuple, dict[tuple, float]]:
@@ -166,24 +158,9 @@ def plan_floors(rows: list[dict]) -> list[dict]:
     return floors
 
 
-def elastic_floors(rows: list[dict]) -> list[dict]:
-    floors = []
-    for cell, found in cells_of(rows).items():
-        value = found[f"{OURS} run", WORLD] / found[f"{OURS} elastic", WORLD]
-        floors.append(at_least(f"elastic costs so many times the time of run: {named(cell)}", value, None))
-    return floors
-
-
 def limit_floors(rows: list[dict]) -> list[dict]:
     name = "{kind}, {layout}, batch {batch}, {pooling} ids, {transport}"
     return [share_floor(name.format(**row), row["limit_share"]) for row in rows if "limit_share" in row]
-
-
-def gauge_floors(rows: list[dict]) -> list[dict]:
-    """What the machine did meanwhile."""
-    found = [r["gauge_ms"] for r in rows if "gauge_ms" in r]
-    name = "noise: a matrix product between measurements, slowest over fastest"
-    return [at_least(name, max(found) / min(found), None)] if found else []
 
 
 def smoke(args: argparse.Namespace) -> list[dict]:
@@ -200,7 +177,7 @@ def smoke_floors(rows: list[dict]) -> list[dict]:
     plans, sent = ([row for row in rows if row["kind"] == kind] for kind in ("plans", "bytes"))
     kinds = {row["kind"] for row in rows}
     return [
-        exactly("sections", len(kinds), len({"step", "tables", "scaling", "elastic", "bytes", "plans"})),
+        exactly("sections", len(kinds), len({"step", "tables", "scaling", "bytes", "plans"})),
         exactly("plans that end where one process does", sum(row["ok"] for row in plan_floors(plans)), len(plans)),
         *shard_bytes.floors_of(sent),
     ]
@@ -208,9 +185,7 @@ def smoke_floors(rows: list[dict]) -> list[dict]:
 
 def main() -> None:
     parser = options("shard_step", __doc__)
-    parser.add_argument(
-        "--only", nargs="+", choices=SECTIONS, help="the rest stays as saved before; --quick: all but elastic"
-    )
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="the rest stays as saved before")
     parser.add_argument("--peer-only", action="store_true", help="TorchRec alone")
     args = parsed(parser)
     ours_alone = bool(args.only) and set(args.only) <= set(OURS_ONLY)
@@ -219,7 +194,7 @@ def main() -> None:
     args.transports = (GLOO,) if args.peer_only else (SHARED,) if args.quick else (GLOO, SHARED)
     made = environment()
     rows: list[dict] = smoke(args) if args.smoke and not args.only else []
-    for section in args.only or (() if args.smoke else SECTIONS[:-1] if args.quick else SECTIONS):
+    for section in args.only or (() if args.smoke else SECTIONS):
         if not (args.peer_only and section in OURS_ONLY):
             rows += MEASURES[section](args)
     rows = [{"commit": made["commit"], **row} for row in rows]

@@ -5,7 +5,7 @@ Apart because these functions run in processes of their own, which import them b
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from parts.dlrm import DENSE, DIM, FEATURES, WIDTH
 from parts.limits import PEAK_SIZE, SMOKE_SIZE, Rows, dlrm_flops, limit_of, peak_flops_s, rows_s
 from parts.shard_torchrec import TorchRec, join, meet
-from parts.shard_work import Load, Parts, Shape, Side, Turn, gauge_ms, interleave, parts_of, whole_model
+from parts.shard_work import Load, Parts, Shape, Side, Turn, interleave, parts_of, whole_model
 
 BATCHES = 4  # that the steps go through
 SHARE = "share"
@@ -38,17 +38,16 @@ class Group:
 
     def __init__(self, comm: Any, order: Order):
         join(comm)
-        self.gauge_ms = 0.0
         self.comm, self.order, self.rank, self.world = comm, order, comm.rank, len(comm.ranks)
 
-    def side(self, name: str, layout: str | None, **more: Any) -> Side:
+    def side(self, name: str, layout: str | None) -> Side:
         """Each starts from the same weights."""
         start = whole_model(self.order.shape)
         if name == THEIRS:
             return TorchRec(start, self.order.shape, layout)
         from parts.shard_rowwise import Rowwise
 
-        return Rowwise(start, layout, self.comm, **more)
+        return Rowwise(start, layout, self.comm)
 
     def batches(self, load: Load) -> list[Parts]:
         return [parts_of(self.order.shape, load, seed, self.rank, self.world) for seed in range(BATCHES)]
@@ -58,14 +57,8 @@ class Group:
 
     def rows(self, kind: str, load: Load, turns: dict[str, Turn]) -> list[dict]:
         """Time the sides; a row each."""
-        times = self.times(turns)
+        times = interleave(turns, meet, self.order.seconds)
         return [self.row(kind, name, load, found, self.world) for name, found in times.items()]
-
-    def times(self, turns: dict[Any, Turn]) -> dict[Any, list[float]]:
-        before = gauge_ms(meet)
-        found = interleave(turns, meet, self.order.seconds)
-        self.gauge_ms = max(before, gauge_ms(meet))
-        return found
 
     def row(self, kind: str, name: str, load: Load, times: Sequence[float], ranks: int) -> dict:
         ordered = sorted(times)
@@ -81,7 +74,6 @@ class Group:
             "samples_s": load.batch / low,
             "noise": ordered[len(ordered) // 2] / low - 1,
             "blocks": len(ordered),
-            "gauge_ms": self.gauge_ms,
         }
 
 
@@ -153,7 +145,7 @@ def scaling(comm: Any, order: Order) -> list[dict]:
                 turns |= {1: turn_of(whole.step, group.whole_batches(load)), SHARE: turn_of(whole.step, batches)}
             if name == THEIRS:
                 turns[AHEAD] = sharded.pipelined(batches)
-            for key, found in group.times(turns).items():
+            for key, found in interleave(turns, meet, group.order.seconds).items():
                 if key == SHARE:
                     rows.append(group.row("scaling", name, Load(load.batch // group.world, load.pooling), found, 1))
                     continue
@@ -164,18 +156,6 @@ def scaling(comm: Any, order: Order) -> list[dict]:
     return rows
 
 
-def elastic(comm: Any, order: Order) -> list[dict]:
-    """F: steps with the same bits in any world, beside those that are repeatable in this one."""
-    group = Group(comm, order)
-    sides = {name: group.side(OURS, order.layout, determinism=name) for name in ("run", "elastic")}
-    rows: list[dict] = []
-    for load in order.loads:
-        turns = {f"{OURS} {name}": turn_of(side.step, group.batches(load)) for name, side in sides.items()}
-        rows += group.rows("elastic", load, turns)
-    return rows
-
-
 def everything(comm: Any, order: Order) -> list[dict]:
-    """All that is timed, by one group of processes; elastic wants whole blocks of samples."""
-    blocks = replace(order, loads=(Load(2048, 1),))
-    return [*speed(comm, order), *scaling(comm, order), *elastic(comm, blocks)]
+    """All that is timed, by one group of processes."""
+    return [*speed(comm, order), *scaling(comm, order)]

@@ -6,7 +6,7 @@ Apart because a side should not know what it is measured with, nor the measuring
 import time
 from collections.abc import Callable
 from threading import Lock
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -126,19 +126,7 @@ class Turn(NamedTuple):
         return meet(spent / steps)
 
 
-def gauge_ms(meet: Meet) -> float:
-    """The same product, computed by all ranks at once: what it takes says how much of the machine is ours."""
-    x_NN = torch.ones(512, 512)
-    spent: list[float] = []
-    meet(0.0)
-    for _ in range(15):
-        begin = time.perf_counter()
-        _ = x_NN @ x_NN
-        spent.append(time.perf_counter() - begin)
-    return meet(sorted(spent)[7]) * 1e3
-
-
-def interleave(turns: dict[str, Turn], meet: Meet, seconds: float) -> dict[str, list[float]]:
+def interleave(turns: dict[Any, Turn], meet: Meet, seconds: float) -> dict[Any, list[float]]:
     """Seconds a step of each side, in blocks of steps that take turns (A B A B)."""
     for _ in range(2):  # the first time warms up
         spent = {name: turn.block(meet, 0, 2) for name, turn in turns.items()}
