@@ -4,9 +4,9 @@
 
 Simulated steps beside published figures (`simulate`), and beside measured ones of two ranks (`accuracy`); eight hosts
 in two racks on this machine, as network namespaces behind shaped links, probed and ordered, with all-reduces and
-training in bad orders and in the order found (`lab`); sums and wire types over a slow uplink (`wires`). Hosts share
-this machine's cores, so rates are low: what the lab measures is links. Without namespaces or iproute2 the parts that
-need it are left out.
+training in bad orders and in the order found (`lab`); sums over a slow uplink (`wires`). Hosts share this machine's
+cores, so rates are low: what the lab measures is links. Without namespaces or iproute2 the parts that need it are left
+out.
 
 Takes: 35 minutes; --quick 11 minutes
 Needs: Linux with network namespaces, iproute2, and 4 GB of memory

@@ -44,11 +44,11 @@ def load_lab():
 
 
 def lab_floors(args) -> tuple[list[dict], dict]:
-    floors, measured = search_floors(args)
+    floors, measured = [], {}
     lab = load_lab()
     if reason := lab.missing():
         print(f"left out: no lab: {reason}", flush=True)
-        return floors, measured | {"lab": reason}
+        return [], {"lab": reason}
     for part in (order_floors,) if args.smoke else (order_floors, slow_floors, training_floors):
         of_part, of_rows = part(lab, args)
         floors += of_part
@@ -67,32 +67,6 @@ def random_links(hosts: int, seed: int, groups: int = 2, oversubscription: float
     np.fill_diagonal(rate_HH, np.inf)
     uplink_G = np.bincount(group_H, minlength=groups) * 1.25e9 / oversubscription
     return LinkArrays(latency_HH, rate_HH, group_H.astype(np.int64), uplink_G)
-
-
-def search_floors(args) -> tuple[list[dict], dict]:
-    rows = []
-    for hosts, size in ((16, 1e8),) if args.smoke else ((64, 1e8), (64, 1e6), (128, 1e8)):
-        begin_s = time.perf_counter()
-        found = find_order(random_links(hosts, 1, hosts // 8), Sum("all_reduce", size), limit_s=3.0)
-        rows.append(
-            {
-                "hosts": hosts,
-                "bytes": size,
-                "random_over_found": found.random_s / found.seconds,
-                "over_bound": found.seconds / found.bound_s - 1,
-                "search_s": time.perf_counter() - begin_s,
-            }
-        )
-        show(rows[-1])
-    best = rows[0]
-    if args.smoke:
-        return [at_least("16 hosts: mean random order over the order found", best["random_over_found"], 1.0)], {}
-    floors = [
-        at_least("64 hosts in racks of 8 at 4:1: mean random order over found", best["random_over_found"], 2.8),
-        at_most("64 hosts: share over the bound", best["over_bound"], 0.15),
-        at_most("64 hosts: seconds of the search", best["search_s"], 4.0),
-    ]
-    return floors, {"search": rows}
 
 
 def time_collectives(rank: int, size: int, repeats: int, hosts: list[str]) -> dict[str, list[float]]:

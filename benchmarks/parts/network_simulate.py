@@ -1,24 +1,19 @@
 """Is `rowwise simulate` right? The part of `network.py` about simulated steps.
 
-Published steps by their own description, to three digits; the same models by our bytes and tiers; and how long
-simulations take.
+Published steps by their own description, to three digits; and the same models by our bytes and tiers.
 """
 
 import argparse
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
 from parts.madmax import MODELS, DEVICE_bytes, MadMaxModel, ROW_bytes, rate, table_bytes
 from parts.report import at_least, at_most, exactly
-from parts.timer import least_s
 from rowwise.planning.perf.access import Access, Workload
 from rowwise.planning.perf.dense_layers import parse_layers, side_of_layers
 from rowwise.planning.perf.step_program import TimelineStage
 from rowwise.planning.perf.timeline import steady_step
 from rowwise.planning.planner.machines import machine_named
-from rowwise.planning.simulate.links import Links
 from rowwise.planning.simulate.loads import MissingMemory
 from rowwise.planning.simulate.simulation import (
     SimulatedMachine,
@@ -28,12 +23,9 @@ from rowwise.planning.simulate.simulation import (
     step_work,
     table_loads,
 )
-from rowwise.planning.simulate.step import StepWork, TableSeconds
-from rowwise.planning.simulate.sweep import Case, sweep
 from rowwise.tables.row_optimizers import Sgd
 from rowwise.tables.spec import Codecs, RowType, Table, Wire, WireType
 
-TIMES = 3  # of which the best counts
 DIGITS = 0.0005  # of published numbers of three digits, relative to 1
 PUBLISHED = {  # millions of samples a second, as their code prints them
     "DLRM-A": ("DLRM-A", "ddp", 1.214),
@@ -42,19 +34,12 @@ PUBLISHED = {  # millions of samples a second, as their code prints them
 }
 WAYS = ("fsdp", "ddp", "tp")
 HALVES = Codecs(forward=WireType.FP16, backward=WireType.FP16)
-VARIED = {
-    "hosts": ("4", "16"),
-    "batch": ("64k", "128k"),
-    "network": ("1x", "2x", "4x"),
-    "dense": ("replicated", "full", "hybrid"),
-    "wire": ("fp32", "bf16", "int8"),
-}
 
 
 def simulate_floors(args: argparse.Namespace) -> tuple[list[dict], dict]:
     """Floors, and what was measured."""
     floors, found = [], {}
-    for part in (published, ours, speed):
+    for part in (published, ours):
         more, values = part()
         floors += more
         found[part.__name__] = values
@@ -149,29 +134,3 @@ def as_described(model: MadMaxModel) -> dict[str, float]:
         stages = tuple(changed for stage in stages if (changed := change(stage)) is not None)
         found[name] = simulated.batch / steady_step(stages).step_s / 1e6
     return found
-
-
-def speed() -> tuple[list[dict], dict]:
-    """Seconds of large simulations, the best of three."""
-    rng = np.random.default_rng(0)
-    draws = {name: rng.uniform(1, 2, 4096) * 1e-3 for name in ("lookup_W", "update_W", "fetch_W", "store_W")}
-    layers, machine = parse_layers("64*26:64*26"), machine_named("512x8xzionex")
-    work = StepWork(
-        tables=TableSeconds(**draws, transfers={}), layers=layers, side=side_of_layers(layers), links=Links(machine),
-        samples=16.0,
-    )  # fmt: skip
-    stages = work.stages(2)
-    ranks_s = least_s(lambda: steady_step(stages), TIMES)
-    model = as_ours(MODELS["DLRM-F"])
-    place = SimulatedMachine(machine=machine_named("512x8xzionex"), even=True)
-    even_s = least_s(lambda: simulate(model, place), TIMES)
-    case = Case(model, SimulatedMachine(machine=machine_named("16x8xzionex"), even=True))
-    sweep_s = least_s(lambda: sweep(case, VARIED), TIMES)
-    same = sweep(case, VARIED) == sweep(case, VARIED)
-    floors = [
-        at_most(f"s for {len(stages)} stages on 4,096 ranks that differ", ranks_s, 1.0),
-        at_most("s to simulate 4,096 ranks", even_s, 1.0),
-        at_most("s for 108 combinations", sweep_s, 5.0),
-        exactly("a sweep is the same again", same, True),
-    ]
-    return floors, {"ranks_s": ranks_s, "even_s": even_s, "sweep_s": sweep_s}

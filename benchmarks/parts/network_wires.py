@@ -1,21 +1,18 @@
-"""Sums of dense gradients in two levels, and what their types between groups cost in quality."""
+"""Sums of dense gradients in two levels, by their type between groups."""
 
 import argparse
 import hashlib
-import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from parts import BENCHMARKS
-from parts.report import at_least, at_most, exactly, show
+from parts.report import at_least, exactly, show
 from rowwise.parallel.comm.interface import Comm
 from rowwise.planning.perf.hardware import hardware_named
 from rowwise.planning.perf.links import Network, NetworkHost, PairLink
@@ -39,28 +36,19 @@ WIRES = {
     "two levels, int4": Wire(far="int4", error_feedback=True),
     "two levels, topk:1%": Wire(far="topk:1%", error_feedback=True),
 }
-FP32, FAR = "fp32", ("int8", "int4", "topk:1%")
-SEEDS = 3
 LINKS = Network(
     hosts=tuple(NetworkHost(name=f"h{k}") for k in range(RACKS.hosts)),
     link=PairLink(latency_s=1e-4, rate_Bps=HOST_MBIT * 1e6 / 8),
     groups=tuple(RACKS.group_of(host) for host in range(RACKS.hosts)),
     uplink_Bps=(UPLINK_MBIT * 1e6 / 8,) * len(RACKS.groups),
 ).arrays()
-TRAINING_WORLD = Topology(hosts=2, groups=(1, 1))
 
 
 def wire_floors(args: argparse.Namespace) -> tuple[list[dict], dict[str, Any]]:
-    """Points 9 and 10: what sums take in the lab, and the quality of what they are rounded to."""
-    floors, found = sum_floors(args)
-    more, quality = quality_floors(args)
-    return floors + more, {"sums": found, "far_types": quality}
-
-
-def sum_floors(args: argparse.Namespace) -> tuple[list[dict], list[dict]]:
+    """What sums take in the lab."""
     if reason := missing():
         print(f"sums in the lab left out: {reason}", flush=True)
-        return [], []
+        return [], {"sums": []}
     rounds = 1 if args.smoke else 5 if args.quick else 9
     rows: list[dict] = []
     with Lab(RACKS.groups, host=HOST_MBIT, uplink=UPLINK_MBIT) as lab:
@@ -78,7 +66,7 @@ def sum_floors(args: argparse.Namespace) -> tuple[list[dict], list[dict]]:
         if row["sum"].startswith("two") and not args.smoke:
             name = f"a ring over {row['sum']}: seconds of a sum of {row['size_mb']} MB at 16:1"
             floors.append(at_least(name, row["ring_over"], least))
-    return floors, rows
+    return floors, {"sums": rows}
 
 
 def _row_of(name: str, wire: Wire, found_W: Sequence[dict], numbers: int) -> dict[str, Any]:
@@ -136,44 +124,3 @@ def sums_of_rank(rank: int, numbers: int, rounds: int) -> dict[str, Any]:
 
 def meet(comm: Comm) -> None:
     comm.all_reduce(torch.zeros(1), "barrier").wait()
-
-
-def quality_floors(args: argparse.Namespace) -> tuple[list[dict], list[dict]]:
-    """NE of `movielens-dlrm` on 2 ranks, each a rack of its own, by the type of its dense sums between racks."""
-    from parts.tiny_data import make_tiny
-
-    with tempfile.TemporaryDirectory() as folder:
-        data = make_tiny(Path(folder)) if args.smoke else Path(getattr(args, "data", "data"))
-        if not (data / "movielens-100k").is_dir():
-            print(f"quality left out: no {data}/movielens-100k: expected `rowwise data get movielens-100k`", flush=True)
-            return [], []
-        rows = [row for seed in range(1 if args.quick else SEEDS) for row in quality_rows(data, seed, smoke=args.smoke)]
-    exact = {row["seed"]: row["ne"] for row in rows if row["far"] == FP32}
-    spread = max(exact.values()) - min(exact.values())
-    floors: list[dict] = []
-    for far in FAR:
-        for feedback in (True, False):
-            more = [row["ne"] - exact[row["seed"]] for row in rows if (row["far"], row["feedback"]) == (far, feedback)]
-            name = f"movielens-dlrm: NE with sums far in {far} {'with' if feedback else 'without'} feedback above fp32"
-            is_held = feedback and not far.startswith("topk") and not args.quick
-            floors.append(
-                at_most(f"{name}, mean of {len(more)} seeds", statistics.mean(more), spread if is_held else None)
-            )
-    return floors, rows
-
-
-def quality_rows(data: Path, seed: int, *, smoke: bool) -> list[dict]:
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from parts.wire_training import train
-    from rowwise.recipes.compose import resolve
-    from rowwise.recipes.find import load
-
-    changes = [f"seed={seed}", f"data.folder={data.absolute()}", *(["train.epochs=1"] if smoke else [])]
-    resolved, rows = resolve(load("movielens-dlrm", changes)), []
-    for far, feedback in ((FP32, True), *((far, feedback) for far in FAR for feedback in (True, False))):
-        wire = Wire(far=far, error_feedback=True)
-        row = {"seed": seed, "far": far, "feedback": feedback and far != FP32}
-        row |= train(resolved, wire, TRAINING_WORLD, feedback=feedback)
-        show(row)
-        rows.append(row)
-    return rows
