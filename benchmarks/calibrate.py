@@ -8,8 +8,6 @@
                 real processes, beside what was predicted of it
     plans       twelve random plans of one model on two real gloo processes, predicted and measured, beside our plan and
                 the baselines' plans, all of them in turns
-    oracle      a roofline that is the truth: networks learn it from sets with 1 % noise, the search uses the networks,
-                the best eight placements are scored by the truth (PLANNER's protocol: four devices, 10 to 60 tables)
     dreamshard  the shipped policy on tables that it never saw, beside greedy methods, NeuroShard's and our search
 
 A time is the 20 % quantile over rounds, of the slower rank. The last printed line is one JSON object.
@@ -35,41 +33,28 @@ import numpy as np
 import torch
 from parts import calibrate_dreamshard
 from parts import planner_tasks as tasks
-from parts.report import at_least, at_most, exactly, finish, geomean, options, parsed, show
+from parts.report import at_least, at_most, exactly, finish, options, parsed, show
 
 from rowwise.planning.calibrate.steps import StepMeasurement, StepTimes, measure_plans
-from rowwise.planning.calibrate.train_network import (
-    NetworkShape,
-    Sets,
-    kendall_tau,
-    mean_relative_error,
-    predict_s,
-    train_network,
-)
-from rowwise.planning.perf.access import Access, Curves, Workload
-from rowwise.planning.perf.features import nominal_work, piece_features
-from rowwise.planning.perf.hardware import Hardware, Kernels, Machine, hardware_named, read_hardware
-from rowwise.planning.perf.learned import STAGES, LearnedModel, model_of
-from rowwise.planning.perf.roofline import Roofline
+from rowwise.planning.perf.access import Access, Workload
+from rowwise.planning.perf.hardware import Hardware, Machine, hardware_named, read_hardware
+from rowwise.planning.perf.learned import model_of
 from rowwise.planning.planner.constraints import Constraints
-from rowwise.planning.planner.kinds import PlacementKind
-from rowwise.planning.planner.layouts import TABLE_WISE
 from rowwise.planning.planner.methods.named import METHODS, run_method
-from rowwise.planning.planner.options import TableArrays, make_problem
+from rowwise.planning.planner.options import make_problem
 from rowwise.planning.planner.pipeline import forecast, make_plan
 from rowwise.planning.planner.problem import NO_UNIT, Placement, PlacementProblem, PlanRequest
-from rowwise.planning.planner.search import search, search_best
+from rowwise.planning.planner.search import search
 from rowwise.tables.spec import Table, Topology
 
-SECTIONS = ("sets", "chosen", "plans", "oracle", "dreamshard")
+SECTIONS = ("sets", "chosen", "plans", "dreamshard")
 BOUNDED = "networks that keep bounds"
 POOL = tasks.DATA / "dlrm856_like_tables.csv"
 WORLD = 2
 MAX_BYTES = 1 << 30  # of a task's tables
 RANDOM_PLANS = 12
-SMOKE_SECTIONS = ("chosen", "plans", "oracle", "dreamshard")  # a calibration of less than 30 s cannot be fitted
+SMOKE_SECTIONS = ("chosen", "plans", "dreamshard")  # a calibration of less than 30 s cannot be fitted
 PRESET = "xeon"  # whose rates a smoke run goes by
-BEST = 8  # placements that the truth is asked about
 
 
 def measure_sets(args: argparse.Namespace) -> list[dict]:
@@ -229,86 +214,6 @@ def plans_floors(rows: list[dict]) -> list[dict]:
     ]
 
 
-def oracle_sets(count: int, hardware: Hardware, seed: int) -> tuple[dict[str, Sets], dict[str, np.ndarray]]:
-    """Sets as NeuroShard draws them, with what the roofline says, and with 1 % noise."""
-    rng, pool = np.random.default_rng(seed), tasks.pool()
-    topology = Topology()
-    model, where = Roofline(hardware, topology), Machine(topology=topology, hardware=hardware)
-    seen, works, begins, truth = [], {s: [] for s in STAGES}, [0], {s: [] for s in STAGES}
-    while len(begins) <= count:
-        chosen = rng.integers(0, len(pool), rng.integers(1, 16))
-        dims = rng.choice(tasks.DIMS, len(chosen))
-        made = [
-            tasks.workload(f"t{i}", pool[c][0], int(d), pool[c][1])
-            for i, (c, d) in enumerate(zip(chosen, dims, strict=True))
-        ]
-        if tasks.size_bytes(made) > 4 * tasks.GiB:
-            continue
-        question = PlanRequest(workloads=tuple(made), machine=where, model=model, batch=tasks.BATCH)
-        shards = TableArrays.of(question).shards(PlacementKind(TABLE_WISE), np.arange(len(made)), question)
-        curves = Curves.of(made, tasks.BATCH)
-        load_K = model.loads(shards, curves).sum(0)
-        for stage in model.stages:
-            truth[stage.name].append(float(stage.seconds(model.phi, load_K)))
-            works[stage.name].append(nominal_work(stage.name, shards, curves))
-        seen.append(piece_features(shards, curves))
-        begins.append(begins[-1] + len(made))
-    exact = {s: np.array(truth[s]) for s in STAGES}
-    noisy = {s: exact[s] * (1 + 0.01 * rng.standard_normal(count)) for s in STAGES}
-    every = np.concatenate(seen)
-    return {s: Sets(every, np.concatenate(works[s]), np.array(begins), noisy[s]) for s in STAGES}, exact
-
-
-def learned_oracle(args: argparse.Namespace, form: str, bounded: bool) -> tuple[Kernels, dict]:
-    base = hardware_named("a100-like")
-    known, _ = oracle_sets(100 if args.smoke else 2000 if args.quick else 20_000, base, 1)
-    asked, truth = oracle_sets(50 if args.smoke else 1000, base, 2)
-    size = {"hidden": 128, "hinges": 64} if form == "published" else {}
-    shape = NetworkShape(form=form, bounded=bounded, steps=50 if args.smoke else 400 if args.quick else 2500, **size)
-    networks = {stage: train_network(known[stage], shape) for stage in STAGES}
-    predicted = sum(predict_s(networks[s], asked[s]) for s in STAGES)
-    exact = sum(truth.values())
-    error = mean_relative_error(predicted, exact)
-    kernels = Kernels(**networks, error=error, noise=0.01, sets=len(known["lookup"]))
-    return kernels, {
-        "network": f"{form}, {'bounded' if bounded else 'free'}",
-        "error": error,
-        "tau": kendall_tau(predicted, exact),
-    }
-
-
-def measure_oracle(args: argparse.Namespace) -> list[dict]:
-    rows = []
-    for form, bounded in (("scaled", True), ("published", False)):
-        kernels, about = learned_oracle(args, form, bounded)
-        ratios: dict[str, list[float]] = {"first": [], "best": [], "oracle": []}
-        for seed in range(1 if args.smoke else 4 if args.quick else 30):
-            question = tasks.ns4(seed)
-            truth = make_problem(question)
-            exact = search(truth, seconds=args.effort_s)
-            found = search_best(make_problem(with_networks(question, kernels)), BEST, seconds=args.effort_s)
-            costs = [truth.cost(one.placement) for one in found if truth.fits(one.placement)]
-            if not exact.over and costs:
-                for name, cost in (("first", costs[0]), ("best", min(costs)), ("oracle", exact.cost)):
-                    ratios[name].append(cost / exact.bound.cost)
-        row = about | {f"{name}_over_bound": geomean(found) for name, found in ratios.items()}
-        row |= {"tasks": len(ratios["best"]), "best_over_oracle": row["best_over_bound"] / row["oracle_over_bound"]}
-        rows.append(row)
-        show(row)
-    return rows
-
-
-def with_networks(question: PlanRequest, kernels: Kernels) -> PlanRequest:
-    hardware = msgspec.structs.replace(question.machine.hardware, kernels=kernels)
-    where = msgspec.structs.replace(question.machine, hardware=hardware)
-    return replace(question, machine=where, model=LearnedModel.of(hardware, where.topology))
-
-
-def oracle_floors(rows: list[dict]) -> list[dict]:
-    name = "search on networks ({}), best of eight by the truth, over search on the truth"
-    return [at_most(name.format(row["network"]), row["best_over_oracle"], 1.03) for row in rows]
-
-
 def measure_dreamshard(args: argparse.Namespace) -> list[dict]:
     rows = calibrate_dreamshard.run(1 if args.smoke else 4 if args.quick else 20)
     for row in rows:
@@ -320,7 +225,6 @@ MEASURES = {
     "sets": (measure_sets, sets_floors),
     "chosen": (measure_chosen, chosen_floors),
     "plans": (measure_plans_of_a_model, plans_floors),
-    "oracle": (measure_oracle, oracle_floors),
     "dreamshard": (measure_dreamshard, calibrate_dreamshard.floors_of),
 }
 
@@ -330,13 +234,10 @@ def smoke_floors(rows: list[dict]) -> list[dict]:
     timed = [row for row in rows if "measured_ms" in row]
     counts = Counter(row["section"] for row in rows)
     return [
-        *(exactly(f"rows of {name}", counts[name], wanted) for name, wanted in SMOKE_ROWS.items()),
+        exactly("rows of chosen", counts["chosen"], 1),
         at_least("plans beside random ones, and those of baselines", counts["plans"], 4),
         exactly("plans with times, predicted and measured", sum(r["predicted_ms"] > 0 for r in timed), len(timed)),
     ]
-
-
-SMOKE_ROWS = {"chosen": 1, "oracle": 2}
 
 
 def main() -> None:
@@ -345,7 +246,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="of the calibration: a new one, unless told")
     args = parsed(parser)
     torch.set_num_threads(1)
-    args.rounds, args.effort_s = (2, 0.05) if args.smoke else (9 if args.quick else 40, 0.5)
+    args.rounds = 2 if args.smoke else 9 if args.quick else 40
     only = args.only or (SMOKE_SECTIONS if args.smoke else SECTIONS)
     rows, floors = [], []
     with tempfile.TemporaryDirectory() as made:
