@@ -30,6 +30,7 @@ from typing import NamedTuple
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
+from parts.batches import bags_of, names_of, tables_of
 from parts.ops_work import Work, ids_for, rows_for
 from parts.recipe_job import job_of
 from parts.report import at_least, at_most, environment, exactly, finish, options, parsed, show
@@ -37,7 +38,7 @@ from parts.tiny_data import make_tiny
 from rich.progress import track
 from torch import nn
 
-from rowwise import Adam, Embeddings, Jagged, RowWiseAdagrad, Table
+from rowwise import Adam, Embeddings, RowWiseAdagrad
 from rowwise.checkpoint.policy import RESTORES
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.train.saved import CheckpointFolder, CheckpointReduction
@@ -76,17 +77,15 @@ TRAFFIC += [Traffic(300_000, 100_000, "adam")]
 class Net(nn.Module):
     def __init__(self, rows: Sequence[int], optimizer: str) -> None:
         super().__init__()
-        kind = OPTIMIZERS[optimizer]
-        self.embeddings = Embeddings([Table(name=f"t{k}", rows=n, dim=DIM, optimizer=kind) for k, n in enumerate(rows)])
+        self.embeddings = Embeddings(tables_of(rows, DIM, optimizer=OPTIMIZERS[optimizer]))
 
 
 def train(model: Net, rows: list[int], samples: int, seed: int) -> None:
-    names = tuple(table.name for table in model.embeddings.tables)
+    names = names_of(len(rows))
     for number, first in enumerate(range(0, samples, BATCH)):
         size = min(BATCH, samples - first)
         ids = ids_for(rows, Work(DIM, size, 1, "zipf", 1, ""), 1000 * seed + number)
-        batch = Jagged(features=names, values_N=ids, lengths_FB=torch.ones(len(ids), dtype=torch.int64))
-        vectors = model.embeddings(batch).matrix_BS
+        vectors = model.embeddings(bags_of(names, ids)).matrix_BS
         vectors.backward(torch.randn(vectors.shape))
         model.embeddings.update()
 

@@ -13,6 +13,7 @@ Needs: a C++ compiler
 import time
 
 import torch
+from parts.batches import clicks_of, tables_of
 from parts.report import at_least, at_most, finish, options, parsed, show
 
 from rowwise import (
@@ -20,13 +21,10 @@ from rowwise import (
     DHEN,
     DLRM,
     AutoInt,
-    Batch,
     DeepFM,
     Embeddings,
     FinalMLP,
-    Jagged,
     MaskNet,
-    Table,
     Wukong,
     XDeepFM,
 )
@@ -49,18 +47,11 @@ MODELS = {
 }
 
 
-def make_batch(size: int) -> Batch:
-    names = tuple(f"t{i}" for i in range(FEATURES))
-    values_N, lengths_FB = torch.randint(0, ROWS, (FEATURES * size,)), torch.ones(FEATURES * size, dtype=torch.int64)
-    sparse = Jagged(features=names, values_N=values_N, lengths_FB=lengths_FB)
-    return Batch(dense_BF=torch.randn(size, DENSE), sparse=sparse, labels_BK=torch.randint(0, 2, (size, 1)).float())
-
-
 def measure(name: str, size: int, repeats: int) -> dict:
-    contexts, batch, number = {}, make_batch(size), 0
+    contexts, batch, number = {}, clicks_of(size, FEATURES, ROWS, DENSE), 0
     for compiled in (False, True):
         torch.manual_seed(1)
-        model = MODELS[name](Embeddings([Table(name=f"t{i}", rows=ROWS, dim=DIM) for i in range(FEATURES)]))
+        model = MODELS[name](Embeddings(tables_of([ROWS] * FEATURES, DIM)))
         settings = Training(batch=size, compile=compiled)
         contexts[compiled] = StepContext.create(model, Clicks(model), settings, Breakdown())
     seconds, losses = {False: [], True: []}, {False: [], True: []}

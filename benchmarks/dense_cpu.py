@@ -20,6 +20,7 @@ from typing import NamedTuple
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
+from parts.batches import clicks_of, tables_of
 from parts.dlrm import BOTTOM, DENSE, DIM, FEATURES, TOP, WIDTH, TorchInteraction, torch_mlp
 from parts.limits import PEAK_SIZE, SMOKE_SIZE, Rows, dlrm_flops, limit_of, peak_flops_s, rows_s, share_floor
 from parts.report import at_least, environment, exactly, finish, geomean, options, parsed, show
@@ -27,7 +28,7 @@ from parts.timer import timed_s
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise import DLRM, Batch, Embeddings, Jagged, Mlp, RowWiseAdagrad, Table, interact
+from rowwise import DLRM, Batch, Embeddings, Mlp, RowWiseAdagrad, interact
 from rowwise.tables.ops import linear
 
 ROWS = 20_000  # of each table
@@ -128,11 +129,11 @@ def measure_linears(work: Work, at_most_s: float) -> dict:
 
 
 def measure_step(work: Work, at_most_s: float) -> dict:
-    tables = [Table(name=f"t{i}", rows=ROWS, dim=DIM, optimizer=RowWiseAdagrad(lr=0.01)) for i in range(FEATURES)]
+    tables = tables_of([ROWS] * FEATURES, DIM, optimizer=RowWiseAdagrad(lr=0.01))
     models = [DLRM(Embeddings(tables), DENSE, BOTTOM, TOP), TorchDlrm(Embeddings(tables))]
     copy_dense(models[1], models[0])
     optimizers = [torch.optim.SGD(dense_parameters(model), lr=0.01) for model in models]
-    batch = make_batch(work.batch)
+    batch = clicks_of(work.batch, FEATURES, ROWS, DENSE)
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=work.dtype == "bf16"):
@@ -151,21 +152,11 @@ def measure_step(work: Work, at_most_s: float) -> dict:
     peak_before = peak_flops_s(peak_size) if work.dtype == "fp32" else 0.0
     row = compare(work, ours, peer, at_most_s)
     if work.dtype == "fp32":
-        rows = [Rows(models[0].embeddings, make_batch(work.batch).sparse) for _ in range(4)]
+        rows = [Rows(models[0].embeddings, clicks_of(work.batch, FEATURES, ROWS, DENSE).sparse) for _ in range(4)]
         flops = dlrm_flops(work.batch, (DENSE, *BOTTOM), (WIDTH, *TOP), FEATURES + 1)
         row |= limit_of(flops, max(peak_before, peak_flops_s(peak_size)), rows_s(rows, 3))
         row["limit_share"] = row["limit_ms"] / row["ours_ms"]
     return row
-
-
-def make_batch(size: int) -> Batch:
-    sparse = Jagged(
-        features=tuple(f"t{i}" for i in range(FEATURES)),
-        values_N=torch.randint(0, ROWS, (FEATURES * size,)),
-        lengths_FB=torch.ones(FEATURES * size, dtype=torch.int64),
-    )
-    labels_BK = torch.randint(0, 2, (size, 1)).float()
-    return Batch(dense_BF=torch.randn(size, DENSE), sparse=sparse, labels_BK=labels_BK)
 
 
 MEASURES = {"interaction": measure_interaction, "linears": measure_linears, "step": measure_step}

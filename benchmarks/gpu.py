@@ -26,13 +26,14 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from parts.batches import bags_of, names_of, tables_of
 from parts.gpu_work import Tables, WorkBatch, host_milliseconds, kernel_times, limits, milliseconds
 from parts.ops_work import Work, ids_for, rows_for
 from parts.report import at_least, at_most, environment, exactly, finish, options, parsed, save, saved, show
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rowwise import Adagrad, Adam, Batch, Embeddings, Jagged, RowWiseAdagrad, Sgd, Table
+from rowwise import Adagrad, Adam, Batch, Embeddings, Jagged, RowWiseAdagrad, Sgd
 from rowwise.ingest.ahead import read_ahead
 from rowwise.models.dlrm import DLRM
 from rowwise.tables.ops.faults import check_faults
@@ -275,22 +276,15 @@ def _run(context: StepContext, batches: list[Batch], first: int, steps: int, *, 
     check_faults(context.device)
 
 
-def tables_of(rows: list[int], dim: int) -> list[Table]:
-    return [Table(name=f"t{i}", rows=n, dim=dim, optimizer=RowWiseAdagrad(lr=0.01)) for i, n in enumerate(rows)]
-
-
 def dlrm(rows: list[int], dim: int) -> DLRM:
-    return DLRM(Embeddings(tables_of(rows, dim)), dense_features=13, bottom=(512, 256, dim), top=(1024, 512, 1))
+    tables = tables_of(rows, dim, optimizer=RowWiseAdagrad(lr=0.01))
+    return DLRM(Embeddings(tables), dense_features=13, bottom=(512, 256, dim), top=(1024, 512, 1))
 
 
 def made_batch(rows: list[int], samples: int, seed: int) -> Batch:
     g = torch.Generator().manual_seed(seed)
     ids = torch.cat([torch.randint(0, n, (samples,), generator=g) for n in rows])
-    sparse = Jagged(
-        features=tuple(f"t{i}" for i in range(len(rows))),
-        values_N=ids,
-        lengths_FB=torch.ones(len(ids), dtype=torch.int64),
-    )
+    sparse = bags_of(names_of(len(rows)), ids)
     dense = torch.rand(samples, 13, generator=g)
     return Batch(dense_BF=dense, sparse=sparse, labels_BK=(dense.mean(1, keepdim=True) > 0.5).float())
 
@@ -301,10 +295,10 @@ def cached(sizes: Sizes, device: torch.device) -> list[dict]:
     rows_T, dim, found = sizes.rows_of_training, sizes.dims[-1], []
     for ids in ("uniform", "zipf"):
         work = Work(dim, sizes.batches[-1], 1, ids, 1, "rowwise_adagrad")
-        batches = [_batch_of_ids(rows_T, work, number).to(device) for number in range(CACHED_BATCHES)]
+        batches = [bags_of(names_of(len(rows_T)), ids_for(rows_T, work, k)).to(device) for k in range(CACHED_BATCHES)]
         expected: Embeddings | None = None
         for share in CACHED_SHARES:
-            module = Embeddings(tables_of(rows_T, dim))
+            module = Embeddings(tables_of(rows_T, dim, optimizer=RowWiseAdagrad(lr=0.01)))
             if share < 1:
                 module.cache_on(device, {f"t{i}": int(n * share) for i, n in enumerate(rows_T)}, work.batch)
             else:
@@ -334,11 +328,6 @@ def cached(sizes: Sizes, device: torch.device) -> list[dict]:
             )  # fmt: skip
             show(found[-1])
     return found
-
-
-def _batch_of_ids(rows: list[int], work: Work, number: int) -> Jagged:
-    ids, names = ids_for(rows, work, number), tuple(f"t{i}" for i in range(len(rows)))
-    return Jagged(features=names, values_N=ids, lengths_FB=torch.ones(len(ids), dtype=torch.int64))
 
 
 def _train_tables(module: Embeddings, batches: list[Jagged]) -> None:

@@ -24,13 +24,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from parts.batches import bags_of
 from parts.report import at_least, at_most, exactly, finish, options, parsed, show
 from rich.progress import Progress
 from torch import nn
 
 from rowwise import (
     Embeddings,
-    Jagged,
     Managed,
     ManagedEmbeddings,
     Plan,
@@ -103,8 +103,7 @@ class ClickModel(nn.Module):
         self.layers = nn.Sequential(nn.Linear(DIM + DENSE, 16), nn.ReLU(), nn.Linear(16, 1))
 
     def forward(self, ids_N: torch.Tensor, dense_BF: torch.Tensor) -> torch.Tensor:
-        batch = Jagged(features=("item",), values_N=ids_N, lengths_FB=torch.ones(len(ids_N), dtype=torch.int64))
-        vectors = self.embeddings(batch).matrix_BS
+        vectors = self.embeddings(bags_of(["item"], ids_N)).matrix_BS
         return self.layers(torch.cat([vectors, dense_BF], 1))[:, 0] + vectors[:, 0]
 
     @property
@@ -178,8 +177,7 @@ def reshard(rows: int, batches: int) -> dict:
         rank, world = (0, 1) if comm is None else (comm.rank, len(comm.ranks))
         for number, *_ in some:
             mine = ids_of(number[BATCH * rank // world : BATCH * (rank + 1) // world])
-            batch = Jagged(features=("item",), values_N=mine, lengths_FB=torch.ones(len(mine), dtype=torch.int64))
-            (net.embeddings(batch).matrix_BS ** 2).sum().backward()
+            (net.embeddings(bags_of(["item"], mine)).matrix_BS ** 2).sum().backward()
             net.embeddings.stored.update()
 
     def sharded(comm: Comm) -> nn.Module:

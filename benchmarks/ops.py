@@ -23,11 +23,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import torch
 from parts import BENCHMARKS
+from parts.batches import bags_of, names_of, tables_of
 from parts.limits import Rows
 from parts.ops_work import FbgemmPeer, Work, ids_for, rows_for
 from parts.report import at_least, environment, exactly, finish, geomean, has_peer, options, parsed, save, show
 
-from rowwise import Adagrad, Adam, Embeddings, Jagged, Lamb, RowType, RowWiseAdagrad, Sgd, Table
+from rowwise import Adagrad, Adam, Embeddings, Jagged, Lamb, RowType, RowWiseAdagrad, Sgd
 
 OPTIMIZERS = {
     "rowwise_adagrad": RowWiseAdagrad(lr=0.01),
@@ -42,16 +43,11 @@ class Ours:
     """rowwise as a user has it: input checks on, outputs allocated by the library."""
 
     def __init__(self, rows: list[int], dim: int, optimizer: str, row_type: str = "fp32"):
-        tables = [
-            Table(name=f"t{i}", rows=n, dim=dim, optimizer=OPTIMIZERS[optimizer], row_type=RowType(row_type))
-            for i, n in enumerate(rows)
-        ]
-        self.module = Embeddings(tables)
-        self.features = tuple(t.name for t in tables)
+        tables = tables_of(rows, dim, optimizer=OPTIMIZERS[optimizer], row_type=RowType(row_type))
+        self.module, self.features = Embeddings(tables), names_of(len(rows))
 
     def batch(self, ids: torch.Tensor, work: Work) -> Jagged:
-        lengths = torch.full((len(self.features) * work.batch,), work.pooling, dtype=torch.int64)
-        return Jagged(features=self.features, values_N=ids, lengths_FB=lengths)
+        return bags_of(self.features, ids, work.pooling)
 
     def step(self, jagged: Jagged, grad: torch.Tensor) -> tuple[float, float]:
         begin = time.perf_counter()

@@ -18,15 +18,16 @@ from typing import NamedTuple
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
+from parts.batches import names_of, tables_of
 from parts.report import at_least, at_most, finish, geomean, has_peer, options, parsed, show
 from parts.timer import in_turns
 from torch import Tensor, nn
 
-from rowwise import Embeddings, Jagged, RowType, Table
+from rowwise import Embeddings, Jagged, RowType
 from rowwise.tables.ops import rowtype
 
 TABLES, DIM = 26, 64
-NAMES = tuple(f"t{k}" for k in range(TABLES))
+NAMES = names_of(TABLES)
 BATCHES, POOLINGS, TYPES = (1, 4, 16, 64, 128, 512, 2048), (1, 20), (RowType.INT8, RowType.INT4)
 SMALL = 128  # batches up to this have a floor of their own
 LEVELS = {RowType.INT8: 255, RowType.INT4: 15}
@@ -39,9 +40,7 @@ class Cell(NamedTuple):
 
 
 def make_ours(weights: list[Tensor], row_type: RowType) -> Embeddings:
-    rows = len(weights[0])
-    tables = [Table(name=name, rows=rows, dim=DIM, row_type=row_type) for name in NAMES]
-    embeddings = Embeddings(tables)
+    embeddings = Embeddings(tables_of([len(weights[0])] * TABLES, DIM, row_type=row_type))
     for name, w_RD in zip(NAMES, weights, strict=True):
         embeddings.table(name).copy_(rowtype.pack(w_RD, row_type))
     return embeddings

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from parts.batches import bags_of
 from parts.redis_server import RedisServer
 from parts.report import at_least, at_most, exactly, finish, options, parsed, show
 from parts.serve_work import TABLES, changing, make_requests, measure, serving, write_versions
@@ -97,6 +98,10 @@ def make_ids(rows: int, batches: int, batch: int) -> np.ndarray:
     return orders[np.arange(TABLES)[None, :, None], ranks]
 
 
+def batch_of(ids_TB: np.ndarray) -> Jagged:
+    return bags_of([f"c{k}" for k in range(TABLES)], torch.from_numpy(ids_TB.reshape(-1)))
+
+
 class Measured(NamedTuple):
     """Lookups of batches."""
 
@@ -107,15 +112,10 @@ class Measured(NamedTuple):
 
 
 def run(opened: Opened, ids: np.ndarray, wanted: Callable[[int], Tensor], before: Callable[[], None]) -> Measured:
-    names, counts = tuple(f"c{k}" for k in range(TABLES)), RowCounts()
-    seconds, misses, wrong = [], [], 0
+    counts, seconds, misses, wrong = RowCounts(), [], [], 0
     with torch.inference_mode():
         for number, ids_TB in enumerate(ids):
-            batch = Jagged(
-                features=names,
-                values_N=torch.from_numpy(ids_TB.reshape(-1)),
-                lengths_FB=torch.ones(ids_TB.size, dtype=torch.int64),
-            )
+            batch = batch_of(ids_TB)
             before()
             begin_s = time.perf_counter()
             found = opened.embeddings(batch).matrix_BS
@@ -142,12 +142,9 @@ def measure_tiers(folder: Path, size: tuple, batch: int, batches: int) -> tuple[
     rows, dim = size[:2]
     ids = make_ids(rows, batches, batch)
     resident = open_tables(models, RowTiers())
-    names = tuple(f"c{k}" for k in range(TABLES))
-    lengths = torch.ones(TABLES * batch, dtype=torch.int64)
 
     def wanted(number: int) -> Tensor:
-        values = torch.from_numpy(ids[number].reshape(-1))
-        return resident.embeddings(Jagged(features=names, values_N=values, lengths_FB=lengths)).matrix_BS
+        return resident.embeddings(batch_of(ids[number])).matrix_BS
 
     manifest = Checkpoint.open(version_folder(models, 1).path).manifest
     memory = rows * TABLES * dim * 4 // PART

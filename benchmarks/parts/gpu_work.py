@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from parts.batches import tables_of
 from parts.ops_work import Work, ids_for
-from rowwise import Table
 from rowwise.tables.ops.arena import Arena
 from rowwise.tables.ops.layout import TableGroup, make_group
 from rowwise.tables.ops.operators import gpu_operators
@@ -126,10 +126,7 @@ class Tables:
     @classmethod
     def make(cls, rows: list[int], work: Work, optimizer: RowOptimizer, device: torch.device) -> "Tables":
         """Random rows; of a GPU's tables only the times matter, so they are filled there."""
-        tables = [
-            Table(name=f"t{i}", rows=n, dim=work.dim, optimizer=optimizer, row_type=RowType(work.row_type))
-            for i, n in enumerate(rows)
-        ]
+        tables = tables_of(rows, work.dim, optimizer=optimizer, row_type=RowType(work.row_type))
         arena = Arena.allocate(tables, device)
         if device.type == "cpu" or work.row_type != "fp32":
             arena.fill(0)

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from parts.batches import names_of, tables_of
 from parts.dlrm import DENSE, DIM, FEATURES
 from parts.ops_work import Work, ids_for, rows_for
-from rowwise import DLRM, Embeddings, Jagged, RowWiseAdagrad, Table
+from rowwise import DLRM, Embeddings, Jagged, RowWiseAdagrad
 
-NAMES = tuple(f"t{i}" for i in range(FEATURES))
+NAMES = names_of(FEATURES)
 EPS = 1e-8  # of the rows
 SLOW_LR = 1e-6
 ONE_AT_A_TIME = Lock()
@@ -88,8 +89,7 @@ class Side(Protocol):
 
 def whole_model(shape: Shape) -> DLRM:
     """On one device; the same weights wherever it is made."""
-    adagrad = RowWiseAdagrad(lr=shape.lr, eps=EPS)
-    tables = [Table(name=n, rows=r, dim=DIM, optimizer=adagrad) for n, r in zip(NAMES, shape.rows, strict=True)]
+    tables = tables_of(shape.rows, DIM, optimizer=RowWiseAdagrad(lr=shape.lr, eps=EPS))
     with ONE_AT_A_TIME:  # ranks may be threads, and torch has one generator for all of them
         torch.manual_seed(0)
         return DLRM(Embeddings(tables), DENSE, shape.bottom, shape.top)

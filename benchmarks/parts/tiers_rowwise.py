@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
 
+from parts.batches import bags_of, tables_of
 from parts.dlrm import DENSE
 from parts.tiers_work import EPS, LR, START, STATE, Size, chunks, frequent_rows, ids_of
 from parts.timer import timed_s
@@ -26,14 +27,6 @@ PASSES = 8  # halves of the cache that are warmed again, as frequent rows were c
 WARM_PART = 16  # of the cache, pinned at a time
 
 
-def tables_of(size: Size) -> list[Table]:
-    optimizer = RowWiseAdagrad(lr=LR, eps=EPS, initial=STATE)
-    init = Constant(value=START)
-    return [
-        Table(name=f"t{i}", rows=size.rows, dim=size.dim, optimizer=optimizer, init=init) for i in range(size.tables)
-    ]
-
-
 def plan_of(size: Size, tables: list[Table]) -> Plan:
     """All tables on disk, with caches that take the budget."""
     tiles = [
@@ -46,7 +39,8 @@ class Rowwise:
     """The model, its optimizers, and steps by number."""
 
     def __init__(self, size: Size, folder: Path | None) -> None:
-        self.size, tables = size, tables_of(size)
+        optimizer, init = RowWiseAdagrad(lr=LR, eps=EPS, initial=STATE), Constant(value=START)
+        self.size, tables = size, tables_of([size.rows] * size.tables, size.dim, optimizer=optimizer, init=init)
         torch.manual_seed(0)
         meta = "cpu" if folder is None else "meta"
         self.model: nn.Module = DLRM(Embeddings(tables, device=meta), DENSE, (*BOTTOM, size.dim), TOP)
@@ -55,7 +49,6 @@ class Rowwise:
             shard(self.model, self.plan, solo(), disk=folder)
         self.tables = self.model.embeddings
         self.names = tuple(t.name for t in tables)
-        self._lengths_FB = torch.ones(size.tables * size.batch, dtype=torch.int64)
         dense = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.Adam(dense, lr=1e-3, fused=True)
         self.pooled_BS: Tensor | None = None
@@ -133,4 +126,4 @@ class Rowwise:
         return sums | {"reads": self.disk.use().reads}
 
     def _jagged(self, ids_N: Tensor) -> Jagged:
-        return Jagged(features=self.names, values_N=ids_N, lengths_FB=self._lengths_FB)
+        return bags_of(self.names, ids_N)

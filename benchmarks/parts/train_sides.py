@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as log_loss
 
+from parts.batches import bags_of, names_of, tables_of
 from parts.dlrm import BOTTOM, DENSE, DIM, FEATURES, TOP, WIDTH, TorchInteraction, linears, torch_mlp
 from parts.ops_work import Work, ids_for, rows_for
-from rowwise import DLRM, Batch, Embeddings, Jagged, RowWiseAdagrad, Table
+from rowwise import DLRM, Batch, Embeddings, RowWiseAdagrad
 
-NAMES = [f"t{i}" for i in range(FEATURES)]
+NAMES = list(names_of(FEATURES))
 
 
 class Size(NamedTuple):
@@ -88,8 +89,7 @@ class Ours:
     """rowwise as its examples have it."""
 
     def __init__(self, optimizer: str, size: Size = FULL, *, halves: bool) -> None:
-        rowwise = RowWiseAdagrad(lr=LR, eps=EPS)
-        tables = [Table(name=n, rows=r, dim=DIM, optimizer=rowwise) for n, r in zip(NAMES, size.rows, strict=True)]
+        tables = tables_of(size.rows, DIM, optimizer=RowWiseAdagrad(lr=LR, eps=EPS))
         self.model, self.halves = DLRM(Embeddings(tables), DENSE, BOTTOM, TOP), halves
         self.optimizer = DENSE_OPTIMIZERS[optimizer]([p for p in self.model.parameters() if p.requires_grad])
 
@@ -101,8 +101,7 @@ class Ours:
 
     def prepare(self, parts: tuple[Tensor, Tensor, Tensor]) -> Batch:
         dense_BF, ids, labels_BK = parts
-        sparse = Jagged(features=tuple(NAMES), values_N=ids, lengths_FB=torch.ones(len(ids), dtype=torch.int64))
-        return Batch(dense_BF=dense_BF, sparse=sparse, labels_BK=labels_BK)
+        return Batch(dense_BF=dense_BF, sparse=bags_of(NAMES, ids), labels_BK=labels_BK)
 
     def step(self, batch: Batch) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.halves):
