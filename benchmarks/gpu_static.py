@@ -13,11 +13,9 @@ Needs: Triton (`pip install triton==3.7.1`)
 
 import json
 import os
-import subprocess
-import sys
 from concurrent.futures import ProcessPoolExecutor
 
-from parts import BENCHMARKS
+from parts.command import run_part
 from parts.gpu_budget import faults, machine_code_of
 from parts.gpu_compile import TARGETS
 from parts.gpu_variants import variants
@@ -68,14 +66,6 @@ def summary(code: list[dict]) -> list[dict]:
     return rows
 
 
-def traffic_rows(args) -> list[dict]:
-    command = [sys.executable, "-m", "parts.gpu_traffic", *(["--smoke"] if args.smoke else [])]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, cwd=BENCHMARKS, env=os.environ | {"TRITON_INTERPRET": "1"}
-    )
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def floors_of(code: list[dict], traffic: list[dict]) -> list[dict]:
     floors = []
     for row in code:
@@ -93,7 +83,8 @@ def floors_of(code: list[dict], traffic: list[dict]) -> list[dict]:
 
 def main() -> None:
     args = parsed(options("gpu_static", __doc__))
-    code, traffic = summary(code_rows(args)), traffic_rows(args)
+    code = summary(code_rows(args))
+    traffic = json.loads(run_part("gpu_traffic", *(["--smoke"] if args.smoke else []), env={"TRITON_INTERPRET": "1"}))
     for row in code:
         for fault in row["faults"]:
             print(f"{row['arch']} {fault}")

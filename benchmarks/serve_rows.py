@@ -16,7 +16,6 @@ Needs: the extras `serve` and `redis`, and redis-server
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -29,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from parts.batches import bags_of
+from parts.command import rowwise
 from parts.redis_server import RedisServer
 from parts.report import at_least, at_most, exactly, finish, options, parsed, show
 from parts.serve_work import TABLES, changing, make_requests, measure, serving, write_versions
@@ -239,9 +239,8 @@ def measure_fleet(folder: Path) -> tuple[list[dict], list[dict]]:
     """The forecast of `rowwise fleet` beside latencies of requests at random times, of one worker."""
     found = []
     for rows in (1, 100):
-        command = [sys.executable, "-m", "rowwise", "fleet", str(folder / "models"), "--qps", "1000", "--p99", "1000"]
-        done = subprocess.run([*command, "--rows", str(rows), "--json"], capture_output=True, text=True, check=True)
-        for check in json.loads(done.stdout)["checks"]:
+        words = ("--qps", "1000", "--p99", "1000", "--rows", str(rows), "--json")
+        for check in json.loads(rowwise("fleet", str(folder / "models"), *words))["checks"]:
             found.append({"case": "fleet", "rows": rows, **check})
             show(found[-1])
     worst = max(abs(one["p99_over_forecast"] - 1) for one in found)

@@ -16,22 +16,19 @@ Needs: the extra `peers`
 
 import argparse
 import os
-import subprocess
-import sys
 import time
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
+from parts.command import run_part
 from parts.dlrm import BOTTOM, DENSE, FEATURES, TOP, WIDTH
 from parts.limits import PEAK_SIZE, SMOKE_SIZE, Rows, dlrm_flops, limit_of, peak_flops_s, rows_s, share_floor
 from parts.report import at_least, environment, exactly, finish, has_peer, options, parsed, show
-from parts.train_sides import DENSE_OPTIMIZERS, FULL, SIDES, SMOKE, Side, Size, parts_of, same_start
+from parts.train_sides import BATCHES, DENSE_OPTIMIZERS, FULL, SIDES, SMOKE, Side, Size, parts_of, same_start
 
 from rowwise.tables.ops import linear
-from rowwise.train.recorder import peak_memory_bytes
 
-BATCHES = 4  # that the steps go through
 OURS = "rowwise fp32"
 LOSSES = 3  # first steps, whose losses have to agree
 TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
@@ -108,21 +105,11 @@ def row_of(name: str, optimizer: str, threads: int, times: list[float], size: Si
     }
 
 
-def peak_of(name: str, size: Size) -> int:
-    """Bytes that a process with one side has held at most, after some steps."""
-    side = SIDES[name]("adam", size)
-    batches = [side.prepare(parts_of(seed, size)) for seed in range(BATCHES)]
-    for batch in batches * 2:
-        side.step(batch)
-    return peak_memory_bytes()
-
-
 def measure_memory(args: argparse.Namespace) -> list[dict]:
     rows = []
     for name in [OURS] if args.smoke else args.sides:
-        command = [sys.executable, "-W", "ignore", __file__, "--peak-of", name, *(["--smoke"] if args.smoke else [])]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
-        rows.append({"kind": "memory", "side": name, "peak_bytes": int(done.stdout.split()[-1])})
+        peak_bytes = int(run_part("train_sides", name, *(["--smoke"] if args.smoke else [])))
+        rows.append({"kind": "memory", "side": name, "peak_bytes": peak_bytes})
         show(rows[-1])
     return rows
 
@@ -162,12 +149,8 @@ def main() -> None:
     parser = options("train_step", __doc__)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--only", nargs="+", choices=SECTIONS, help="of the sections; --quick: steps")
-    parser.add_argument("--peak-of", choices=list(SIDES), help="print the peak memory of a process with this side only")
     args = parsed(parser)
     size = SMOKE if args.smoke else FULL
-    if args.peak_of:
-        print(peak_of(args.peak_of, size))
-        return
     with_peer = has_peer("torchrec", args)
     args.sides = [name for name in SIDES if with_peer or not name.startswith("TorchRec")]
     torch.manual_seed(0)

@@ -12,11 +12,10 @@ Needs: `rowwise data get` for movielens-100k, movielens-100k-sequences and compl
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+from parts.command import rowwise
 from parts.report import at_least, at_most, exactly, finish, options, parsed, show
 from parts.tiny_data import make_tiny
 from rich.progress import Progress
@@ -35,9 +34,8 @@ FLOORS = {  # recipe: metric, bound, whether it is the least
 def train(name: str, seed: int, data: Path) -> dict:
     """One run of a recipe, as a user runs it."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "rowwise.cli.main", "train", name, "--runs", folder, "--json"]
-        command += ["--set", f"seed={seed}", "--set", f"data.folder={data.absolute()}"]
-        result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        changes = ("--set", f"seed={seed}", "--set", f"data.folder={data.absolute()}")
+        result = json.loads(rowwise("train", name, "--runs", folder, "--json", *changes))
     (values,) = result["test"].values()
     metrics = {m: values[m] for m in ("auc", "ne", "recall@10", "recall@50", "ndcg@10") if m in values}
     about = {"steps": result["steps"], "wall_s": result["wall_s"], "memory_gb": result["peak_memory_bytes"] / 1e9}

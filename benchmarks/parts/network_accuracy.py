@@ -8,8 +8,6 @@ the same measurements. Printed are the stages that make the errors, too.
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from parts.command import rowwise
 from parts.report import at_least, at_most, show
 
 SETTINGS = [  # batch, bottom and top widths, wire and layout of a run of two ranks
@@ -37,7 +36,7 @@ def accuracy_floors(args: argparse.Namespace) -> tuple[list[dict], dict]:
         folder = Path(temporary) if args.runs is None else args.runs
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / PROFILE).exists():
-            _rowwise(folder, "calibrate", "profile", "--minutes", "3" if args.quick else "6", "--nproc", "2")
+            rowwise("calibrate", "profile", "--minutes", "3" if args.quick else "6", "--nproc", "2", cwd=folder)
         settings = SETTINGS[::2] if args.quick else SETTINGS
         rows = [_run_beside(folder, SETTINGS.index(one), one) for one in settings]
     sizes = [abs(row["predicted_s"] / row["measured_s"] - 1) for row in rows]
@@ -72,27 +71,19 @@ def _run_beside(folder: Path, number: int, settings: dict[str, object]) -> dict:
     runs, plan = f"runs-{number}", []
     if not any((folder / runs).rglob("result.json")):
         if layout != "planned":
-            _rowwise(
-                folder, "plan", "--recipe", "dlrm-synthetic", *words, "--topology", f"2x{PROFILE}",
-                "--layouts", str(layout), "--seconds", "0.05", "--json", f"{number}.json",
+            rowwise(
+                "plan", "--recipe", "dlrm-synthetic", *words, "--topology", f"2x{PROFILE}",
+                "--layouts", str(layout), "--seconds", "0.05", "--json", f"{number}.json", cwd=folder,
             )  # fmt: skip
             plan = ["--plan", f"{number}.json"]
         ranks = ["--nproc", "2", "--runs", runs, "--hardware", PROFILE]
-        _rowwise(folder, "train", "dlrm-synthetic", *words, *ranks, *plan)
+        rowwise("train", "dlrm-synthetic", *words, *ranks, *plan, cwd=folder)
     (run,) = [path.parent.relative_to(folder) for path in (folder / runs).rglob("stages.csv")]
-    found = json.loads(_rowwise(folder, "simulate", "--check", str(run), "--json"))
+    found = json.loads(rowwise("simulate", "--check", str(run), "--json", cwd=folder))
     row = {**settings, "predicted_s": found["predicted_s"], "measured_s": found["measured_s"]}
     row["stages"] = {s["stage"]: [s["predicted_s"], s["measured_s"]] for s in found["stages"]}
     show(row)
     return row
-
-
-def _rowwise(folder: Path, *words: str) -> str:
-    command = [sys.executable, "-m", "rowwise", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
-    if done.returncode:
-        raise RuntimeError(f"rowwise {' '.join(words)}: {done.stderr.strip()[-2000:]}")
-    return done.stdout
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:

@@ -5,13 +5,12 @@ A run is `rowwise train` in a process of its own, and its result the test metric
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from parts.command import rowwise
 from parts.report import show
 from rowwise.checkpoint.diff import diff
 from rowwise.checkpoint.named import open_named
@@ -42,21 +41,13 @@ def get_dataset(home: Path) -> None:
     """Get Complete Journey, unless it is there."""
     if not (home / "data" / DATASET / "train.parquet").exists():
         home.mkdir(parents=True, exist_ok=True)
-        rowwise(home, "data", "get", DATASET)
-
-
-def rowwise(home: Path, *words: str) -> str:
-    command = [sys.executable, "-W", "ignore", "-m", "rowwise", *words]
-    done = subprocess.run(command, cwd=home, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise AssertionError(f"rowwise {' '.join(words)} failed: {done.stderr[-2000:]}")
-    return done.stdout
+        rowwise("data", "get", DATASET, cwd=home)
 
 
 def train(order: StalenessOrder, runs: Path, seed: int, *settings: str) -> TrainedRun:
     changes = [word for one in (f"seed={seed}", *order.settings, *settings) for word in ("--set", one)]
     before = {path for path in runs.rglob("ckpt")}
-    printed = rowwise(order.home, "train", order.recipe, "--runs", str(runs), "--json", *changes)
+    printed = rowwise("train", order.recipe, "--runs", str(runs), "--json", *changes, cwd=order.home)
     (made,) = {path for path in runs.rglob("ckpt")} - before
     return TrainedRun(json.loads(printed), made)
 

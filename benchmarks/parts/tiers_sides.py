@@ -6,7 +6,6 @@ rowwise in memory and on disk take turns in one process.
 import fcntl
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from parts import BENCHMARKS
+from parts.command import run_part
 from parts.tiers_peers import MemoryMapped, RocksRows
 from parts.tiers_rowwise import Rowwise
 from parts.tiers_work import RowsSide, Size, ids_by_table, random_reads_s, time_rows
@@ -38,11 +37,7 @@ class Steps(NamedTuple):
 def run_side(side: str, size: Size, steps: Steps, folder: Path) -> dict:
     """The side's numbers, from its own process."""
     work = json.dumps({"side": side, "size": size, "steps": steps, "folder": str(folder)})
-    command = [sys.executable, "-W", "ignore", "-m", "parts.tiers_sides", work]
-    done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{side}: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(run_part("tiers_sides", work))
 
 
 def measure_peer(side: str, size: Size, steps: Steps, folder: Path) -> dict:

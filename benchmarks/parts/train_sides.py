@@ -8,6 +8,7 @@ its backward, in one process and without communication.
 """
 
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from parts.batches import bags_of, names_of, tables_of
 from parts.dlrm import BOTTOM, DENSE, DIM, FEATURES, TOP, WIDTH, TorchInteraction, linears, torch_mlp
 from parts.ops_work import Work, ids_for, rows_for
 from rowwise import DLRM, Batch, Embeddings, RowWiseAdagrad
+from rowwise.train.recorder import peak_memory_bytes
 
 NAMES = list(names_of(FEATURES))
 
@@ -35,6 +37,7 @@ class Size(NamedTuple):
 FULL = Size(2048, rows_for(FEATURES, 1_000, 1_000_000))
 SMOKE = Size(32, rows_for(FEATURES, 100, 1_000))
 LR, EPS = 0.01, 1e-8  # of the rows
+BATCHES = 4  # that the steps go through
 
 # Fused, which is the fastest torch has on a CPU; of the dense parameters, on every side.
 DENSE_OPTIMIZERS: dict[str, Callable[[Sequence[Tensor]], torch.optim.Optimizer]] = {
@@ -214,3 +217,17 @@ SIDES: dict[str, Callable[[str, Size], Side]] = {
     for name, side in (("rowwise", Ours), ("TorchRec", TorchRec), ("torch", Plain))
     for kind in ("fp32", "bf16")
 }
+
+
+def main() -> None:
+    """Print the bytes that a process with one side has held at most, after some steps: SIDE [--smoke]."""
+    size = SMOKE if "--smoke" in sys.argv else FULL
+    side = SIDES[sys.argv[1]]("adam", size)
+    batches = [side.prepare(parts_of(seed, size)) for seed in range(BATCHES)]
+    for batch in batches * 2:
+        side.step(batch)
+    print(peak_memory_bytes())
+
+
+if __name__ == "__main__":
+    main()
