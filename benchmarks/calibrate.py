@@ -34,6 +34,7 @@ import torch
 from parts import calibrate_dreamshard
 from parts import planner_tasks as tasks
 from parts.report import at_least, at_most, exactly, finish, options, parsed, show
+from scipy.stats import spearmanr
 
 from rowwise.planning.calibrate.steps import StepMeasurement, StepTimes, measure_plans
 from rowwise.planning.perf.access import Access, Workload
@@ -199,8 +200,6 @@ def placement_of(problem: PlacementProblem, result) -> Placement | None:
 
 
 def plans_floors(rows: list[dict]) -> list[dict]:
-    from scipy.stats import spearmanr
-
     some = [row for row in rows if row["plan"].startswith("random")]
     rank = float(spearmanr([r["predicted_ms"] for r in some], [r["measured_ms"] for r in some]).statistic)
     ours = next(row for row in rows if row["plan"] == "ours")

@@ -28,8 +28,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from parts.process_tree import processor_s
 from parts.report import at_least, exactly, finish, options, parsed, show
-from parts.serve_work import OK, serving, usage_of
+from parts.serve_work import OK, serving
 from parts.tiny_data import make_tiny
 
 from rowwise.recipes.export import export
@@ -128,7 +129,7 @@ def asked(
             bodies, path = tuple(bodies_of(contexts, exact=exact)), f"/v1/models/{name}/retrieve"
             made = Load(str(place.hostname), place.port or 80, path, bodies, requests, clients)
             send(made._replace(requests=max(2 * clients, requests // 10)))
-            begin_s = usage_of(server.pid).processor_s
+            begin_s = processor_s(server.pid)
             answers = send(made)
             took_s = seconds_of(answers)
             wrong = 0
@@ -143,7 +144,7 @@ def asked(
                 "requests": len(answers),
                 "requests_s": len(answers) / took_s,
                 **quantiles_ms(answers),
-                "server_cpu_ms": 1e3 * (usage_of(server.pid).processor_s - begin_s) / len(answers),
+                "server_cpu_ms": 1e3 * (processor_s(server.pid) - begin_s) / len(answers),
                 "here_p50_ms": here["p50_ms"],
                 "here_p99_ms": here["p99_ms"],
                 "here_processor_ms": here["processor_ms"],

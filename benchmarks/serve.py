@@ -33,6 +33,7 @@ from urllib.parse import urlsplit
 
 import torch
 from parts import BENCHMARKS
+from parts.process_tree import memory_bytes
 from parts.report import at_least, at_most, exactly, finish, options, parsed, show
 from parts.serve_work import (
     DENSE,
@@ -44,7 +45,6 @@ from parts.serve_work import (
     make_requests,
     measure,
     serving,
-    usage_of,
     write_versions,
 )
 
@@ -158,9 +158,9 @@ def overload(server: Served, rate: float, seconds: float) -> dict:
     load = Load(
         str(place.hostname), place.port or 80, server.path, sent, int(seconds * rate), OVERLOADED, rate, TIMEOUT_ms
     )
-    before = usage_of(server.pid)
+    before_bytes = memory_bytes(server.pid)
     answers = send(load)
-    growth = usage_of(server.pid).memory_bytes / before.memory_bytes - 1
+    growth = memory_bytes(server.pid) / before_bytes - 1
     took_s = seconds_of(answers)
     good = [one for one in answers if one.code == OK]
     refused = [one for one in answers if one.code in REFUSED]

@@ -262,19 +262,24 @@ def measure_accuracy(folder: Path, rows: int, test_rows: int) -> list[dict]:
     for share in SHARES:
         row = {"case": "accuracy", "share": share}
         for kind in ("zeros", "mean row"):
-            resolved, model = load_trained(run.folder.path, "best")
-            (embeddings,) = (module for _, module in table_modules(model))
+            tables, score = open_run(run.folder.path)
             draw = torch.Generator().manual_seed(0)
-            for table in embeddings.tables:
-                weights_RD = embeddings.table(table.name)
-                replaced = torch.rand(table.rows, generator=draw) < share
+            for weights_RD in tables.values():
+                replaced = torch.rand(len(weights_RD), generator=draw) < share
                 weights_RD[replaced] = 0.0 if kind == "zeros" else weights_RD.mean(0)
-            assert resolved.rows.test is not None
-            (values,) = make_evaluator(resolved, model, resolved.rows.test)().tasks.values()
-            row[kind] = values["auc"]
+            row[kind] = score()["auc"]
         show(row)
         found.append(row)
     return found
+
+
+def open_run(run: Path) -> tuple[dict[str, Tensor], Callable[[], dict[str, float]]]:
+    """The rows of a run's tables, and the metrics of its test rows as these are then."""
+    resolved, model = load_trained(run, "best")
+    ((_, embeddings),) = table_modules(model)
+    assert resolved.rows.test is not None
+    evaluate = make_evaluator(resolved, model, resolved.rows.test)
+    return {table.name: embeddings.table(table.name) for table in embeddings.tables}, lambda: evaluate().tasks["label"]
 
 
 def measure_defaults(run: Path, models: Path) -> list[dict]:
@@ -284,19 +289,17 @@ def measure_defaults(run: Path, models: Path) -> list[dict]:
     for hit_rate in HIT_RATES:
         row = {"case": "default rows", "hit_rate": hit_rate}
         for kind in ("zero", "plain mean", "mean"):
-            resolved, model = load_trained(run, "best")
-            ((_, embeddings),) = table_modules(model)
-            for table in embeddings.tables:
-                weights_RD, name = embeddings.table(table.name), f"model/embeddings.{table.name}"
+            tables, score = open_run(run)
+            for table, weights_RD in tables.items():
+                name = f"model/embeddings.{table}"
                 rows_M, counts_M = hot[name]
                 hits_M = np.cumsum(counts_M) / max(1, counts_M.sum())
                 kept = rows_M[: int(np.searchsorted(hits_M, hit_rate))]
-                missing_R = torch.full((table.rows,), hit_rate < 1)
+                missing_R = torch.full((len(weights_RD),), hit_rate < 1)
                 missing_R[torch.from_numpy(kept.copy())] = False
                 default_D = {"zero": 0.0, "plain mean": weights_RD.mean(0), "mean": means[name]}[kind]
                 weights_RD[missing_R] = default_D
-            assert resolved.rows.test is not None
-            (values,) = make_evaluator(resolved, model, resolved.rows.test)().tasks.values()
+            values = score()
             row |= {f"{kind} auc": values["auc"], f"{kind} ne": values["ne"]}
         show(row)
         found.append(row)

@@ -15,8 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from parts.process_tree import descriptors, memory_bytes
 from parts.report import at_most, exactly, finish, options, parsed, show
-from parts.serve_work import changing, make_requests, measure, serving, usage_of, write_versions
+from parts.serve_work import changing, make_requests, measure, serving, write_versions
 
 CLIENTS = 32  # connections
 VERSION_s = 6.0
@@ -41,8 +42,7 @@ def main() -> None:
             for number in range(rounds):
                 kind = list(RATE)[number % 2]
                 row = measure(server, kind, max(20, int(seconds * RATE[kind])), CLIENTS, RATE[kind])
-                usage = usage_of(server.pid)
-                row |= {"memory_bytes": usage.memory_bytes, "descriptors": usage.descriptors}
+                row |= {"memory_bytes": memory_bytes(server.pid), "descriptors": descriptors(server.pid)}
                 rows.append(row | {"after_s": time.monotonic() - begin_s, "versions": len(made)})
                 show(rows[-1])
                 if row["wrong_logits"]:

@@ -29,8 +29,9 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
+from parts.process_tree import children_of
 from parts.report import at_least, at_most, exactly, finish, options, parsed, show
-from parts.serve_work import OK, Served, beside, changing, make_requests, processes_of, serving, write_versions
+from parts.serve_work import OK, Served, beside, changing, make_requests, serving, write_versions
 
 from rowwise.serve.package import list_versions, write_traffic
 from rowwise.serve.traffic import Traffic
@@ -109,12 +110,10 @@ def killing(pid: int, every_s: float) -> Iterator[list[int]]:
 
     def go(ending: threading.Event) -> None:
         while not ending.wait(every_s):
-            workers = [one for one in processes_of(pid) if one.generation == 2]
-            if not workers:  # all of them start
-                continue
-            nice = min(one.nice for one in workers)
-            killed.append(min(one.pid for one in workers if one.nice == nice))
-            os.kill(killed[-1], signal.SIGKILL)
+            workers = [worker for child in children_of(pid) for worker in children_of(child)]
+            if workers:  # none while all of them start
+                killed.append(min(workers, key=lambda one: (os.getpriority(os.PRIO_PROCESS, one), one)))
+                os.kill(killed[-1], signal.SIGKILL)
 
     with beside(go):
         yield killed

@@ -1,7 +1,6 @@
 """How fast an id map is made: ten million ids into a million rows."""
 
 import multiprocessing as mp
-import resource
 import time
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from parts.report import show
 from rowwise import Table
 from rowwise.tables.ids.methods import IdHistory, make_map, table_bytes
+from rowwise.train.recorder import peak_memory_bytes
 
 DIM, PROBE = 16, 4
 Row = dict
@@ -35,19 +35,18 @@ def _make(ids: int, rows: int) -> Row:
     table = Table(name="t", rows=ids, dim=DIM)
     # So many bytes that about so many rows are left once each id has its entry.
     budget_bytes = rows * table.row_bytes + ids * 24 // 8
-    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before_bytes = peak_memory_bytes()
     begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
     made = make_map("learned_many", table, budget_bytes, IdHistory(counts_N=counts_N, vectors_ND=vectors_ND))
     took_s, cpu_s = time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
     assert made is not None
-    peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "ids": ids,
         "rows": made.shape.rows,
         "wall_s": round(took_s, 1),
         "cpu_s": round(cpu_s, 1),
-        "peak_gb": round(peak_kb / 1e6, 2),
-        "before_gb": round(before_kb / 1e6, 2),
+        "peak_gb": round(peak_memory_bytes() / 1e9, 2),
+        "before_gb": round(before_bytes / 1e9, 2),
         "bytes": table_bytes(table, made),
         "budget_bytes": budget_bytes,
         "map_bytes": made.map_bytes,

@@ -1,6 +1,5 @@
 """Steps of a large dense model on rank processes, by this package and by torch's own collectives over gloo."""
 
-import resource
 import statistics
 import time
 
@@ -16,6 +15,7 @@ from rowwise.planning.perf.dense_parallel import DenseUnits
 from rowwise.tables.spec import Wire
 from rowwise.train.dense import DenseGradients
 from rowwise.train.dense_parallel import ShardedConstruction, find_units, shard_dense, shards_of, unit_shapes
+from rowwise.train.recorder import peak_memory_bytes
 from rowwise.train.settings import DenseParallel
 
 VECTORS = 5
@@ -39,14 +39,14 @@ def measure(comm: Comm, parallel: DenseParallel, size: dict) -> dict:
     world, shards = len(comm.ranks), shards_of(parallel, comm.topology)
     small = DenseStack(2, 16)
     shard_dense(small, parallel, comm)  # imports what sharding needs
-    before = peak_bytes()
+    before = peak_memory_bytes()
     torch.manual_seed(0)
     construction = ShardedConstruction(comm, shards)
     with construction:
         model = DenseStack(size["layers"], size["dim"])
     units, own = unit_shapes(model)
     shard_dense(model, parallel, comm, construction)
-    grown = peak_bytes() - before
+    grown = peak_memory_bytes() - before
     gradients = DenseGradients(list(model.parameters()), comm.split([comm.ranks]), Wire()) if shards == 1 else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
@@ -117,7 +117,3 @@ def run(step, comm: Comm, size: dict) -> dict:
 
 def units_of(found: dict) -> DenseUnits:
     return DenseUnits(tuple(map(tuple, found["units"])), tuple(found["own"]))
-
-
-def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from parts import BENCHMARKS
-from parts.process_tree import family_of, memory_of
+from parts.process_tree import memory_bytes
 
 LOOK_s, WEIGH_s = 0.01, 0.2  # how often files are looked for, and memory is measured
 PHASES = ("data_s", "route_s", "lookup_s", "exchange_s", "wait_s", "forward_s", "backward_s", "update_s", "other_s")
@@ -102,7 +101,7 @@ def watch(
             if not found_at and seen():
                 found_at = time.time()
             if time.time() - weighed > WEIGH_s:
-                peak, weighed = max(peak, tree_bytes(process.pid)), time.time()
+                peak, weighed = max(peak, memory_bytes(process.pid)), time.time()
             time.sleep(LOOK_s)
         ended = time.time()
         out.seek(0)
@@ -111,15 +110,6 @@ def watch(
     if process.returncode:
         raise AssertionError(f"{command[:3]} failed: {printed[-1500:]}{errors[-3000:]}")
     return Watched(printed, began_at, ended - began_at, peak, found_at)
-
-
-def tree_bytes(pid: int) -> int:
-    """Memory of a process and its descendants."""
-    total = 0
-    for folder in family_of(pid):
-        with suppress(OSError):  # it has ended meanwhile
-            total += memory_of(folder)
-    return total
 
 
 def rowwise(*words: str) -> list[str]:

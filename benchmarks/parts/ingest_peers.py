@@ -20,7 +20,7 @@ from pyarrow import parquet as pq
 
 from parts import BENCHMARKS
 from parts.ingest_data import DENSE, FIRST, IDS, LISTS, NAMES, ROWS
-from parts.process_tree import family_of, ticks_of
+from parts.process_tree import processor_s
 
 TRIES = 3  # of starting Ray, which somebody else on the machine may stop
 PACKAGES = {"Polars": "polars", "DuckDB": "duckdb", "Ray Data": "ray"}
@@ -220,15 +220,6 @@ def ray_rate(path: Path, repeats: int) -> float:
     return best
 
 
-def family_cpu_s(root: int) -> float:
-    """Of a process and all that descend from it, those that have ended too."""
-    ticks = 0
-    for folder in family_of(root):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            ticks += ticks_of(folder, ended=True)
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
 def serve_ray() -> None:
     """Read files that are named on standard input."""
     import ray
@@ -252,11 +243,11 @@ def serve_ray() -> None:
         warm = False
         for line in sys.stdin:
             for _ in range(1 if warm else 2):
-                begin_s = family_cpu_s(os.getpid())
+                begin_s = processor_s(os.getpid(), ended=True)
                 data = ray.data.read_parquet([line.strip()] * TIMES).select_columns(list(NAMES))
                 batches = data.iter_batches(batch_size=1 << 15, batch_format="pyarrow")
                 rows = sum(len(tensors(_computed(table))[0]) for table in batches)
-                took_s = family_cpu_s(os.getpid()) - begin_s
+                took_s = processor_s(os.getpid(), ended=True) - begin_s
             warm = True
             print(rows, took_s, file=answers, flush=True)
         ray.shutdown()

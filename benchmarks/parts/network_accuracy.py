@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
+from scipy.stats import spearmanr
 
 from parts.command import rowwise
 from parts.report import at_least, at_most, show
@@ -43,10 +43,11 @@ def accuracy_floors(args: argparse.Namespace) -> tuple[list[dict], dict]:
     predicted, measured = ([row[name] for row in rows] for name in ("predicted_s", "measured_s"))
     by_stage = share_by_stage(rows)
     show(by_stage)
+    rank = spearmanr(predicted, measured)
     floors = [
         at_most("error of a simulated step, median", statistics.median(sizes), 0.10),
         at_most("error of a simulated step, worst", max(sizes), 0.25),
-        at_least("rank correlation of simulated and measured steps", rank_correlation(predicted, measured), 0.9),
+        at_least("rank correlation of simulated and measured steps", rank.statistic, 0.9),
     ]
     return floors, {"rows": rows, "error_by_stage": by_stage}
 
@@ -84,9 +85,3 @@ def _run_beside(folder: Path, number: int, settings: dict[str, object]) -> dict:
     row["stages"] = {s["stage"]: [s["predicted_s"], s["measured_s"]] for s in found["stages"]}
     show(row)
     return row
-
-
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's."""
-    ranks = [np.argsort(np.argsort(values)).astype(float) for values in (first, second)]
-    return float(np.corrcoef(*ranks)[0, 1])

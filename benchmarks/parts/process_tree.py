@@ -1,28 +1,56 @@
 """Processes and what they start, by what the system tells of them."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 
-def family_of(pid: int) -> Iterator[Path]:
+def memory_bytes(pid: int) -> int:
+    """Of a process and its descendants; pages that several share count once."""
+    return _sum_of(pid, lambda folder: 1024 * _kilobytes(folder / "smaps_rollup"))
+
+
+def processor_s(pid: int, *, ended: bool = False) -> float:
+    """Of a process and its descendants; `ended`: of those that have ended, too."""
+
+    def ticks(folder: Path) -> int:
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11 : 15 if ended else 13]))
+
+    return _sum_of(pid, ticks) / os.sysconf("SC_CLK_TCK")
+
+
+def descriptors(pid: int) -> int:
+    """Open files of a process and its descendants."""
+    return _sum_of(pid, lambda folder: len(os.listdir(folder / "fd")))
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    found: list[int] = []
+    with suppress(OSError):  # it has ended meanwhile
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def _kilobytes(path: Path) -> int:
+    return next((int(line.split()[1]) for line in path.read_text().splitlines() if line.startswith("Pss:")), 0)
+
+
+def _sum_of(pid: int, count: Callable[[Path], int]) -> int:
+    total = 0
+    for folder in _family_of(pid):
+        with suppress(OSError):  # it has ended meanwhile
+            total += count(folder)
+    return total
+
+
+def _family_of(pid: int) -> Iterator[Path]:
     """The folders in /proc of a process and its descendants."""
     waiting = [pid]
     while waiting:
-        folder = Path(f"/proc/{waiting.pop()}")
-        yield folder
-        with suppress(OSError):  # it has ended meanwhile
-            for task in (folder / "task").iterdir():
-                waiting += map(int, (task / "children").read_text().split())
-
-
-def memory_of(folder: Path) -> int:
-    """Bytes of a process; pages that several share count once in all of them together."""
-    lines = (folder / "smaps_rollup").read_text().splitlines()
-    return 1024 * next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
-
-
-def ticks_of(folder: Path, *, ended: bool = False) -> int:
-    """Ticks of the processor that a process took; `ended`: and its children that have ended."""
-    fields = (folder / "stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11 : 15 if ended else 13]))
+        one = waiting.pop()
+        yield Path(f"/proc/{one}")
+        waiting += children_of(one)

@@ -1,11 +1,10 @@
 """A DLRM behind `rowwise serve`: its versions, requests with their right answers, and what a server takes for them."""
 
 import json
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from parts.process_tree import processor_s
 from rowwise.ingest.datasets.synthetic import SyntheticColumns
 from rowwise.recipes.ensemble import predict_ensemble
 from rowwise.recipes.export import export
@@ -73,50 +73,6 @@ def write_versions(folder: Path, size: tuple) -> tuple[Path, Path]:
     return folder / "models", folder / "new.parquet"
 
 
-class Process(NamedTuple):
-    """A process, or a descendant of it."""
-
-    pid: int
-    generation: int  # 2: a worker of a server, or what loads its versions
-    nice: int
-    processor_s: float
-
-
-def processes_of(pid: int) -> list[Process]:
-    parents, of_pid = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            parents[int(folder.name)] = int(fields[1])
-            seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-            of_pid[int(folder.name)] = Process(int(folder.name), 0, int(fields[16]), seconds)
-    found, newest = [], {pid}
-    while newest:
-        generation = found[-1].generation + 1 if found else 0
-        found += [of_pid[one]._replace(generation=generation) for one in newest if one in of_pid]
-        newest = {child for child, parent in parents.items() if parent in newest}
-    return found
-
-
-class Usage(NamedTuple):
-    """What a process and its descendants take."""
-
-    processor_s: float
-    memory_bytes: int  # shared pages count once
-    descriptors: int
-
-
-def usage_of(pid: int) -> Usage:
-    family = processes_of(pid)
-    kilobytes, descriptors = 0, 0
-    for one in family:
-        with suppress(OSError):
-            text = Path(f"/proc/{one.pid}/smaps_rollup").read_text()
-            kilobytes += next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
-            descriptors += len(os.listdir(f"/proc/{one.pid}/fd"))
-    return Usage(sum(one.processor_s for one in family), 1024 * kilobytes, descriptors)
-
-
 def bodies_of(rows: dict, kind: str) -> list[tuple[bytes, list[int]]]:
     """Requests, each with the rows of the file whose logits it asks for; of candidates none is in the file."""
     names, count = list(rows), len(rows["c0"])
@@ -159,9 +115,9 @@ def measure(server: Served, kind: str, requests: int, clients: int, rate: float 
         str(place.hostname), place.port or 80, server.path, tuple(body for body, _ in bodies), requests, clients, rate
     )
     send(load._replace(requests=max(2 * clients, requests // 10), rate=None))
-    cpu_s = usage_of(server.pid).processor_s
+    begin_s = processor_s(server.pid)
     answers = send(load)
-    cpu_s = usage_of(server.pid).processor_s - cpu_s
+    cpu_s = processor_s(server.pid) - begin_s
     took_s = seconds_of(answers)
     return {
         "request": kind,
