@@ -12,7 +12,6 @@ Needs: nothing else
 
 import argparse
 import os
-import time
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import NamedTuple
@@ -24,7 +23,7 @@ from parts.batches import clicks_of, tables_of
 from parts.dlrm import BOTTOM, DENSE, DIM, FEATURES, TOP, WIDTH, TorchInteraction, torch_mlp
 from parts.limits import PEAK_SIZE, SMOKE_SIZE, Rows, dlrm_flops, limit_of, peak_flops_s, rows_s, share_floor
 from parts.report import at_least, environment, exactly, finish, geomean, options, parsed, show
-from parts.timer import timed_s
+from parts.timer import beside
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -84,11 +83,7 @@ def both_ways(function: Callable[..., Tensor], inputs: list[Tensor], parameters:
 
 def compare(work: Work, ours: Callable[[], object], peer: Callable[[], object], at_most_s: float) -> dict:
     ours(), peer()
-    times: dict[str, list[float]] = {"ours": [], "peer": []}
-    until = time.perf_counter() + at_most_s
-    while len(times["ours"]) < (5 if at_most_s else 1) or (time.perf_counter() < until and len(times["ours"]) < 60):
-        times["ours"].append(timed_s(ours))
-        times["peer"].append(timed_s(peer))
+    times = beside(ours, peer, 60, at_most_s)
     best = {name: min(values) * 1e3 for name, values in times.items()}
     noise = sorted(times["ours"])[len(times["ours"]) // 2] * 1e3 / best["ours"] - 1
     return {

@@ -13,7 +13,6 @@ Needs: the extra `peers`
 
 import argparse
 import os
-import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 from parts.ops_work import Work, ids_for, rows_for
 from parts.report import at_least, exactly, finish, geomean, has_peer, options, parsed, show
+from parts.timer import beside
 
 import rowwise.tables.ops  # noqa: F401 - registers ours
 
@@ -155,26 +155,13 @@ def cells(args: argparse.Namespace) -> Iterator[Cell]:
             yield Cell("deduplicate", dtype, 64 * batch, 1, threads, segments=1)
 
 
-def seconds(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    answer = call()
-    end = time.perf_counter()
-    del answer
-    return end - begin
-
-
 def measure(cell: Cell, quick: bool) -> dict:
     torch.manual_seed(0)
     torch.set_num_threads(cell.threads)
     pair = PAIRS[cell.op](cell)
     if not pair.same(pair.ours(), pair.peer()):
         raise AssertionError(f"{cell}: the two sides do not agree")
-    times: dict[str, list[float]] = {"ours": [], "peer": []}
-    spent = 0.0
-    while len(times["ours"]) < 5 or (len(times["ours"]) < 40 and spent < (0.5 if quick else 3)):
-        times["ours"].append(seconds(pair.ours))
-        times["peer"].append(seconds(pair.peer))
-        spent += times["ours"][-1] + times["peer"][-1]
+    times = beside(pair.ours, pair.peer, 40, 0.5 if quick else 3)
     mine, theirs = (float(np.quantile(times[side], 0.2)) for side in ("ours", "peer"))
     return {
         **cell._asdict(),

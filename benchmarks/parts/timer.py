@@ -8,8 +8,9 @@ K = TypeVar("K")
 
 
 def timed_s(call: Callable[[], object]) -> float:
+    """Without the time that freeing the result takes."""
     begin_s = time.perf_counter()
-    call()
+    _ = call()
     return time.perf_counter() - begin_s
 
 
@@ -23,4 +24,14 @@ def in_turns(calls: Mapping[K, Callable[[], object]], rounds: int) -> dict[K, li
     for _ in range(rounds):
         for name, call in calls.items():
             found[name].append(timed_s(call))
+    return found
+
+
+def beside(ours: Callable[[], object], peer: Callable[[], object], most: int, seconds: float) -> dict[str, list[float]]:
+    """Seconds of two sides in turns: five rounds or more, at most so many, and no more after so many seconds."""
+    found: dict[str, list[float]] = {"ours": [], "peer": []}
+    until_s = time.perf_counter() + seconds
+    while len(found["ours"]) < 5 or (len(found["ours"]) < most and time.perf_counter() < until_s):
+        found["ours"].append(timed_s(ours))
+        found["peer"].append(timed_s(peer))
     return found
