@@ -22,7 +22,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -42,7 +41,7 @@ from rowwise.recipes.text import decode
 from rowwise.serve.item_index import ItemIndex, choose_lists
 from rowwise.serve.item_scan import ItemFilter
 from rowwise.serve.items import open_items, write_items, write_vectors
-from rowwise.serve.load import Load, quantiles_ms, seconds_of, send
+from rowwise.serve.load import quantiles_ms, seconds_of, send
 from rowwise.serve.retrieval import Retriever
 
 SECTIONS = ("vectors", "movielens", "served")
@@ -124,10 +123,9 @@ def asked(
     wanted = [retriever.retrieve(context, K, exact=exact) for context in contexts]
     here = times_ms(lambda n: retriever.retrieve(contexts[n], K, exact=exact), len(contexts))
     with serving(models, {}) as server:
-        place = urlsplit(server.url)
+        server = server._replace(path=f"/v1/models/{name}/retrieve")
         for clients in CLIENTS:
-            bodies, path = tuple(bodies_of(contexts, exact=exact)), f"/v1/models/{name}/retrieve"
-            made = Load(str(place.hostname), place.port or 80, path, bodies, requests, clients)
+            made = server.load(bodies_of(contexts, exact=exact), requests, clients)
             send(made._replace(requests=max(2 * clients, requests // 10)))
             begin_s = processor_s(server.pid)
             answers = send(made)

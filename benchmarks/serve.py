@@ -29,7 +29,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import torch
 from parts import BENCHMARKS
@@ -49,7 +48,7 @@ from parts.serve_work import (
 )
 
 from rowwise.checkpoint.read import Checkpoint
-from rowwise.serve.load import Load, quantiles_ms, seconds_of, send
+from rowwise.serve.load import quantiles_ms, seconds_of, send
 from rowwise.serve.package import version_folder
 
 CLIENTS = 16
@@ -153,11 +152,8 @@ def rows_of(rows: list[dict], kind: str, clients: int) -> dict:
 def overload(server: Served, rate: float, seconds: float) -> dict:
     """More requests than a worker can answer, none of which waits long: answers a second, and times of refusals."""
     bodies, wanted = server.requests["1 x 100"]
-    place = urlsplit(server.url)
-    sent = tuple(body for body, _ in bodies)
-    load = Load(
-        str(place.hostname), place.port or 80, server.path, sent, int(seconds * rate), OVERLOADED, rate, TIMEOUT_ms
-    )
+    sent = [body for body, _ in bodies]
+    load = server.load(sent, int(seconds * rate), OVERLOADED, rate=rate, timeout_ms=TIMEOUT_ms)
     before_bytes = memory_bytes(server.pid)
     answers = send(load)
     growth = memory_bytes(server.pid) / before_bytes - 1

@@ -85,12 +85,11 @@ def repeating(
     server: Served, found: Found, do: Callable[[Served, int, HTTPConnection], None], pause_s: float
 ) -> Iterator[None]:
     """A client that connects again where its worker was killed."""
-    place = urlsplit(server.url)
 
     def go(ending: threading.Event) -> None:
         number = 0
         while not ending.is_set():
-            with closing(HTTPConnection(str(place.hostname), place.port or 80, timeout=LIMIT_s)) as connection:
+            with closing(HTTPConnection(urlsplit(server.url).netloc, timeout=LIMIT_s)) as connection:
                 try:
                     while not ending.wait(pause_s):
                         do(server, number, connection)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -42,6 +42,10 @@ class Served(NamedTuple):
     requests: dict[str, tuple[list, Wanted]]
     path: str = PATH
     close: float | None = None  # how far logits of a peer may be from ours; None: they have the same bits
+
+    def load(self, bodies: Sequence[bytes], requests: int, clients: int, **more: Any) -> Load:
+        place = urlsplit(self.url)
+        return Load(str(place.hostname), place.port or 80, self.path, tuple(bodies), requests, clients, **more)
 
 
 def write_versions(folder: Path, size: tuple) -> tuple[Path, Path]:
@@ -110,10 +114,7 @@ def count_wrong(answers: Sequence[Answer], bodies: list, wanted: Wanted, close: 
 def measure(server: Served, kind: str, requests: int, clients: int, rate: float | None = None) -> dict:
     """Latencies of requests and their processor time; `rate`: of an open loop."""
     bodies, wanted = server.requests[kind]
-    place = urlsplit(server.url)
-    load = Load(
-        str(place.hostname), place.port or 80, server.path, tuple(body for body, _ in bodies), requests, clients, rate
-    )
+    load = server.load([body for body, _ in bodies], requests, clients, rate=rate)
     send(load._replace(requests=max(2 * clients, requests // 10), rate=None))
     begin_s = processor_s(server.pid)
     answers = send(load)
