@@ -5,9 +5,9 @@ rows in overflow slots are evicted ([Note: Device cache] in `reference/cache.py`
 device. On the CPU the reference does the same, for tests.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, final
 
 import torch
 from torch import Tensor
@@ -32,6 +32,14 @@ from rowwise.tables.store.row_store import (
 
 if TYPE_CHECKING:
     from rowwise.tables.ops.arena import Arena
+
+
+class CacheOperators(NamedTuple):
+    """The operators of a cache on a device; see `reference/cache.py`."""
+
+    place_rows: Callable[..., tuple[Tensor, CacheMoves]]
+    move_rows: Callable[..., None]
+    leave_overflow: Callable[..., None]
 
 
 @final
@@ -186,13 +194,13 @@ class HostRows(RowStore):
         return totals[0] - before[0], totals[1] - before[1]
 
     @property
-    def _operators(self) -> Any:
-        """`place_rows`, `move_rows` and `leave_overflow`: the reference on the CPU, launches of kernels on a GPU."""
+    def _operators(self) -> CacheOperators:
+        """The reference on the CPU, launches of kernels on a GPU."""
         if self.device.type == "cpu":
-            return reference
+            return CacheOperators(reference.place_rows, reference.move_rows, reference.leave_overflow)
         from rowwise.tables.ops._triton import slots  # not above, as in `operators`: Triton takes seconds to import
 
-        return slots
+        return CacheOperators(slots.place_rows, slots.move_rows, slots.leave_overflow)
 
     def _raise_too_small(self, table: HostTable) -> NoReturn:
         raise TooManyRowsError(table.name, len(table.row_memory))
