@@ -53,6 +53,15 @@ def test_factors_are_over_everything_sharded_on_the_same_machine():
     assert row.factor == pytest.approx(row.simulation.samples_s / base)
 
 
+def test_more_memory_is_never_slower():
+    memory = ("2GB", "1GB", "3GB", "8GB", "20GB")
+    rows = sweep(case("2x4xzionex:host=0GB", even=False), {"memory": memory, "wire": ("fp32", "int8")}).rows
+    for wire in ("fp32", "int8"):
+        step_s = {row.settings["memory"]: row.simulation.step_s for row in rows if row.settings["wire"] == wire}
+        times = [step_s[size] for size in ("1GB", "2GB", "3GB", "8GB", "20GB")]
+        assert times == sorted(times, reverse=True)
+
+
 def test_what_does_not_fit_is_last_with_the_bytes_that_it_lacks():
     found = sweep(case("4xzionex:host=0GB"), {"memory": ("1MB", "20GB", "2MB")})
     assert [row.settings["memory"] for row in found.rows] == ["20GB", "2MB", "1MB"]

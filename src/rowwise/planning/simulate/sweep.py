@@ -1,9 +1,11 @@
 """Sweeps: a model simulated with several values of several settings, the fastest first.
 
-Tables are planned once for each machine and batch, with the rates and the wire of the first combination on it.
+Tables are planned once for each machine and batch, with the rates and the wire of the first combination on it. A plan
+for less memory fits into more, so combinations come in the order of memory, and take the fastest plan so far.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,6 +36,7 @@ from rowwise.planning.simulate.simulation import (
 from rowwise.tables.spec import Codecs, Topology, Wire, WireType
 
 MAX_COMBINATIONS = 10_000
+PlacedOn = tuple[Topology, int, str, tuple[int, ...]]  # a machine with its batch and memory
 BASELINE = "full"  # how dense layers are stored where everything is sharded
 
 
@@ -77,12 +80,12 @@ def parse_vary(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
 def sweep(case: Case, varied: Mapping[str, Sequence[str]], report: Callable[[float], None] = lambda _: None) -> Sweep:
     """Simulate all combinations; `report` gets the fraction that is done."""
     simulated: list[tuple[SweptRow, Case]] = []
-    known: dict[object, Plan | EvenPieces | None] = {}
+    known: dict[PlacedOn, Plan | EvenPieces | None] = {}
     bases: dict[object, float | None] = {}
-    combinations = list(itertools.product(*varied.values()))
-    for number, values in enumerate(combinations):
-        settings = dict(zip(varied, values, strict=True))
-        changed = _apply_settings(case, settings)
+    combinations = [dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())]
+    cases = [(settings, _apply_settings(case, settings)) for settings in combinations]
+    cases.sort(key=lambda pair: pair[1].place.machine.memory_bytes)
+    for number, (settings, changed) in enumerate(cases):
         check_model(changed.model, changed.place.machine.topology)
         planned = _with_tables(changed, known)
         simulation = simulate(planned.model, planned.place, explain=False)
@@ -118,8 +121,8 @@ def _mark_best(rows: Sequence[SweptRow]) -> tuple[SweptRow, ...]:
     return tuple(marked)
 
 
-def _with_tables(case: Case, known: dict[object, Plan | EvenPieces | None]) -> Case:
-    """The case with the tables as placed for the first combination on the machine, if their costs are the same."""
+def _with_tables(case: Case, known: dict[PlacedOn, Plan | EvenPieces | None]) -> Case:
+    """The case with the fastest placement that was found for its machine and batch, with as much memory or less."""
     machine, place = case.place.machine, case.place
     if place.plan is not None:
         return case
@@ -130,7 +133,19 @@ def _with_tables(case: Case, known: dict[object, Plan | EvenPieces | None]) -> C
     placed = known[key]
     if isinstance(placed, EvenPieces):
         return replace(case, place=replace(place, pieces=placed))
-    return replace(case, place=replace(place, plan=placed))
+    plans = [plan for other, plan in known.items() if isinstance(plan, Plan) and _fits_into(other, key)]
+    cases = [replace(case, place=replace(place, plan=plan)) for plan in plans]
+    return min(cases, key=_step_s) if len(cases) > 1 else cases[0] if cases else case
+
+
+def _fits_into(other: PlacedOn, key: PlacedOn) -> bool:
+    """Whether a plan for `other` is one for `key`: the same machine and batch, and no more memory."""
+    return other[:3] == key[:3] and all(a <= b for a, b in zip(other[3], key[3], strict=True))
+
+
+def _step_s(case: Case) -> tuple[bool, float]:
+    simulation = simulate(case.model, case.place, explain=False)
+    return not simulation.fits, simulation.step_s or math.inf
 
 
 def _search_plan(request: PlanRequest) -> Plan | None:
