@@ -26,13 +26,15 @@ def modules(names: list[str]) -> str:
     sections = []
     for package in packages():
         name = ".".join(package.relative_to(SOURCE.parent).parts)
-        if names and package.name not in names:
+        if names and not any(f".{name}.".endswith(f".{wanted}.") for wanted in names):
             continue
         rows = [
             f"| `{path.stem}` | {purpose(path)} |" for path in sorted(package.glob("*.py")) if path.stem[:2] != "__"
         ]
         table = ["", "| module | what |", "|---|---|", *rows] if rows else []
         sections.append("\n".join([f"## {name}", "", purpose(package / "__init__.py"), *table]))
+    if not sections:
+        raise SystemExit(f"no package {' or '.join(names)}: expected one such as tables.ops")
     return "\n\n".join(sections)
 
 

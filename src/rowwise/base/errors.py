@@ -16,6 +16,7 @@
     |-- StoreError       rows on disk that cannot be read or written (also an OSError)
     |-- StorageError     a folder or object store that cannot be reached, read or written (also an OSError)
     |-- CheckpointError  a checkpoint that is missing, damaged or could not be written (also an OSError)
+    |   `-- DamageError  files are missing, or do not match their checksums
     `-- NativeError      the native operators are missing or do not load (also an ImportError)
 
 `UnknownIdWarning` counts ids that were mapped to the last row of a table with `unknown='last_row'`.
@@ -92,6 +93,10 @@ class StoreError(RowwiseError, OSError):
 
 class CheckpointError(RowwiseError, OSError):
     """A checkpoint that is missing, damaged or could not be written."""
+
+
+class DamageError(CheckpointError):
+    """A checkpoint whose files are missing or do not match their checksums."""
 
 
 class StorageError(RowwiseError, OSError):

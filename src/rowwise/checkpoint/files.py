@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from rowwise.base.errors import CheckpointError, StorageError, printable
+from rowwise.base.errors import CheckpointError, DamageError, StorageError, printable
 from rowwise.base.storage.folder import Folder, read_range, size_of_file
 from rowwise.base.textfile import decode_json, sync, write_new
 from rowwise.checkpoint.manifest import MAX_DIMS, NUMBERS, CheckpointFile
@@ -45,7 +45,7 @@ def reading_file(path: Folder) -> Iterator[None]:
     except (CheckpointError, StorageError):
         raise
     except OSError as error:
-        raise CheckpointError(f"{path} is missing or damaged: {error.strerror}; use another checkpoint") from None
+        raise DamageError(f"{path} is missing or damaged: {error.strerror}; use another checkpoint") from None
 
 
 class ByteRange(NamedTuple):
@@ -117,16 +117,16 @@ class FileHeader:
             end = 8 + min(int.from_bytes(start[:8], "little"), size, HEADER_bytes)
             content = start[:end] + (read_range(folder, name, len(start), min(end, size)) if end > len(start) else b"")
         if size != expected.size_bytes:
-            raise CheckpointError(
+            raise DamageError(
                 f"{path} is missing or damaged: it has {size} bytes", expected.size_bytes, hint="use another checkpoint"
             )
         if zlib.crc32(content) != expected.head_crc32:
-            raise CheckpointError(f"{path} is damaged: its header does not match its checksum; use another checkpoint")
+            raise DamageError(f"{path} is damaged: its header does not match its checksum; use another checkpoint")
         try:
             return cls.parse(content, size - len(content))
         except ValueError as error:
             fault = printable(str(error)).replace("\n", " ")[:300]
-            raise CheckpointError(f"{path} is damaged: {fault}; use another checkpoint") from None
+            raise DamageError(f"{path} is damaged: {fault}; use another checkpoint") from None
 
 
 def write_file(

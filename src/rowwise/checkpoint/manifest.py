@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import msgspec
 
-from rowwise.base.errors import CheckpointError, SpecError, StorageError, printable
+from rowwise.base.errors import CheckpointError, DamageError, SpecError, StorageError, printable
 from rowwise.base.inside import fault_of_name
 from rowwise.base.storage.folder import Folder, read_file
 from rowwise.tables.spec import Bits, Constant, RowType, Table, Value, quantised_bytes, row_bytes
@@ -178,7 +178,7 @@ class CheckpointManifest(Value, frozen=True):
             ) from None
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             fault = printable(str(error)).replace("\n", " ")[:300]
-            raise CheckpointError(f"{path} is damaged: {fault}; use another checkpoint") from None
+            raise DamageError(f"{path} is damaged: {fault}; use another checkpoint") from None
         except (CheckpointError, StorageError):
             raise
         except OSError as error:
@@ -186,7 +186,7 @@ class CheckpointManifest(Value, frozen=True):
         manifest.check(str(path), "; use another checkpoint")
         blank = content.replace(f'"crc32": "{crc32}"'.encode(), BLANK, 1)
         if crc32 != f"{zlib.crc32(blank):08x}":
-            raise CheckpointError(f"{path} is damaged: it does not match its checksum; use another checkpoint")
+            raise DamageError(f"{path} is damaged: it does not match its checksum; use another checkpoint")
         return manifest
 
     def check(self, where: str, suffix: str = "") -> None:

@@ -19,7 +19,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from rowwise.base.errors import CheckpointError, printable
+from rowwise.base.errors import CheckpointError, DamageError, printable
 from rowwise.base.storage.folder import Folder, OpenRange, open_range
 from rowwise.checkpoint.delta import decode_rows
 from rowwise.checkpoint.files import CODES, BUFFER_bytes, ByteRange, FileHeader, as_bytes, reading_file
@@ -173,7 +173,7 @@ class Checkpoint:
         """Read everything; raises one error that lists all damaged chunks."""
         damage = "; ".join(f"{bad.place} of tensor {bad.tensor!r}: {bad.why}" for bad in self.find_damage())
         if damage:
-            raise CheckpointError(f"{damage} (`rowwise ckpt verify RUN` names an undamaged one)")
+            raise DamageError(f"{damage} (`rowwise ckpt verify RUN` names an undamaged one)")
 
     def find_damage(self, tell: Callable[[TensorEntry, TensorChunk], None] | None = None) -> list[DamagedChunk]:
         """All damaged chunks; `tell` is called after each chunk."""
@@ -336,7 +336,7 @@ class Checkpoint:
     def _raise_damaged(self, name: str, chunk: TensorChunk, fault: str) -> NoReturn:
         entry, path = self.entry(name), self.folder / chunk.file
         place = f"{entry.describe(chunk.rows, entry.chunk_cols(chunk))} of tensor {name!r}"
-        raise CheckpointError(f"{path} is damaged: {place} {fault}; use another checkpoint")
+        raise DamageError(f"{path} is damaged: {place} {fault}; use another checkpoint")
 
     def find_rows(self, name: str, chunk: TensorChunk) -> ByteRange:
         """The bytes of a chunk of rows in its file."""

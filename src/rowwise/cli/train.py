@@ -200,7 +200,7 @@ def resume(  # noqa: PLR0913 - one for each option
     timeout: Timeout = None,
     as_json: AsJson = False,
 ) -> None:
-    """Resume a run that was stopped or killed, from its last checkpoint, on any number of ranks.
+    """Resume a run that was stopped or killed, from its last checkpoint, also on another number of ranks.
 
     The result is bitwise that of an uninterrupted run on the same number of ranks; with train.determinism=elastic, on
     any number of ranks.

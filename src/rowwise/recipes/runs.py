@@ -13,7 +13,7 @@ from typing import Any, Literal, final
 import msgspec
 
 from rowwise import report
-from rowwise.base.errors import AgreedError, CheckpointError, DataError, RowwiseError, StorageError
+from rowwise.base.errors import AgreedError, CheckpointError, DamageError, DataError, RowwiseError, StorageError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.solo import solo
 from rowwise.parallel.comm.status import on_first_rank
@@ -144,9 +144,9 @@ class TrainingRun:
             checkpoint = checkpoints.open(which)
             self._raise_if_finished(self.trainer.read_progress(checkpoint))  # before its test log is cut off
             self.trainer.resume(checkpoint)
-        except CheckpointError as error:
+        except DamageError as error:
             older = checkpoints.steps()[:-1] if which == "last" else []
-            if not older or "damaged" not in str(error):
+            if not older:
                 raise
             retry = f"resume from the previous checkpoint: rowwise resume {self.folder.path} --from step-{older[-1]:09}"
             raise CheckpointError(error, hint=retry) from None
@@ -158,11 +158,11 @@ class TrainingRun:
             stopped_early = settings.evaluate.patience is not None and progress.worse >= settings.evaluate.patience
             change = "evaluate.patience=null" if stopped_early else f"train.epochs={settings.train.epochs + 1}"
             change = f"train.steps={2 * progress.step}" if progress.step == settings.train.steps else change
+            ways = f"--set {change} trains longer, rowwise eval {self.folder.path} measures it"
             mirror_problem = on_first_rank(self.comm, lambda: self._mirror and self._mirror.close())
             raise DataError(
                 f"{self.folder.path} has finished at step {progress.step}",
-                f"--set {change} to train longer, or rowwise eval {self.folder.path}",
-                hint=mirror_problem or "",
+                hint="; ".join(filter(None, (ways, mirror_problem))),
             )
 
     def go(self, *, test: bool = True) -> RunResult:

@@ -310,7 +310,7 @@ class _Handlers:
             raise RequestRefusedError(Rejection(TOO_LARGE, message))
         limit_bytes = self.service.limits.bodies_bytes
         if self._bodies_bytes > limit_bytes:
-            message = f"the bodies of other requests take {limit_bytes} bytes: send it later"
+            message = f"all bodies would take {self._bodies_bytes:,} of at most {limit_bytes:,} bytes: send it later"
             raise RequestRefusedError(Rejection(UNAVAILABLE, message, RETRY_s))
 
     def _refuse(self, rejection: Rejection) -> Response:

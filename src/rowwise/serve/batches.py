@@ -107,13 +107,12 @@ class BatchLoop(Generic[W]):
         if not self.rows:
             self.admission.doubt()  # else one slow batch would refuse all later requests
         needed_s = self.admission.seconds(self.rows + rows)
-        needed = f"about {max(1, round(1000 * needed_s)):,} ms are needed of the {1000 * left_s:,.0f} ms of the request"
+        needed = f"{max(1, round(1000 * needed_s)):,} ms are needed, more than is safe of its {1000 * left_s:,.0f} ms"
         if self.rows:
-            message = (
-                f"{self.rows:,} {self._what} wait before its {rows:,}: {needed}: expected more time, or fewer requests"
-            )
+            ahead = f"{self.rows:,} {self._what} wait before its {rows:,}"
+            message = f"{ahead}: about {needed}: expected more time, or fewer requests"
         else:
-            message = f"it has {rows:,} {self._what}: {needed}: expected more time, or fewer {self._what}"
+            message = f"it has {rows:,} {self._what}: about {needed}: expected more time, or fewer {self._what}"
         return Rejection(UNAVAILABLE, message, delay_s)
 
     async def answer(

@@ -1,12 +1,12 @@
 """One update of all parameters: forward, backward, check, apply.
 
-Read `step` from top to bottom; the rest of the package is around it. Nothing changes before the gradients were checked:
-the backward only stages gradients of rows (see `embedding.py`), so a step that meets NaN or infinity leaves rows,
-parameters and optimizers as they were. Three exceptions: buffers that a forward changes; the id maps of managed tables,
-where rows were assigned and evicted; and a row whose finite gradients add up past the range of float32. The last is
-detected only in the update, on the rank that holds the row, after other rows have changed. A bound on the sum travels
-with the loss; only if the bound exceeds the range do the ranks exchange their status after the update, so that other
-steps need no further gather.
+Read `run_step`, which `Pipeline.run` calls; the rest of the package is around it. `step` does not prepare later steps.
+Nothing changes before the gradients were checked: the backward only stages gradients of rows ([Note: Staging] in
+`tables/ops/lookup.py`), so a step that meets NaN or infinity leaves rows, parameters and optimizers as they were. Three
+exceptions: buffers that a forward changes; the id maps of managed tables, where rows were assigned and evicted; and a
+row whose finite gradients add up past the range of float32. The last is detected only in the update, on the rank that
+holds the row, after other rows have changed. A bound on the sum travels with the loss; only if the bound exceeds the
+range do the ranks exchange their status after the update, so that other steps need no further gather.
 
 With several ranks each has some of the samples, or none. The loss is a mean over the samples of all ranks, gradients
 are added over all ranks, and an error of one rank ends the step on all (see `step_header.py`). One rank runs the same

@@ -247,7 +247,7 @@ class ShardedEmbeddings(nn.Module):
         """
         self._ahead.add(sparse, self._router.start(sparse))
         if len(self._comm.ranks) == 1:
-            self._ahead.advance()
+            self._ahead.advance()  # headers, then ids
             self._ahead.advance()
 
     def prefetch_failed(self, error: RowwiseError) -> None:

@@ -210,7 +210,7 @@ def _pieces_of(problem: PlacementProblem, choice_I: Index) -> np.ndarray:
 
 
 def min_split_options(problem: PlacementProblem, totals: OptionTotals, z: float, m: float) -> Index:
-    """For each item the option with least work whose pieces are under z, m and memory; if none, the smallest."""
+    """For each item the cheapest option whose pieces take at most z (work) and m (links) and fit; else the smallest."""
     ok_O = totals.fits_O & (totals.phi_O <= z * (1 + 1e-9)) & (totals.link_O <= m * (1 + 1e-9))
     work_O = problem.phi(totals.load_OK) + totals.links_O + _memory_price_O(problem, totals, z)
     # Options over a limit come after all others, smallest first; options that fit on no rank come last.

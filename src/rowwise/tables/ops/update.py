@@ -77,7 +77,7 @@ def split_staged(staged: StagedGradients) -> list[StagedGradients]:
     call, group = staged.call, staged.call.group
     batches_W = split(permute(staged.batch, tuple(dict.fromkeys(group.feature_names))), call.samples_W)
     if call.per_id:
-        floats = [floats_by_feature(group, batch) for batch in batches_W]
+        floats = [floats_of_group(group, batch) for batch in batches_W]
         blocks = iter(staged.grad.split([n for rank_floats in zip(*floats, strict=True) for n in rank_floats]))
         by_feature = [[next(blocks) for _ in batches_W] for _ in group.feature_names]
         grads = [torch.cat(parts) for parts in zip(*by_feature, strict=True)]
@@ -102,11 +102,11 @@ def reorder_by_rank(staged: Sequence[StagedGradients], calls: int) -> list[Stage
 
 def _sequence_gradients(group: TableGroup, staged: Sequence[StagedGradients]) -> Tensor:
     """The flat gradients of all batches, reordered from batch-major to feature-major."""
-    parts = [s.grad.split(floats_by_feature(group, s.call.jagged)) for s in staged]
+    parts = [s.grad.split(floats_of_group(group, s.call.jagged)) for s in staged]
     return torch.cat([part for feature_parts in zip(*parts, strict=True) for part in feature_parts])
 
 
-def floats_by_feature(group: TableGroup, jagged: Jagged) -> list[int]:
+def floats_of_group(group: TableGroup, jagged: Jagged) -> list[int]:
     """Floats of each feature's per-id vectors."""
     lengths_FB = jagged.lengths_FB.view(len(jagged.features), -1)
     counts = [int(lengths_FB[jagged.features.index(name)].sum()) for name in group.feature_names]

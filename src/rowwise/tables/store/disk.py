@@ -90,7 +90,7 @@ class DiskRows(RecordStore):
 
     def __reduce__(self) -> NoReturn:
         names = ", ".join(table.name for table in self.tables)
-        raise StateError(f"tables on disk cannot be copied or pickled ({names})", "a checkpoint")
+        raise StateError(f"tables on disk ({names}) cannot be copied or pickled", hint="save a checkpoint instead")
 
     @property
     def file(self) -> int:
@@ -216,7 +216,9 @@ class DiskRows(RecordStore):
                     f"table {name!r} has more records on disk than 2**32", hint="cut the table into more tiles"
                 )
             case native.FORKED:
-                raise StoreError(f"{self.folder}: {UNUSABLE} by a fork of their process", "tables made in the fork")
+                raise StoreError(
+                    f"{self.folder}: {UNUSABLE} by a fork of their process", hint="make tables in the fork"
+                )
             case _:
                 raise StoreError(f"the memory of the caches of {len(self.tables)} tables on disk was not allocated")
 

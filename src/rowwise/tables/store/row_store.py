@@ -26,7 +26,7 @@ class TooManyRowsError(SpecError):
     """A batch has rows for which a cache has no slots."""
 
     def __init__(self, table: str, slots: int) -> None:
-        rows = f"a batch has more rows of table {table!r} than its cache, which has {slots:,} slots"
+        rows = f"a batch has more rows of table {table!r} than find room in its cache of {slots:,} slots"
         super().__init__(rows, "a larger cache (memory), or smaller batches (train.batch)")
 
 

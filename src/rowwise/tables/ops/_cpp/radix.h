@@ -12,8 +12,8 @@ inline int bits_of(uint64_t largest) { return largest ? 64 - __builtin_clzll(lar
 
 inline int digit_width(int64_t n) { return n >= 1024 ? 11 : 8; }
 
-// Sorts by bits low .. high - 1, for words whose bits from high on are equal; where n is small the bits from high on
-// count too. Needs n < 2^32. The result is in `words` or in `other`: it is returned.
+// Sorts by bits low .. high - 1. The bits from high on must be equal in all words: the insertion sort of short runs
+// compares them too. Needs n < 2^32. Returns the sorted array, which is `words` or `other`.
 inline uint64_t* radix_sort(uint64_t* words, uint64_t* other, int64_t n, int low, int high) {
   if (low == high) return words;
   if (n <= 48) {

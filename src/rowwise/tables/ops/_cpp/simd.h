@@ -135,7 +135,7 @@ inline __attribute__((always_inline)) void for_strips(int64_t dim, F f) {
 }
 
 // Strips of whole vectors only, the last of which may reach past the row: f(Strip, first column, floats of the strip).
-// Of a row whose strips all walk a list of ids there are then as few as can be.
+// For kernels in which each strip walks the whole list of ids: this gives the fewest strips.
 template <class F>
 inline __attribute__((always_inline)) void for_padded_strips(int64_t dim, F f) {
   int64_t c = 0;

@@ -1,5 +1,5 @@
 // Groups by row without memory of the size of a table: the contributions to a table become (row, contribution) words,
-// radix-sorted in cache; equal neighbours are one row. Rows are then visited in ascending order.
+// radix-sorted in cache; equal neighbours are one row. The rows of a bucket are then visited in ascending order.
 //
 // A table is the task of one thread, from counting to applying, so its words and gradients stay in that core's
 // cache. A table with more than its share of the contributions is worked on by all threads instead: chunks of
@@ -78,6 +78,8 @@ class Update {
     for (const Work& w : works) total += w.num_entries;
     while (shared < int64_t(works.size()) && is_shared(works[size_t(shared)], total))
       update_together(works[size_t(shared++)]);
+    // The lookup has checked the ids, so only one that was changed in place since then is bad. The tables updated before
+    // it is met stay updated; which these are depends on the threads.
     const int64_t left = int64_t(works.size()) - shared;
     std::atomic<int64_t> next{shared};
     parallel_.each(std::min<int64_t>(parallel_.threads, left), [&](int64_t thread) {
@@ -324,7 +326,8 @@ class Update {
       source.grad = u_.grad + u_.features[w.first_feature].column;
     Fault fault;
     const int64_t* const slot_rows = table.slot_rows < 0 ? nullptr : u_.slot_rows + table.slot_rows;
-    // By the bits of the key that the bucket does not already share; equal entries are interchangeable.
+    // By row. A table of one bucket was placed by its lowest digit, so that pass is left out. Equal entries have the same
+    // gradient: their order does not matter.
     kernels_.apply({radix_sort(w.entries + begin, other, n, low, high), n, w.payload_bits, table, u_.hyper[w.table],
                     uint64_t(u_.keys[w.table]), source, u_.arena, u_.state, slot_rows},
                    work, fault);

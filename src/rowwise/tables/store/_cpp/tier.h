@@ -24,7 +24,7 @@ struct TierStatus {
   int32_t code, error;  // error: errno of TIER_IO
   int32_t table;
   int64_t row;       // of TIER_DAMAGED
-  int64_t distinct;  // of TIER_TOO_SMALL: distinct rows so far
+  int64_t distinct;  // of TIER_TOO_SMALL: slots of the table, those of its overflow included
 };
 
 struct TierTable {
