@@ -37,7 +37,7 @@ TYPES_OF_ROUTE = TYPES | {
 }  # fmt: skip
 
 TYPES_OF_CACHE = TYPES_OF_ROUTE | {
-    "bounds": "*i64", "cached": "*i64", "slots": "*i64", "most_key": "i64", "numbers": "*i32", "stamps": "*i32",
+    "bounds": "*i64", "cached": "*i64", "slots": "*i64", "max_key": "i64", "numbers": "*i32", "stamps": "*i32",
     "found": "*i64", "is_missed": "*i32", "missed": "*i32", "at_of": "*i32", "ways_of": "*i32", "spilled": "*i32",
     "changed": "*u8", "move_tables": "*i64", "move_slots": "*i64", "move_rows": "*i64", "move_victims": "*i64",
     "evicted": "*i32", "counts": "*i64", "overflow_used": "*i64", "count": "*i32", "now": "i32", "num_tables": "i32",

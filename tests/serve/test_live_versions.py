@@ -197,7 +197,7 @@ def test_a_version_that_cannot_be_served_is_refused_and_the_old_one_goes_on(mode
         export(other.folder.path, models)
         line = process.stdout.readline()
         assert "version 4 is refused: " in line
-        assert "has other columns than version 3" in line
+        assert "differs in columns from version 3" in line
         (models / "current.json").write_text("{")
         assert "current.json is damaged" in process.stdout.readline()
         write_traffic(models, Traffic(1))
