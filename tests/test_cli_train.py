@@ -352,8 +352,8 @@ def test_a_finished_run(command, refused, tmp_path):
     write_recipe(tmp_path)
     command("train", "small.yaml")
     before = (tmp_path / "runs/small/1/result.json").read_text()
-    out = "expected --set train.epochs=3 to train longer, or rowwise eval runs/small/1"
-    assert refused("resume", "runs/small/1").endswith(f"runs/small/1 has finished at step 20: {out}")
+    out = "--set train.epochs=3 trains longer, rowwise eval runs/small/1 measures it"
+    assert refused("resume", "runs/small/1").endswith(f"runs/small/1 has finished at step 20; {out}")
     assert (tmp_path / "runs/small/1/result.json").read_text() == before
     assert "has no checkpoint 'step-3': expected one of last, best, step-" in refused(
         "eval", "runs/small/1", "--which", "step-3"

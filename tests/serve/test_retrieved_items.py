@@ -377,7 +377,7 @@ def test_other_models_have_no_items(tmp_path, few):
         (context,) = contexts(1)
         code, answer = retrieved(address, {"context": context})
         assert code == 404
-        assert answer["error"].startswith("version 1 of 'small' has no items to retrieve: expected two towers, or a")
+        assert answer["error"].startswith("version 1 of 'small' has no items to retrieve: expected a two-tower or")
 
 
 def test_an_increment_has_vectors_of_its_own(few, tmp_path):

@@ -349,4 +349,4 @@ def test_commands_name_the_url_and_the_way_out(tmp_path):
         )
         assert empty.returncode
     got = rowwise(tmp_path, "serve", "models", "--cache", "there")
-    assert "--cache there with models, which is no URL" in got.stderr
+    assert "--cache there with models, which is not a URL" in got.stderr

@@ -206,7 +206,7 @@ def test_a_server_that_dies_does_not_end_the_run(server, tmp_path):
     assert run.go().status == "finished"
     warned = warnings(run.folder.path)
     assert "log.mlflow: " in warned
-    assert "the run goes on" in warned
+    assert "the run continues" in warned
     assert "lines were not sent" in warned
     assert len(written(run.folder.path)) == 20
 

@@ -195,4 +195,4 @@ def test_a_process_ends_while_rows_are_read(tmp_path, way):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.endswith("end\n") == (way != "exception"), done.stderr
     assert done.returncode == (way == "exception")
-    assert ("by a fork of their process: expected tables made in the fork" in done.stdout) == (way == "fork")
+    assert ("by a fork of their process; make tables in the fork" in done.stdout) == (way == "fork")
