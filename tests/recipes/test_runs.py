@@ -275,7 +275,7 @@ def test_the_best_is_known_if_a_checkpoint_falls_on_the_last_step(tmp_path):
     folder = run.folder.path
     assert result.best.step < result.steps
     assert evaluate(folder).tasks == result.test
-    with pytest.raises(DataError, match=f"has finished at step {result.steps}: expected --set train.epochs=5"):
+    with pytest.raises(DataError, match=f"has finished at step {result.steps}; --set train.epochs=5"):
         TrainingRun.resume(folder)
 
 
