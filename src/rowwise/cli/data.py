@@ -137,8 +137,8 @@ def inspect(  # noqa: PLR0913 - one for each option
     Times and numbers in text are parsed, as are whole numbers stored as floats. "avg. rows" is the mean number of rows
     per distinct value: ids recur, amounts need not.
 
-    A label may be text, numbers or booleans. Of two values the positive one is predicted, of a rating whether it is
-    good, of other numbers the mean; rows without a label are left out.
+    A label may be text, numbers or booleans. With two values, the probability of the positive one is predicted; of a
+    rating, the probability that it is good; of other numbers, their mean. Rows without a label are left out.
 
     Example: rowwise data inspect customers.csv --label churn=Yes
 

@@ -31,7 +31,7 @@ class DenseLayer(Value, frozen=True):
         return 2.0 * self.rows * self.inputs * self.outputs + self.flops
 
     def seconds(self, hardware: Hardware, samples: float) -> LinearSeconds:
-        """By shape where that was measured, else by the operations."""
+        """Forward and backward, from measured shapes if the profile has them, else from the operations."""
         rest_s = self.flops * samples / hardware.flops
         if hardware.linears is None or not self.inputs:
             all_s = self.sample_flops() * samples / hardware.flops
