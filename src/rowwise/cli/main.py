@@ -145,6 +145,11 @@ class CheckedCommand(TyperCommand):
     Exits with one line and code 2 on a user error, with 130 after Ctrl-C; a bug keeps its traceback.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        paragraphs = (self.help or "").split("\n\n")
+        self.help = "\n\n".join(" ".join(text.split()) for text in paragraphs)  # as wide as the terminal
+
     def invoke(self, ctx: Any) -> None:
         try:
             words = ctx.command_path.removeprefix(f"{ctx.find_root().command_path} ")
