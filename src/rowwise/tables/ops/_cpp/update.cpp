@@ -78,8 +78,8 @@ class Update {
     for (const Work& w : works) total += w.num_entries;
     while (shared < int64_t(works.size()) && is_shared(works[size_t(shared)], total))
       update_together(works[size_t(shared++)]);
-    // The lookup has checked the ids, so only one that was changed in place since then is bad. The tables updated before
-    // it is met stay updated; which these are depends on the threads.
+    // The lookup has checked the ids, so only one that was changed in place since then is bad. The tables updated
+    // before it is met stay updated; which these are depends on the threads.
     const int64_t left = int64_t(works.size()) - shared;
     std::atomic<int64_t> next{shared};
     parallel_.each(std::min<int64_t>(parallel_.threads, left), [&](int64_t thread) {
@@ -326,8 +326,8 @@ class Update {
       source.grad = u_.grad + u_.features[w.first_feature].column;
     Fault fault;
     const int64_t* const slot_rows = table.slot_rows < 0 ? nullptr : u_.slot_rows + table.slot_rows;
-    // By row. A table of one bucket was placed by its lowest digit, so that pass is left out. Equal entries have the same
-    // gradient: their order does not matter.
+    // By row. A table of one bucket was placed by its lowest digit, so that pass is left out. Equal entries have the
+    // same gradient: their order does not matter.
     kernels_.apply({radix_sort(w.entries + begin, other, n, low, high), n, w.payload_bits, table, u_.hyper[w.table],
                     uint64_t(u_.keys[w.table]), source, u_.arena, u_.state, slot_rows},
                    work, fault);
