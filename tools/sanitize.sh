@@ -44,10 +44,10 @@ from rowwise.base.library import find_library
 from rowwise.tables.ops.native import LIBRARY
 from rowwise.tables.store import simulate as caches
 
-ingest.isa()
-hashing.isa()
+ingest.library.rw_ingest_isa()
+hashing.library.rw_hashing_isa()
 caches.simulate(caches.Trace.of(np.zeros(1, np.int64)), 1, "lru")
-for library in map(find_library, (LIBRARY, ingest.LIBRARY, hashing.LIBRARY, caches.LIBRARY)):
+for library in map(find_library, (LIBRARY, ingest.library.name, hashing.library.name, caches.library.name)):
     inside = library.is_relative_to(sys.argv[1])
     made = library.read_bytes()
     assert inside and b"__asan_" in made and b"__ubsan_" in made, f"not sanitized: {library}"
