@@ -181,16 +181,13 @@ def _more_devices(request: PlanRequest, needed_bytes: float, has_plan: HasPlan) 
 
 def _more_tiers(request: PlanRequest, has_plan: HasPlan) -> Iterator[Fix]:
     """Tiers of the machine that tables may not use, from the top down."""
-    tiers = request.tiers
-    for tier in request.unused:
-        tiers |= {tier}
-        candidate = dataclasses.replace(request, tiers=tiers)
+    for candidate in request.lower_tiers():
         if has_plan(candidate):
-            names = ",".join(name for name in TIERS if name in tiers)
-            runs_here = tier == "host" or not request.machine.hardware.host_bytes  # a CPU's
+            names = [name for name in TIERS if name in candidate.tiers]
+            runs_here = names[-1] == "host" or not request.machine.hardware.host_bytes  # a CPU's
             yield Fix(
                 request=candidate,
-                change=f"`rowwise plan --tiers {names}`" + " (not to be run here)" * (not runs_here),
+                change=f"`rowwise plan --tiers {','.join(names)}`" + " (not to be run here)" * (not runs_here),
                 rank=OTHER_MEMORY,
                 enough=True,
             )

@@ -83,12 +83,11 @@ def has_plan(request: PlanRequest) -> bool:
 
 def add_needed_tiers(request: PlanRequest) -> PlanRequest:
     """The request with the machine's lower tiers as far as the sizes of its tables need them."""
-    extended = request
-    for tier in request.unused:
-        if not _too_large(make_problem(extended)):
+    option = request
+    for option in (request, *request.lower_tiers()):
+        if not _too_large(make_problem(option)):
             break
-        extended = replace(extended, tiers=extended.tiers | {tier})
-    return extended
+    return option
 
 
 def _too_large(problem: PlacementProblem) -> bool:

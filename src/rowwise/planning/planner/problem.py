@@ -8,7 +8,7 @@ its unit. A placement is an option for each item and a unit for each piece of th
 Not supported: hosts whose devices differ.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import NamedTuple
@@ -72,6 +72,13 @@ class PlanRequest:
         """Tiers of the machine that tables may not use."""
         sizes = zip(TIERS, self.machine.memory_bytes, strict=True)
         return tuple(tier for tier, size in sizes if size and tier not in self.tiers)
+
+    def lower_tiers(self) -> "Iterator[PlanRequest]":
+        """This request with one more unused tier after the other, from the top down."""
+        request = self
+        for tier in self.unused:
+            request = replace(request, tiers=request.tiers | {tier})
+            yield request
 
 
 class Pieces(NamedTuple):

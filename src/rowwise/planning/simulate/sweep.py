@@ -13,7 +13,7 @@ from functools import partial
 from msgspec import structs
 
 from rowwise.base.errors import SpecError
-from rowwise.base.records import Sweep, SweptRow
+from rowwise.base.records import Simulation, Sweep, SweptRow
 from rowwise.base.textfile import parse_whole
 from rowwise.parallel.plan import Plan
 from rowwise.planning.perf.hardware import Machine
@@ -87,8 +87,8 @@ def sweep(case: Case, varied: Mapping[str, Sequence[str]], report: Callable[[flo
     cases.sort(key=lambda pair: pair[1].place.machine.memory_bytes)
     for number, (settings, changed) in enumerate(cases):
         check_model(changed.model, changed.place.machine.topology)
-        planned = _with_tables(changed, known)
-        simulation = simulate(planned.model, planned.place, explain=False)
+        options = [(simulate(c.model, c.place, explain=False), c) for c in _with_tables(changed, known)]
+        simulation, planned = min(options, key=lambda option: _time_key(option[0]))
         if not simulation.fits and planned is not changed:  # beside these dense layers another plan may
             simulation = simulate(changed.model, changed.place, explain=False)
         base = (*(value for name, value in settings.items() if name not in ("dense", "wire")),)
@@ -121,31 +121,29 @@ def _mark_best(rows: Sequence[SweptRow]) -> tuple[SweptRow, ...]:
     return tuple(marked)
 
 
-def _with_tables(case: Case, known: dict[PlacedOn, Plan | EvenPieces | None]) -> Case:
-    """The case with the fastest placement that was found for its machine and batch, with as much memory or less."""
+def _time_key(simulation: Simulation) -> tuple[bool, float]:
+    return not simulation.fits, simulation.step_s or math.inf
+
+
+def _with_tables(case: Case, known: dict[PlacedOn, Plan | EvenPieces | None]) -> list[Case]:
+    """The case with each placement that was found for its machine and batch, with as much memory or less."""
     machine, place = case.place.machine, case.place
     if place.plan is not None:
-        return case
+        return [case]
     key = machine.topology, case.model.batch, machine.hardware.name, machine.memory_bytes
     if key not in known:
         request = make_request(case.model, machine)
         known[key] = EvenPieces.of(request) if place.even else _search_plan(request)
     placed = known[key]
     if isinstance(placed, EvenPieces):
-        return replace(case, place=replace(place, pieces=placed))
+        return [replace(case, place=replace(place, pieces=placed))]
     plans = [plan for other, plan in known.items() if isinstance(plan, Plan) and _fits_into(other, key)]
-    cases = [replace(case, place=replace(place, plan=plan)) for plan in plans]
-    return min(cases, key=_step_s) if len(cases) > 1 else cases[0] if cases else case
+    return [replace(case, place=replace(place, plan=plan)) for plan in plans] or [case]
 
 
 def _fits_into(other: PlacedOn, key: PlacedOn) -> bool:
     """Whether a plan for `other` is one for `key`: the same machine and batch, and no more memory."""
     return other[:3] == key[:3] and all(a <= b for a, b in zip(other[3], key[3], strict=True))
-
-
-def _step_s(case: Case) -> tuple[bool, float]:
-    simulation = simulate(case.model, case.place, explain=False)
-    return not simulation.fits, simulation.step_s or math.inf
 
 
 def _search_plan(request: PlanRequest) -> Plan | None:

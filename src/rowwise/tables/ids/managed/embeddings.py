@@ -31,7 +31,7 @@ class IdLookup(Protocol):
     def find(
         self, ids_T: Sequence[IdCounts] | None, error: RowwiseError | None = None, *, observe: bool
     ) -> list[Tensor]:
-        """See `LocalIds.find`."""
+        """The rows of the ids of each table. `observe`: the ids change the map. None: there is an error."""
         ...
 
 
