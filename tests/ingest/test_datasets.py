@@ -10,9 +10,11 @@ from rowwise import DataError, Embeddings, SpecError
 from rowwise.ingest import Batcher, Batching, CsvReader
 from rowwise.ingest.datasets.catalog import get, load
 from rowwise.ingest.datasets.complete_journey import ONE_NEGATIVE_IN, ROWS, WEEKS, _place, _with_history
+from rowwise.ingest.datasets.discs import ITEMS
 from rowwise.ingest.datasets.files import from_files
 from rowwise.ingest.datasets.packages import unpack_package
 from rowwise.ingest.datasets.synthetic import SyntheticColumns, synthetic
+from rowwise.ingest.pictures import PictureFolder
 
 
 def batches(dataset, size=256, part="train"):
@@ -196,6 +198,44 @@ def test_sequences_of_movielens(tmp_path):
         assert lists == {user: films[: len(films) - dropped] for user, films in seen.items()}
     dataset = load("movielens-100k-sequences", tmp_path)
     assert looked_up(dataset).labels_BK.shape[1] == 0
+
+
+@pytest.mark.slow
+def test_histories_of_movielens(tmp_path):
+    ratings_of = fetched("movielens-100k", tmp_path)
+    rows = pa.concat_tables(pq.read_table(ratings_of / f"{name}.parquet") for name in ("train", "valid", "test"))
+    seen = {}
+    for row in sorted(rows.to_pylist(), key=lambda row: (row["timestamp"], row["row"])):
+        seen.setdefault(row["user_id"], []).append((row["movie_id"], row["rating"] >= 4))
+    place = fetched("movielens-100k-histories", tmp_path)
+    made = {name: pq.read_table(place / f"{name}.parquet").to_pylist() for name in ("train", "valid", "test")}
+    for user, films in seen.items():
+        earlier, later = films[: len(films) // 2], films[len(films) // 2 :]
+        mine = {name: [row for row in rows if row["user_id"] == user] for name, rows in made.items()}
+        assert [(row["movie_id"], row["label"] == 1) for rows in mine.values() for row in rows] == later
+        assert len(mine["valid"]) == len(mine["test"]) == len(later) // 5
+        history = [film for film, liked in earlier if liked][-50:]
+        assert all(row["history"] == history for rows in mine.values() for row in rows)
+    looked_up(load("movielens-100k-histories", tmp_path))
+
+
+@pytest.mark.slow
+def test_discs(tmp_path):
+    place = get("discs", tmp_path)
+    dataset = load("discs", tmp_path)
+    looked_up(dataset)
+    train, valid, test = (pq.read_table(place / f"{name}.parquet") for name in ("train", "valid", "test"))
+    known = set(train["item"].to_pylist()) | set(valid["item"].to_pylist())
+    assert known.isdisjoint(test["item"].to_pylist())
+    pictures = PictureFolder.open(place / "pictures")
+    assert len(pictures) == ITEMS
+    # The middle of the disc has the colour that a person likes: colours of their items agree.
+    rows = pa.concat_tables((train, valid, test)).to_pandas()
+    pixels = pictures.read(pictures.find(pa.array(np.arange(ITEMS))), 64).astype(int)
+    strength_I = np.abs(pixels - pixels.mean(1, keepdims=True)).sum(1).reshape(ITEMS, -1).argmax(1)
+    colour_I3 = pixels.reshape(ITEMS, 3, -1)[np.arange(ITEMS), :, strength_I]
+    spread = rows["item"].map(lambda item: colour_I3[item, 0]).groupby(rows["person"]).std()
+    assert spread.median() < 30 < colour_I3[:, 0].std()
 
 
 def weeks_file(place, weeks, group):

@@ -6,14 +6,25 @@ import tempfile
 import numpy as np
 import pyarrow as pa
 import pytest
+from ingest.test_datasets import fetched
 from launching import rowwise
 from msgspec import structs
 
 from rowwise.recipes.drills import drill, serving, small_disk
 from rowwise.recipes.drills.serving import ServingCase, ServingReport
+from rowwise.recipes.find import load
 from rowwise.serve.package import GoldenRows, version_folder, write_golden
 
 SURVIVED = "ends equal, bit by bit"
+SYSTEMS = (  # of papers, each in a recipe
+    "discs-pictures",
+    "dlrm-managed",
+    "dlrm-stale",
+    "dlrm-tiers",
+    "movielens-dhen-hybrid",
+    "movielens-din-sessions",
+    "movielens-lightgcn",
+)
 WANTED = {
     "kill-rank": {"SIGKILL of rank 1 in a step", "SIGKILL of rank 0 in a save", "SIGKILL of rank 1 in a save"},
     "corrupt-ckpt": {
@@ -46,6 +57,19 @@ def test_everything_survives(tmp_path, what):
             assert "step-000000015" in text
             assert "do not match their checksum" in text
             assert " of tensor '" in text
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_each_system_is_killed_and_resumed_to_the_bit(tmp_path, name):
+    if load(name).data.dataset != "synthetic":
+        fetched(load(name).data.dataset, tmp_path / "data")
+    nproc = load(name).about.run.partition(" --nproc ")[2] or "2"
+    done = rowwise(tmp_path, "drill", "kill-rank", "--recipe", name, "--nproc", nproc, "--json", timeout=550)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [case["resumed"] for case in json.loads(done.stdout)["cases"]] == [SURVIVED] * 3
 
 
 @pytest.mark.slow
@@ -131,6 +155,14 @@ def test_drills_that_cannot_be(command, tmp_path, monkeypatch):
     for args, want in (
         (("kill-rank", "--nproc", "1"), "--nproc 1: expected at least 2"),
         (("fill-disk", "--nproc", "0"), "--nproc 0: expected at least 1"),
+        (
+            ("serve", "--recipe", "x.yaml"),
+            "serve with --recipe x.yaml: expected a drill of training; serve exports a run of its own",
+        ),
+        (
+            ("kill-rank", "--recipe", "x.yaml"),
+            "x.yaml: no such file: expected a recipe file, or a name from rowwise ls",
+        ),
         (("fill-disk", "--folder", "full"), "--folder full: expected an empty or a new folder"),
     ):
         (tmp_path / "full").mkdir(exist_ok=True)

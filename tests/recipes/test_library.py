@@ -17,7 +17,7 @@ def test_what_ships_is_complete(name):
     about = recipe.about
     assert recipe.name == name
     assert about.what
-    assert about.run == f"rowwise train {name}"
+    assert re.fullmatch(f"rowwise train {name}( --nproc [24])?", about.run)
     assert about.spread.keys() <= about.expect.keys()
     if recipe.data.dataset in FROM_FILES:  # whose files come from the user
         assert about.published.keys() == {"auc", "loss"}

@@ -31,6 +31,12 @@ def drill(
     nproc: Annotated[
         int, typer.Option(metavar="N", help="Number of ranks of the job, or of workers of the server.")
     ] = 2,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RECIPE", help="Recipe whose first steps are the job (default: a small one; not for serve)."
+        ),
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(help="Folder of the job, on the disk to test; kept afterwards (default: a temporary folder)."),
@@ -47,6 +53,8 @@ def drill(
 
     Example: rowwise drill corrupt-ckpt --nproc 4 --folder /mnt/checkpoints/drill
 
+    Example: rowwise drill kill-rank --recipe my.yaml
+
     Example: rowwise drill fill-disk --json
 
     Example: rowwise drill serve
@@ -56,6 +64,8 @@ def drill(
 
     if folder is not None and folder.exists() and any(folder.iterdir()):
         raise SpecError(f"--folder {folder}", "an empty or a new folder")
+    if what is DamageKind.SERVE and recipe is not None:
+        raise SpecError(f"serve with --recipe {recipe}", "a drill of training", hint="serve exports a run of its own")
     console = make_terminal(stderr=True, quiet=as_json)
     scratch = Scratch() if folder is None else None
     job_folder = scratch.path if scratch is not None else folder
@@ -67,7 +77,7 @@ def drill(
             report = (
                 run_serving_drill(nproc, drill_folder, tell)
                 if what is DamageKind.SERVE
-                else run_drill(what.value, nproc, drill_folder, tell)
+                else run_drill(what.value, nproc, drill_folder, tell, recipe)
             )
     except BaseException:
         if scratch is not None:

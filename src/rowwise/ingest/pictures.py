@@ -10,6 +10,7 @@ structural similarity (SSIM) of the copy made from a prefix to the copy made fro
 Sizes: N pictures, C = 3 channels, S rows and columns of a copy.
 """
 
+import importlib.util
 import io
 import mmap
 import shutil
@@ -119,12 +120,16 @@ def _flat(picture: "Image") -> "Image":
     return picture.convert("RGB")
 
 
+def check_pillow() -> None:
+    if importlib.util.find_spec("PIL") is None:
+        raise SpecError("pictures need Pillow", hint="pip install 'rowwise[pictures]'")
+
+
 def open_picture(content: bytes, what: str, formats: tuple[str, ...] = FORMATS) -> "Image":
     """The picture in a file, before its pixels are decoded."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise SpecError("pictures need Pillow", hint="pip install 'rowwise[pictures]'") from None
+    check_pillow()
+    from PIL import Image, UnidentifiedImageError
+
     try:
         picture = Image.open(io.BytesIO(content), formats=formats)
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:

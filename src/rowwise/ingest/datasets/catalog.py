@@ -10,11 +10,14 @@ from rowwise.ingest.datasets import display_ads, platforms, ratings
 from rowwise.ingest.datasets.complete_journey import complete_journey, complete_journey_tuning, get_complete_journey
 from rowwise.ingest.datasets.criteo import CRITEO_DOWNLOADS, criteo, criteo_terabyte, explain_download
 from rowwise.ingest.datasets.dataset import PARTS, Dataset
+from rowwise.ingest.datasets.discs import discs, get_discs
 from rowwise.ingest.datasets.files import from_files, open_named
 from rowwise.ingest.datasets.movielens import (
     get_movielens,
+    get_movielens_histories,
     get_movielens_sequences,
     movielens,
+    movielens_histories,
     movielens_sequences,
 )
 from rowwise.ingest.datasets.source import Download
@@ -29,14 +32,18 @@ STORED: dict[str, Callable[[Path], Dataset]] = {
     "complete-journey-tuning": complete_journey_tuning,
     "criteo": criteo,
     "criteo-terabyte": criteo_terabyte,
+    "discs": discs,
     "movielens-100k": movielens,
+    "movielens-100k-histories": movielens_histories,
     "movielens-100k-sequences": movielens_sequences,
     **{name: functools.partial(dataset.open, name) for name, dataset in FROM_FILES.items()},
 }
 FOLDERS = {"complete-journey-tuning": "complete-journey"}  # datasets that share the files of another
 GETTERS: dict[str, Callable[[Path], None]] = {
     "complete-journey": get_complete_journey,
+    "discs": get_discs,
     "movielens-100k": get_movielens,
+    "movielens-100k-histories": get_movielens_histories,
     "movielens-100k-sequences": get_movielens_sequences,
 }
 
@@ -55,9 +62,19 @@ OWN = {  # description, split and download of the datasets outside of FROM_FILES
         "day_0 to day_22 train; the halves of day_23 validate and test",
         CRITEO_DOWNLOADS["criteo-terabyte"],
     ),
+    "discs": (
+        "made-up people who like the items of one colour, and a picture of each item",
+        "new items test; of all other rows a tenth, at random, validates",
+        Download(files=(), size="made up by rowwise data get", terms="", page=""),
+    ),
     "movielens-100k": (
         "100,000 ratings of films; the label is 4 stars or more",
         "at random: 80,000 rows train, 10,000 validate, 10,000 test",
+        FETCHED,
+    ),
+    "movielens-100k-histories": (
+        "the later half of each person's ratings, after the films that they liked in the earlier half",
+        "by time: the last fifth of a person's rows tests, the fifth before it validates, all others train",
         FETCHED,
     ),
     "movielens-100k-sequences": (

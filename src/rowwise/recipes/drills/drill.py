@@ -63,11 +63,11 @@ class DrillReport(Value, frozen=True):
         return all(case.survived for case in self.cases)
 
 
-def run_drill(name: str, ranks: int, folder: Path, tell: Tell) -> DrillReport:
-    """Run a drill in a new folder; `tell` takes the current activity."""
+def run_drill(name: str, ranks: int, folder: Path, tell: Tell, recipe: str | None = None) -> DrillReport:
+    """Run a drill in a new folder, on a recipe or on a job of its own; `tell` takes the current activity."""
     if ranks < 1 or (name == "kill-rank" and ranks < 2):
         raise SpecError(f"--nproc {ranks}", f"at least {(2 if name == 'kill-rank' else 1)}")
-    job = DrillJob.make(folder, ranks)
+    job = DrillJob.make(folder, ranks, recipe)
     tell("an undisturbed run")
     undisturbed = job.train(folder / "whole")
     if not undisturbed.succeeded:

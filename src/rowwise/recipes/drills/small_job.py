@@ -1,6 +1,6 @@
 """A training job of a few seconds for drills: started by the command line, watched, resumed and compared.
 
-Its recipe has elastic determinism, so that results can be compared bitwise.
+The recipe is the drill's own, or a user's, of which the job takes the first steps.
 """
 
 import re
@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from rowwise.base.errors import CheckpointError, RowwiseError
+from rowwise.recipes.find import load
 from rowwise.tables.ops.reference.sums import BLOCK
 from rowwise.train.saved import CheckpointFolder
 
@@ -30,6 +31,14 @@ train: {{batch: {batch}, steps: {steps}, epochs: 9, determinism: elastic, virtua
 save: {{every: {every}, keep: {kept}}}
 log: {{every: 1}}
 """
+CHANGES = (  # of a user's recipe
+    "name=drill",
+    f"train.steps={STEPS}",
+    f"train.epochs={STEPS}",
+    f"save.every={EVERY}",
+    f"save.keep={KEPT}",
+    "log.every=1",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,20 +55,27 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class DrillJob:
-    """A folder with the recipe, and a number of ranks; `enter` is a prefix of its commands."""
+    """The arguments of a training run, a folder for its files, and a number of ranks."""
 
     folder: Path
     ranks: int
-    enter: tuple[str, ...] = ()
+    arguments: tuple[str, ...]  # of `rowwise train`
+    cwd: Path
+    enter: tuple[str, ...] = ()  # prefix of its commands
 
     @classmethod
-    def make(cls, folder: Path, ranks: int) -> "DrillJob":
+    def make(cls, folder: Path, ranks: int, recipe: str | None = None) -> "DrillJob":
+        """The job of a recipe, by path or name; None: the drill's own."""
+        if recipe is not None:
+            load(recipe, CHANGES)
+            changes = (part for change in CHANGES for part in ("--set", change))
+            return cls(folder, ranks, (recipe, *changes), Path.cwd())
         shards = 2 * ranks
         batch = BLOCK * shards
         numbers = {"batch": batch, "shards": shards, "steps": STEPS, "every": EVERY, "kept": KEPT}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "drill.yaml").write_text(RECIPE.format(rows=batch * STEPS, **numbers))
-        return cls(folder, ranks)
+        return cls(folder, ranks, ("drill.yaml",), folder)
 
     def train(self, runs: Path, *options: str) -> CommandResult:
         with self.training(runs, *options) as process:
@@ -73,15 +89,15 @@ class DrillJob:
         self, runs: Path, *options: str, limit: Callable[[], None] | None = None
     ) -> AbstractContextManager[subprocess.Popen[str]]:
         """The process of a new run, killed at the end of the block."""
-        return self._process("train", "drill.yaml", "--runs", str(runs), *options, limit=limit)
+        return self._process("train", *self.arguments, "--runs", str(runs), *options, limit=limit)
 
     @contextmanager
     def _process(self, *args: str, limit: Callable[[], None] | None = None) -> Iterator[subprocess.Popen[str]]:
         # nsenter starts commands at the root of the namespace, not in cwd.
-        enter = (*self.enter, f"--wd={self.folder}") if self.enter else ()
+        enter = (*self.enter, f"--wd={self.cwd}") if self.enter else ()
         command = [*enter, sys.executable, "-m", "rowwise", *args, "--nproc", str(self.ranks)]
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
-        process = subprocess.Popen(command, cwd=self.folder, text=True, preexec_fn=limit, **pipes)
+        process = subprocess.Popen(command, cwd=self.cwd, text=True, preexec_fn=limit, **pipes)
         try:
             yield process
         finally:
