@@ -1,12 +1,11 @@
 """How near are predictions of networks to measurements, and what do orders and wires that fit a network gain?
 
-    python benchmarks/network.py [--only simulate accuracy lab wires] [--runs FOLDER] [--quick | --smoke] [--save]
+    python benchmarks/network.py [--only accuracy lab wires] [--runs FOLDER] [--quick | --smoke] [--save]
 
-Simulated steps beside published figures (`simulate`), and beside measured ones of two ranks (`accuracy`); eight hosts
-in two racks on this machine, as network namespaces behind shaped links, probed and ordered, with all-reduces and
-training in bad orders and in the order found (`lab`); sums over a slow uplink (`wires`). Hosts share this machine's
-cores, so rates are low: what the lab measures is links. Without namespaces or iproute2 the parts that need it are left
-out.
+Simulated steps beside measured ones of two ranks (`accuracy`); eight hosts in two racks on this machine, as network
+namespaces behind shaped links, probed and ordered, with all-reduces and training in bad orders and in the order found
+(`lab`); sums over a slow uplink (`wires`). Hosts share this machine's cores, so rates are low: what the lab measures is
+links. Without namespaces or iproute2 the parts that need it are left out.
 
 Takes: 35 minutes; --quick 11 minutes
 Needs: Linux with network namespaces, iproute2, and 4 GB of memory
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from parts.report import finish, options, parsed
 
-PARTS = {"simulate": "simulate_floors", "accuracy": "accuracy_floors", "lab": "lab_floors", "wires": "wire_floors"}
+PARTS = {"accuracy": "accuracy_floors", "lab": "lab_floors", "wires": "wire_floors"}
 
 
 def main() -> None:

@@ -4,23 +4,19 @@ python tools/docs_scaling.py
 """
 
 import math
-import sys
+from dataclasses import replace
 from pathlib import Path
 
+from rowwise.base.quantity import format_bytes
+from rowwise.planning.planner.machines import machine_named
+from rowwise.planning.simulate.published_models import read_published
+from rowwise.planning.simulate.simulation import SimulatedMachine, simulate
+from rowwise.report.charts import Chart, ChartLine, draw_chart
+
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from parts.madmax import MODELS  # noqa: E402 - of the benchmarks
-from parts.network_simulate import as_ours  # noqa: E402
-
-from rowwise.base.quantity import format_bytes  # noqa: E402
-from rowwise.planning.planner.machines import machine_named  # noqa: E402
-from rowwise.planning.simulate.simulation import SimulatedMachine, simulate  # noqa: E402
-from rowwise.report.charts import Chart, ChartLine, draw_chart  # noqa: E402
-
 HOSTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SAMPLES = 512  # of a device
-COLOURS = ("blue", "vermillion", "green")
+COLOURS = {"blue": "DLRM-A", "vermillion": "DLRM-I", "green": "DLRM-F"}
 STYLE = (
     "text{font:12px sans-serif;fill:#444}.grid,.tick{stroke:#ddd}.axis{stroke:#888}path,polyline{fill:none;"
     "stroke-width:2}.blue{stroke:#0072b2}.vermillion{stroke:#d55e00}.green{stroke:#009e73}"
@@ -29,12 +25,14 @@ STYLE = (
 
 def main() -> None:
     lines = []
-    for colour, (name, model) in zip(COLOURS, MODELS.items(), strict=True):
+    for colour, name in COLOURS.items():
+        published = read_published(name.lower())
+        assert published is not None
         print(f"\n| {name}: devices | samples/s | of linear scaling | what limits | memory |\n|---|---|---|---|---|")
         points, first = [], None
         for hosts in HOSTS:
             place = SimulatedMachine(machine=machine_named(f"{hosts}x8xzionex"), even=True)
-            found = simulate(as_ours(model, SAMPLES * 8 * hosts), place)
+            found = simulate(replace(published.simulated(""), batch=SAMPLES * 8 * hosts, published=()), place)
             if found.step_s is None:
                 print(f"| {hosts * 8:,} | | | does not fit: a rank lacks {format_bytes(found.lacking_bytes)} | |")
                 continue

@@ -122,6 +122,21 @@ class SimulatedStage(Value, frozen=True):
     seconds: float
 
 
+class PublishedRate(Value, frozen=True):
+    """Samples a second that a paper or its code gives for a workload."""
+
+    samples_s: float
+    source: str
+
+
+class CountedStep(Value, frozen=True):
+    """A step counted as a published description does, in one more respect than the one before it."""
+
+    what: str
+    step_s: float
+    samples_s: float
+
+
 class Simulation(Value, frozen=True, kw_only=True):
     """A simulated step, and the assumptions behind it."""
 
@@ -142,6 +157,8 @@ class Simulation(Value, frozen=True, kw_only=True):
     stages: tuple[SimulatedStage, ...] = ()
     help: tuple[Help, ...] = ()
     limits: str = ""  # what limits the step, in a sentence
+    published: tuple[PublishedRate, ...] = ()
+    counted: tuple[CountedStep, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

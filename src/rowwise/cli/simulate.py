@@ -4,6 +4,7 @@ Tables from a file and layers by their widths need no torch; the layers of a rec
 """
 
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rowwise.base.records import Simulation, Sweep
     from rowwise.planning.perf.hardware import Machine
     from rowwise.planning.perf.links import Network
+    from rowwise.planning.simulate.published_models import PublishedModel
     from rowwise.planning.simulate.simulation import SimulatedMachine, SimulatedModel
 
 DENSE = "512,256,64:512,256,1"
@@ -30,7 +32,11 @@ DENSE = "512,256,64:512,256,1"
 
 def simulate(  # noqa: PLR0913 - one for each option
     recipe: Annotated[
-        str | None, typer.Argument(help="Name or path of a recipe; instead of --tables and --dense.")
+        str | None,
+        typer.Argument(
+            help="Name or path of a recipe, instead of --tables and --dense; or a published model: dlrm-a, dlrm-i,"
+            " dlrm-f, dlrm-a-moe, dlrm-i-moe, dlrm-a-transformer, dlrm-i-transformer."
+        ),
     ] = None,
     changes: Changes = None,
     tables: Annotated[
@@ -63,7 +69,8 @@ def simulate(  # noqa: PLR0913 - one for each option
         list[str] | None,
         typer.Option(
             metavar="WHAT=A,B,...",
-            help="Sweep all combinations: hardware, hosts, devices, memory, network (2x), batch, depth, dense, wire.",
+            help="Sweep all combinations: hardware, hosts, devices, memory, network (2x), batch, depth, dense, wire,"
+            " task, counts.",
         ),
     ] = None,
     html: HtmlFile = None,
@@ -85,14 +92,20 @@ def simulate(  # noqa: PLR0913 - one for each option
 
     Example: rowwise simulate dlrm-synthetic --topology 2x8xh100-like --vary hosts=2,4,8 --vary dense=replicated,full
 
+    Example: rowwise simulate dlrm-a --vary dense=replicated,full,tp:8,pp:8 --vary counts=ours,published
+
     Example: rowwise simulate --check runs/dlrm-synthetic/1
     """
     check_outputs({"--html": html, "--trace": trace})
     if check is not None:
         _check(check, as_json=as_json)
         return
-    machine = _read_machine(topology, network)
-    model = _read_model(recipe, tuple(changes or ()), tables, dense, dim, machine)
+    published = None if recipe is None else _read_published(recipe, changes)
+    machine = _read_machine(published.machine if published and topology is None else topology, network)
+    if recipe is not None and published is not None:
+        model, even = published.simulated(recipe), plan is None
+    else:
+        model = _read_model(recipe, tuple(changes or ()), tables, dense, dim, machine)
     if batch is not None:
         model = replace(model, batch=batch)
     target = _make_machine(machine, network, plan, even=even)
@@ -107,6 +120,21 @@ def simulate(  # noqa: PLR0913 - one for each option
         raise SpecError(_describe_misfit(result))
     show_simulation(result, console)
     _write(result, html, console, as_json=as_json)
+
+
+def _read_published(name: str, changes: list[str] | None) -> "PublishedModel | None":
+    from rowwise.planning.simulate.published_models import published_names, read_published
+    from rowwise.recipes.find import ENDINGS, names
+
+    published = read_published(name)
+    if published is None and not name.endswith(ENDINGS) and not Path(name).exists() and name not in names():
+        near = get_close_matches(name, [*names(), *published_names()], n=1)
+        hint = f"did you mean {near[0]!r}?" if near else ""
+        expected = f"a recipe of `rowwise ls`, a path, or one of {', '.join(published_names())}"
+        raise SpecError(f"no recipe or published model {name!r}", expected, hint=hint)
+    if published is not None and changes:
+        raise SpecError(f"--set with {name}, which is no recipe", "a recipe, or a JSON file of its own")
+    return published
 
 
 def _write(result: "Simulation | Sweep", html: Path | None, console: Console, *, as_json: bool) -> None:

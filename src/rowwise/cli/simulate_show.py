@@ -13,6 +13,14 @@ if TYPE_CHECKING:
 
 HELPFUL = 0.005  # smallest printed saving, as a share of a step
 MAX_ROWS = 60
+NOT_RUN = "not run here: dense layers that ranks cut (tp, pp), inference by all ranks, and what a paper leaves out"
+COUNTED = {  # `planning/simulate/step.py`, each with those before it
+    "ids": "no ids travel",
+    "optimizer": "rows wait for no dense sums, and the dense optimizer takes no time",
+    "rows": "tables move rows alone",
+    "latency": "no latency",
+    "vectors": "exchanges of looked-up rows over the ranks, twice, instead of vectors",
+}
 
 
 def show_simulation(result: "Simulation", console: Console) -> None:
@@ -34,7 +42,19 @@ def show_simulation(result: "Simulation", console: Console) -> None:
             table.add_row(use.resource, format_seconds(use.busy_s), format_seconds(use.exposed_s))
         console.print(table, markup=False)
     _show_help(result, console)
+    _show_published(result, console)
     _show_notes(result.notes, console, runs_here=result.runs_here)
+
+
+def _show_published(result: "Simulation", console: Console) -> None:
+    """Print what was published, and the step as its description counts it."""
+    for rate in result.published:
+        _print_line(console, "paper", f"{format_rate(rate.samples_s)} samples/s, {rate.source}")
+    if result.counted:
+        table = make_table(("counted as in the paper",), ("a step", "samples/s"))
+        for counted in result.counted:
+            table.add_row(COUNTED[counted.what], format_seconds(counted.step_s), format_rate(counted.samples_s))
+        console.print(table, markup=False)
 
 
 def _show_help(result: "Simulation", console: Console) -> None:
@@ -107,7 +127,7 @@ def _show_notes(notes: tuple[str, ...], console: Console, *, runs_here: bool = T
     for note in notes:
         _print_line(console, "note", note)
     if not runs_here:
-        _print_line(console, "note", "tp is not run here: this library does not cut dense layers by tensors")
+        _print_line(console, "note", NOT_RUN)
 
 
 def _print_line(console: Console, lead: str, text: str) -> None:

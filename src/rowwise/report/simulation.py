@@ -38,6 +38,7 @@ def _draw_step(simulation: Simulation) -> Html:
     )
     uses = [(u.resource, format_duration(u.busy_s), format_duration(u.exposed_s)) for u in simulation.uses]
     helped = [(h.what, format_duration(h.step_s), format_percent(h.saved)) for h in simulation.help]
+    counted = [(c.what, format_duration(c.step_s), format_count(c.samples_s)) for c in simulation.counted]
     stages = [(s.stage, s.resource, format_duration(s.seconds)) for s in simulation.stages if s.seconds]
     return section(
         "step",
@@ -47,6 +48,7 @@ def _draw_step(simulation: Simulation) -> Html:
         text_table(("Resource", "Busy", "Exposed"), uses),
         text_table(("Twice as fast, or without", "A step", "Less"), helped),
         memory_table,
+        *(text_table(("Counted as in the paper", "A step", "Samples/s"), counted) for _ in counted[:1]),
         text_table(("Stage", "Resource", "Time"), stages),
     )
 

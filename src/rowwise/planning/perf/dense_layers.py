@@ -25,10 +25,12 @@ class DenseLayer(Value, frozen=True):
     rows: float = 1.0  # vectors of a sample that the layer is applied to
     flops: float = 0.0  # of a sample in a forward, beside the linear layer's
     parameters: int = 0
+    experts: int = 1  # copies of the linear layer, with parameters of their own
+    active: int = 1  # experts that a sample uses
 
     def sample_flops(self) -> float:
         """Operations of a forward."""
-        return 2.0 * self.rows * self.inputs * self.outputs + self.flops
+        return 2.0 * self.rows * self.active * self.inputs * self.outputs + self.flops
 
     def seconds(self, hardware: Hardware, samples: float) -> LinearSeconds:
         """Forward and backward, from measured shapes if the profile has them, else from the operations."""
@@ -36,7 +38,7 @@ class DenseLayer(Value, frozen=True):
         if hardware.linears is None or not self.inputs:
             all_s = self.sample_flops() * samples / hardware.flops
             return LinearSeconds(all_s, BACKWARD * all_s)
-        measured = hardware.linears.of(self.rows * samples, self.inputs, self.outputs)
+        measured = hardware.linears.of(self.rows * self.active * samples, self.inputs, self.outputs)
         return LinearSeconds(measured.forward_s + rest_s, measured.backward_s + BACKWARD * rest_s)
 
 
@@ -66,9 +68,9 @@ def parse_layers(text: str) -> DenseLayers:
 
 def side_of_layers(layers: DenseLayers, state_slots: int = 2) -> DenseSide:
     """Memory and bytes of MLPs; each layer is gathered at once, and keeps its inputs for the backward."""
-    units = tuple(((layer.outputs, layer.inputs), (layer.outputs,)) for layer in layers.all)
-    kept = FLOAT_bytes * sum(layer.inputs for layer in layers.all)
-    largest = FLOAT_bytes * max((layer.inputs for layer in layers.all), default=0)
+    units = tuple(((x.experts * x.outputs, x.inputs), (x.experts * x.outputs,)) for x in layers.all)
+    inputs = [int(FLOAT_bytes * layer.rows * layer.inputs) for layer in layers.all]
+    kept, largest = sum(inputs), max(inputs, default=0)
     activations = ActivationBytes(kept, kept + largest)
     return DenseSide(shapes=DenseUnits(units, ()), state_slots=state_slots, activations=activations)
 

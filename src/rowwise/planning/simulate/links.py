@@ -80,7 +80,7 @@ class Links:
         if ranks == 1 or not size_bytes:
             return {}
         if self.net is not None and not inside:
-            return {cause: seconds / 2 for cause, seconds in self._ring(size_bytes).items()}  # half of an all-reduce
+            return scale_seconds(self._ring(size_bytes), 0.5)  # half of an all-reduce
         return self._at_rates((ranks - 1) / ranks * size_bytes, "reduce_scatter", inside=inside)
 
     def dense_sum(self, numbers: float, kind: WireType, ranks: int, *, inside: bool) -> Seconds:
@@ -116,10 +116,14 @@ class Links:
             add_seconds(between, near), add_seconds(coding, self._processor_s(4 * far_bytes / holders))
         )
 
+    def send(self, sent_bytes: float, *, inside: bool) -> Seconds:
+        """Each rank sends bytes to others, at the rates of the profile."""
+        return self._at_rates(sent_bytes, "all_to_all", inside=inside)
+
     def _all_to_all(self, sent_bytes: float, ranks: int, *, inside: bool) -> Seconds:
         if ranks == 1 or (self.net is not None and not inside):
             return self.gather(sent_bytes * ranks / max(ranks - 1, 1), ranks, inside=inside)
-        return self._at_rates(sent_bytes, "all_to_all", inside=inside)
+        return self.send(sent_bytes, inside=inside)
 
     def _at_rates(self, sent_bytes: float, collective: str, *, inside: bool) -> Seconds:
         link: Link = "host" if inside else "network"
@@ -177,3 +181,7 @@ def seconds_by_cause(net: LinkArrays, seconds: Callable[[LinkArrays], float]) ->
 
 def add_seconds(a: Seconds, b: Seconds) -> Seconds:
     return {cause: a.get(cause, 0.0) + b.get(cause, 0.0) for cause in CAUSES if cause in a or cause in b}
+
+
+def scale_seconds(seconds: Seconds, factor: float) -> Seconds:
+    return {cause: taken_s * factor for cause, taken_s in seconds.items()}

@@ -6,7 +6,7 @@ device memory is too small, a share of each table is in the tier below it, as la
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from rowwise.planning.planner.options import TableArrays, price_pieces
 from rowwise.planning.planner.problem import Pieces, PlacementProblem, PlanRequest
 from rowwise.planning.planner.rank_exchange import ExchangeSeconds, exchanges_s
 from rowwise.planning.simulate.links import Links, Seconds, add_seconds
-from rowwise.planning.simulate.step import TableSeconds, sum_transfers
+from rowwise.planning.simulate.step import VECTORS, Simplification, TableSeconds, sum_transfers
 from rowwise.planning.simulate.traffic import (
     Flow,
     HEADER_bytes,
@@ -71,6 +71,31 @@ def planned_loads(problem: PlacementProblem, sums: Pieces, plan: Plan, links: Li
         transfers = with_coding(sum_transfers(traffic.flows(), links), request, links)
     memory = tuple(int(size) for size in sums.bytes_NM.max(0))
     return TableLoads(seconds=TableSeconds(**compute, transfers=transfers), memory_bytes=memory)
+
+
+def simplified_tables(
+    tables: TableSeconds, workloads: Sequence[Workload], batch: int, links: Links, simplified: frozenset[Simplification]
+) -> TableSeconds:
+    """The tables' part as arXiv 2310.02784 counts it: of all that tables do, the bytes of the rows that are looked up.
+
+    ids      no ids travel
+    rows     a lookup, and an update, take the rows' bytes at the rate of the memory
+    vectors  an exchange sends the rows' bytes over the number of ranks, twice, instead of pooled vectors
+    """
+    topology = links.topology
+    looked_bytes = sum(w.access.pooling * w.table.row_bytes for w in workloads) * batch / topology.world
+    transfers = dict(tables.transfers)
+    if "ids" in simplified:
+        transfers = {stage: seconds for stage, seconds in transfers.items() if not stage.startswith("route.")}
+    if "vectors" in simplified and topology.world > 1:
+        sent = links.send(2 * looked_bytes / topology.world, inside=topology.hosts == 1)
+        inside = ("exchange.inside", "return.inside")
+        transfers = {stage: seconds for stage, seconds in transfers.items() if stage not in inside}
+        transfers |= dict.fromkeys(VECTORS, sent)
+    if "rows" in simplified:
+        rows_W = np.full(1, looked_bytes / links.machine.hardware.device_Bps)
+        tables = replace(tables, lookup_W=rows_W, update_W=rows_W)
+    return replace(tables, transfers=transfers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,12 +7,20 @@ from msgspec import structs
 
 from rowwise.base.errors import SpecError
 from rowwise.base.quantity import format_bytes
-from rowwise.base.records import Help, ResourceUse, SimulatedStage, Simulation, TierUse
+from rowwise.base.records import (
+    CountedStep,
+    Help,
+    PublishedRate,
+    ResourceUse,
+    SimulatedStage,
+    Simulation,
+    TierUse,
+)
 from rowwise.base.textfile import parse_whole
 from rowwise.parallel.plan import TIERS, Plan
 from rowwise.planning.perf.access import Workload
 from rowwise.planning.perf.dense_layers import DenseLayers
-from rowwise.planning.perf.dense_parallel import DenseSide
+from rowwise.planning.perf.dense_parallel import KINDS, DenseSide
 from rowwise.planning.perf.hardware import Hardware, Machine
 from rowwise.planning.perf.learned import model_of
 from rowwise.planning.perf.links import LinkArrays, Network, age_notes
@@ -23,11 +31,20 @@ from rowwise.planning.planner.options import make_problem
 from rowwise.planning.planner.pipeline import make_plan
 from rowwise.planning.planner.problem import PlanRequest
 from rowwise.planning.simulate.links import CAUSES, Links
-from rowwise.planning.simulate.loads import EvenPieces, MissingMemory, TableLoads, even_loads, planned_loads
-from rowwise.planning.simulate.step import StepWork
+from rowwise.planning.simulate.loads import (
+    EvenPieces,
+    MissingMemory,
+    TableLoads,
+    even_loads,
+    planned_loads,
+    simplified_tables,
+)
+from rowwise.planning.simulate.step import SIMPLIFICATIONS, UNCUT, LayerCut, Simplification, StepWork
 from rowwise.tables.spec import FLOATS, Topology, Wire
 
 SEARCH_s = 0.02
+EVEN_NOTES = ("tables are shared evenly between ranks, which is a bound for plans of whole tables",)
+CUTS = ("tp", "pp")  # ways to cut dense layers between ranks
 FASTER = 2.0  # speed-up that is tried for each resource in turn
 MEASURED_HOSTS = 1  # of profiles that `rowwise calibrate` writes
 EXTRAPOLATED = 4  # multiple of the measured hosts above which a note says so
@@ -46,8 +63,10 @@ class SimulatedModel:
     wire: Wire = FLOATS
     depth: int = 2  # steps in flight
     elastic: bool = False
-    tensor_ranks: int = 1
-    ids_beside: bool = False
+    cut: LayerCut = UNCUT
+    training: bool = True
+    simplified: frozenset[Simplification] = frozenset()
+    published: tuple[PublishedRate, ...] = ()  # with any, a simulation is repeated as their description counts it
     columns: int = 0  # of samples that ranks read; 0 if batches are made elsewhere
     workers: bool = False  # workers of a host read for all its ranks
 
@@ -88,7 +107,19 @@ def simulate(model: SimulatedModel, place: SimulatedMachine, *, explain: bool = 
         stages=tuple(SimulatedStage(s.name, s.resource, float(max(s.seconds_W))) for s in stages),
         help=remedies,
         limits=describe_limit(remedies, steady.step_s) if explain else "",
+        published=model.published,
+        counted=_count_as_published(model, place, loads) if explain and model.published else (),
     )
+
+
+def _count_as_published(model: SimulatedModel, place: SimulatedMachine, loads: TableLoads) -> tuple[CountedStep, ...]:
+    """The step with one simplification after another, up to that of the published description."""
+    counted: list[CountedStep] = []
+    for number, name in enumerate(SIMPLIFICATIONS, start=1):
+        simplified = replace(model, simplified=frozenset(SIMPLIFICATIONS[:number]))
+        step_s = steady_step(step_work(simplified, place, loads).stages(model.depth)).step_s
+        counted.append(CountedStep(name, step_s, model.batch / step_s))
+    return tuple(counted)
 
 
 def check_model(model: SimulatedModel, topology: Topology) -> None:
@@ -146,15 +177,20 @@ def _loads_of_plan(request: PlanRequest, plan: Plan, links: Links, *, elastic: b
 
 
 def step_work(model: SimulatedModel, place: SimulatedMachine, loads: TableLoads) -> StepWork:
+    links = place.links()
     return StepWork(
-        tables=loads.seconds,
+        tables=simplified_tables(loads.seconds, model.workloads, model.batch, links, model.simplified),
         layers=model.layers,
         side=model.side,
-        links=place.links(),
+        links=links,
         samples=model.batch / place.machine.topology.world,
+        vectors_bytes=sum(
+            w.vectors * model.wire.vectors("host", backward=False).vector_bytes(w.table.dim) for w in model.workloads
+        ),
         wire=model.wire,
-        tensor_ranks=model.tensor_ranks,
-        ids_beside=model.ids_beside,
+        cut=model.cut,
+        training=model.training,
+        simplified=model.simplified,
         batch_s=making_s(model, place.machine),
     )
 
@@ -199,24 +235,30 @@ def describe_limit(remedies: tuple[Help, ...], step_s: float) -> str:
 
 
 def choose_dense(model: SimulatedModel, text: str, topology: Topology) -> SimulatedModel:
-    """The model with its dense layers replicated, sharded (full, hybrid, hybrid:8), or cut by tensors (tp:8)."""
+    """The model with its dense layers replicated, sharded (full, hybrid), or cut between ranks (tp, pp)."""
     kind, _, number = text.partition(":")
-    kinds = {"replicated": "replicate", "replicate": "replicate", "full": "full", "hybrid": "hybrid", "tp": "tp"}
-    ranks = parse_whole(number or str(topology.devices))
-    if kind not in kinds or ranks is None or (number and kinds[kind] in ("replicate", "full")):
-        raise SpecError(f"dense={text!r}", "replicated, full, hybrid, hybrid:RANKS or tp:RANKS")
-    if kinds[kind] in ("hybrid", "tp") and (ranks < 1 or topology.world % ranks):
+    kind = "replicate" if kind == "replicated" else kind
+    across = kind in CUTS and number == "hosts"
+    ranks = topology.hosts if across else parse_whole(number or str(topology.devices))
+    if kind not in (*KINDS, *CUTS) or ranks is None or (number and kind in ("replicate", "full")):
+        raise SpecError(f"dense={text!r}", "replicated, full, hybrid:RANKS, tp:RANKS, tp:hosts, pp:RANKS or pp:hosts")
+    if across and topology.hosts == 1:
+        raise SpecError(f"dense={text} on one host", f"several hosts, or {kind}:RANKS")
+    if ranks < 1 or topology.world % ranks:
         raise SpecError(f"dense={text}: {ranks} ranks do not divide {topology.world}", f"a divisor of {topology.world}")
-    if model.wire.far is not None and kinds[kind] != "replicate":
+    layers = len(model.layers.all)
+    if kind == "pp" and ranks > layers:
+        raise SpecError(f"dense={text}: {ranks} parts of {layers} layers", "at most a part for each layer")
+    if model.wire.far is not None and kind != "replicate":
         raise SpecError(f"dense={text} with wire.far={model.wire.far}", "dense=replicated, or wire.far=null")
-    if kinds[kind] == "tp":
-        return replace(model, side=_cut_by_tensors(model.side, ranks), tensor_ranks=ranks)
-    shards = ranks if kinds[kind] == "hybrid" else None
-    return replace(model, side=structs.replace(model.side, kind=kinds[kind], shards=shards), tensor_ranks=1)
+    if kind in CUTS:
+        return replace(model, side=_cut_side(model.side, ranks), cut=LayerCut(kind, ranks, across))
+    shards = ranks if kind == "hybrid" else None
+    return replace(model, side=structs.replace(model.side, kind=kind, shards=shards), cut=UNCUT)
 
 
-def _cut_by_tensors(side: DenseSide, ranks: int) -> DenseSide:
-    """Memory of a rank that has a part of each layer's columns."""
+def _cut_side(side: DenseSide, ranks: int) -> DenseSide:
+    """Memory of a rank that has a part of the parameters."""
     units = tuple(tuple((-(-shape[0] // ranks), *shape[1:]) for shape in unit) for unit in side.shapes.units)
     return structs.replace(side, kind="replicate", shapes=structs.replace(side.shapes, units=units))
 
@@ -272,12 +314,12 @@ def _describe_setup(model: SimulatedModel, place: SimulatedMachine) -> Simulatio
         hosts=topology.hosts,
         devices=topology.devices,
         batch=model.batch,
-        dense=f"tp:{model.tensor_ranks}" if model.tensor_ranks > 1 else dense,
+        dense=str(model.cut) if model.cut.ranks > 1 else dense,
         wire=describe_wire(model.wire),
         exact=model.wire.exact,
-        runs_here=model.tensor_ranks == 1,
+        runs_here=model.cut.ranks == 1 and model.training and not model.simplified,
         step_s=None,
-        notes=describe_rates(hardware, topology, place.network),
+        notes=(*describe_rates(hardware, topology, place.network), *EVEN_NOTES[: place.even]),
     )
 
 

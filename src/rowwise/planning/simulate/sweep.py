@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from msgspec import structs
 
@@ -33,6 +34,7 @@ from rowwise.planning.simulate.simulation import (
     make_request,
     simulate,
 )
+from rowwise.planning.simulate.step import SIMPLIFICATIONS
 from rowwise.tables.spec import Codecs, Topology, Wire, WireType
 
 MAX_COMBINATIONS = 10_000
@@ -236,6 +238,17 @@ def _vary_depth(case: Case, text: str) -> Case:
     return replace(case, model=replace(case.model, depth=_parse_count(text, "depth")))
 
 
+def _vary_choice(case: Case, text: str, *, name: str) -> Case:
+    choices = TASKS if name == "task" else COUNTS
+    if text not in choices:
+        raise SpecError(f"{name}={text}", f"one of {', '.join(choices)}")
+    return replace(case, model=replace(case.model, **choices[text]))
+
+
+TASKS: dict[str, dict[str, Any]] = {"training": {"training": True}, "inference": {"training": False}}
+COUNTS: dict[str, dict[str, Any]] = {
+    "ours": {"simplified": frozenset()}, "published": {"simplified": frozenset(SIMPLIFICATIONS)},
+}  # fmt: skip
 Change = Callable[[Case, str], Case]
 QUANTITIES: dict[str, Change] = {
     "hardware": _vary_hardware,
@@ -247,6 +260,8 @@ QUANTITIES: dict[str, Change] = {
     "depth": _vary_depth,
     "dense": _vary_dense,
     "wire": _vary_wire,
+    "task": partial(_vary_choice, name="task"),
+    "counts": partial(_vary_choice, name="counts"),
 }
 EXAMPLES = {
     "hardware": "zionex,h100-like",
@@ -256,6 +271,8 @@ EXAMPLES = {
     "network": "1x,2x",
     "batch": "64k,128k",
     "depth": "1,2",
-    "dense": "replicated,full,hybrid,tp:8",
+    "dense": "replicated,full,hybrid,tp:8,pp:4",
     "wire": "fp32,bf16,int8",
+    "task": "training,inference",
+    "counts": "ours,published",
 }
