@@ -14,13 +14,6 @@ if TYPE_CHECKING:
 HELPFUL = 0.005  # smallest printed saving, as a share of a step
 MAX_ROWS = 60
 NOT_RUN = "not run here: dense layers that ranks cut (tp, pp), inference by all ranks, and what a paper leaves out"
-COUNTED = {  # `planning/simulate/step.py`, each with those before it
-    "ids": "no ids travel",
-    "optimizer": "rows wait for no dense sums, and the dense optimizer takes no time",
-    "rows": "tables move rows alone",
-    "latency": "no latency",
-    "vectors": "exchanges of looked-up rows over the ranks, twice, instead of vectors",
-}
 
 
 def show_simulation(result: "Simulation", console: Console) -> None:
@@ -53,7 +46,7 @@ def _show_published(result: "Simulation", console: Console) -> None:
     if result.counted:
         table = make_table(("counted as in the paper",), ("a step", "samples/s"))
         for counted in result.counted:
-            table.add_row(COUNTED[counted.what], format_seconds(counted.step_s), format_rate(counted.samples_s))
+            table.add_row(counted.what, format_seconds(counted.step_s), format_rate(counted.samples_s))
         console.print(table, markup=False)
 
 

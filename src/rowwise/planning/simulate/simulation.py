@@ -115,10 +115,12 @@ def simulate(model: SimulatedModel, place: SimulatedMachine, *, explain: bool = 
 def _count_as_published(model: SimulatedModel, place: SimulatedMachine, loads: TableLoads) -> tuple[CountedStep, ...]:
     """The step with one simplification after another, up to that of the published description."""
     counted: list[CountedStep] = []
-    for number, name in enumerate(SIMPLIFICATIONS, start=1):
-        simplified = replace(model, simplified=frozenset(SIMPLIFICATIONS[:number]))
-        step_s = steady_step(step_work(simplified, place, loads).stages(model.depth)).step_s
-        counted.append(CountedStep(name, step_s, model.batch / step_s))
+    simplified: frozenset[Simplification] = frozenset()
+    for name, what in SIMPLIFICATIONS.items():
+        simplified |= {name}
+        work = step_work(replace(model, simplified=simplified), place, loads)
+        step_s = steady_step(work.stages(model.depth)).step_s
+        counted.append(CountedStep(what, step_s, model.batch / step_s))
     return tuple(counted)
 
 
