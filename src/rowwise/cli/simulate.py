@@ -103,7 +103,7 @@ def simulate(  # noqa: PLR0913 - one for each option
     published = None if recipe is None else _read_published(recipe, changes)
     machine = _read_machine(published.machine if published and topology is None else topology, network)
     if recipe is not None and published is not None:
-        model, even = published.simulated(recipe), plan is None
+        model, even = published.simulated(recipe, machine), plan is None
     else:
         model = _read_model(recipe, tuple(changes or ()), tables, dense, dim, machine)
     if batch is not None:

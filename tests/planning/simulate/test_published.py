@@ -15,6 +15,8 @@ from rowwise.base.errors import SpecError
 from rowwise.cli.simulate import simulate as simulate_command
 from rowwise.planning.perf.dense_layers import DenseLayer, DenseLayers, parse_layers, side_of_layers
 from rowwise.planning.perf.hardware import LinkRates, Machine, hardware_named
+from rowwise.planning.perf.links import Network, NetworkHost, PairLink
+from rowwise.planning.perf.timeline import steady_step
 from rowwise.planning.planner.machines import machine_named
 from rowwise.planning.simulate.links import Links
 from rowwise.planning.simulate.published_models import published_names, read_published
@@ -107,14 +109,18 @@ def test_each_simplification_leaves_out_what_it_names(tmp_path):
     assert left("vectors")["exchange.send"] == pytest.approx(20e-6 + 2 * 8 * 10 * 16 * 2 * 100 / 8 / 7e9)
 
 
-def seconds_of(cut, layers="4,4:4,4,4", **options):
-    """The stages of 4 hosts of 2 devices: a byte a second inside hosts, two between them, an operation a second."""
+def cut_work(cut, layers="4,4:4,4,4"):
+    """The step of 4 hosts of 2 devices: a byte a second inside hosts, two between them, an operation a second."""
     topology = machine_named("4x2xcpu").topology
     near, far = (LinkRates(all_to_all_Bps=rate, reduce_scatter_Bps=rate, all_reduce_Bps=rate) for rate in (1.0, 2.0))
     hardware = structs.replace(hardware_named("zionex"), host=near, network=far, flops=1.0)
     layers = parse_layers(layers) if isinstance(layers, str) else layers
     tables = replace(EMPTY, transfers={"exchange.send": {"network": 5.0}})
-    work = work_of(Links(Machine(topology, hardware)), tables, layers, cut=cut, vectors_bytes=3.0, **options)
+    return work_of(Links(Machine(topology, hardware)), tables, layers, cut=cut, vectors_bytes=3.0)
+
+
+def seconds_of(cut, layers="4,4:4,4,4"):
+    work = cut_work(cut, layers)
     return {stage.name: sum(float(np.max(x)) for x in stage.causes.values()) for stage in work.works()}
 
 
@@ -146,6 +152,19 @@ def test_a_pipeline_fills_and_empties_and_one_part_has_the_vectors():
     assert found["reduce.0"] == 90.0
     assert found["exchange.send"] == 5.0 + 3.0  # passed on inside the host
     assert seconds_of(LayerCut("pp", 4, across=True), "4,4:4,4,4,4")["exchange.send"] == 20.0
+    # Forwards of 96 and their fill of 16, backwards of 192 and the sum of 90: activations travel beside them.
+    assert steady_step(cut_work(LayerCut("pp", 2)).stages(1)).step_s == pytest.approx(96 + 16 + 192 + 90)
+
+
+def test_a_network_limits_what_ranks_of_several_hosts_send():
+    machine, hosts = machine_named("4x2xcpu"), tuple(NetworkHost(name=f"h{k}", devices=2) for k in range(4))
+    network = Network(
+        hosts=hosts, link=PairLink(latency_s=0.5, rate_Bps=10.0), groups=(0, 0, 1, 1), uplink_Bps=(8.0, 8.0)
+    )
+    links = Links(machine, network.arrays())
+    # A host sends 60 bytes, a third of them to each other host; a group sends 80 of its 120 through its uplink.
+    assert links.send(30.0, inside=False) == pytest.approx({"network": 6.0, "uplink": 4.0, "latency": 0.5})
+    assert links.send(30.0, inside=True) == Links(machine).send(30.0, inside=True)
 
 
 def test_cut_layers_take_less_memory_and_are_not_run_here(tmp_path):
@@ -226,3 +245,4 @@ def test_what_was_published_is_shown_beside_the_step(command):
     assert "paper   3.4 M samples/s, measured on 128 GPUs of ZionEX (arXiv 2104.05158)" in out
     assert re.search(r"exchanges of looked-up rows .* 3\.05\d M", out)
     assert "Counted as in the paper" in Path("i.html").read_text()
+    assert "paper" not in command("simulate", "dlrm-i", "--topology", "32x8xzionex")[1]

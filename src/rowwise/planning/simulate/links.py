@@ -117,7 +117,11 @@ class Links:
         )
 
     def send(self, sent_bytes: float, *, inside: bool) -> Seconds:
-        """Each rank sends bytes to others, at the rates of the profile."""
+        """Each rank sends bytes to others."""
+        if self.net is not None and not inside:
+            hosts, devices = self.topology.hosts, self.topology.devices
+            bytes_HH = np.full((hosts, hosts), devices * sent_bytes / max(hosts - 1, 1))
+            return seconds_by_cause(self.net, lambda net: all_to_all_s(net, bytes_HH))
         return self._at_rates(sent_bytes, "all_to_all", inside=inside)
 
     def _all_to_all(self, sent_bytes: float, ranks: int, *, inside: bool) -> Seconds:

@@ -13,6 +13,8 @@ from rowwise.base.textfile import read_bytes
 from rowwise.base.value import MAX_BATCH, MAX_DIM, MAX_LAYERS, parse_json
 from rowwise.planning.perf.access import Access, Workload
 from rowwise.planning.perf.dense_layers import DenseLayer, DenseLayers, parse_layers, side_of_layers
+from rowwise.planning.perf.hardware import Machine
+from rowwise.planning.planner.machines import machine_named
 from rowwise.planning.simulate.simulation import SimulatedModel
 from rowwise.tables.row_optimizers import Sgd
 from rowwise.tables.spec import Codecs, RowType, Table, Value, Wire, WireType
@@ -63,7 +65,10 @@ class PublishedModel(Value, frozen=True, kw_only=True):
         after = [structs.replace(x, parameters=self.experts * x.parameters, **numbers) for x in plain.after]
         return DenseLayers(plain.before, (*between, *after))
 
-    def simulated(self, name: str) -> SimulatedModel:
+    def simulated(self, name: str, machine: Machine | None = None) -> SimulatedModel:
+        """The model; on ranks or hardware that it was not described on, without its published rates."""
+        own = machine_named(self.machine)
+        alike = machine is None or (machine.topology, machine.hardware.name) == (own.topology, own.hardware.name)
         shape, layers = self.tables, self.layers()
         tables = [
             Table(name=f"t{k}", rows=shape.rows, dim=shape.dim, row_type=RowType.FP16, optimizer=Sgd())
@@ -76,7 +81,7 @@ class PublishedModel(Value, frozen=True, kw_only=True):
             side=side_of_layers(layers, state_slots=0),
             batch=self.batch,
             wire=Wire(host=HALVES, network=HALVES),
-            published=self.published,
+            published=self.published if alike else (),
         )
 
 
