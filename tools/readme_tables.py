@@ -1131,7 +1131,8 @@ def recipes() -> str:
         takes += [f"{about.memory_gb:.1f} GB"] if about.memory_gb else []
         published = ", ".join(f"{m} {value:.4g}" for m, value in about.published.items())
         by_whom = f"{published} ({about.published_by})" if published else ""
-        return f"`{about.run.removeprefix('rowwise train ')}` | {about.what} | {metrics or 'not run'} | {by_whom} | {', '.join(takes)}"
+        words = about.run.removeprefix("rowwise train ")
+        return f"`{words}` | {about.what} | {metrics or 'not run'} | {by_whom} | {', '.join(takes)}"
 
     measured = "Means of 3 seeds and the widest difference between them, on 2 cores of an AMD EPYC."
     return f"{table('recipe | what | test metrics | published | takes', cells, names())}\n\n{measured}"
