@@ -253,7 +253,7 @@ NONSENSE = {
     "drill what": ("nope", "", "kill"),
     "drill --nproc": (*COUNTS, "1", "99999"),
     "drill --folder": ("{run}", "{rows}"),
-    "drill --recipe": ("nope", "nope.yaml", "{rows}"),
+    "drill --recipe": NO_RECIPE,
     "calibrate folder": ("{run}", "{rows}"),
     "calibrate --minutes": ("0", *SECONDS),
     "calibrate --nproc": (*COUNTS, "99999"),
