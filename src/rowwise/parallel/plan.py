@@ -88,6 +88,7 @@ class Plan(Value, frozen=True, omit_defaults=True):
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(x.ljust(width) for x, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         title = f"{self.world} ranks, {len(tiles)} tile{'s' * (len(tiles) != 1)}"
+        title += f"; approximate: {', '.join(self.approximate)}" if self.approximate else ""
         return "\n".join([title, *lines, *[f"... {more} more"] * (more > 0)])
 
     def to_json(self) -> str:
@@ -172,7 +173,7 @@ def _check_cover(table: Table, tiles: list[Tile], world: int) -> None:
 
 def _check_tile(table: Table, tile: Tile) -> None:
     if not (0 <= tile.rows[0] < tile.rows[1] <= table.rows and 0 <= tile.cols[0] < tile.cols[1] <= table.dim):
-        raise SpecError(f"tile {tile}: outside {_name_and_shape(table)}")
+        raise SpecError(f"tile {tile}", f"a rectangle inside {_name_and_shape(table)}")
     if not 0 <= tile.cache_rows <= (0 if tile.tier == "device" else tile.rows[1] - tile.rows[0]):
         raise SpecError(
             f"tile {tile}: cache_rows={tile.cache_rows}",

@@ -74,11 +74,11 @@ def _cast(table: pa.Table, columns: Mapping[str, pa.DataType], required: Mapping
     fields = {**columns, **required}
     missing = [name for name in fields if name not in table.column_names]
     if missing:
-        raise DataError(f"no column {missing[0]!r}")
+        raise DataError(f"no column {missing[0]!r}", f"the columns {', '.join(fields)}")
     typed = table.select(list(fields)).cast(pa.schema(fields))
     nulls = [name for name in required if typed[name].null_count]
     if nulls:
-        raise DataError(f"column {nulls[0]!r} has nulls")
+        raise DataError(f"column {nulls[0]!r} has nulls", "a value in each row")
     return typed
 
 

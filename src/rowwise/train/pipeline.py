@@ -3,8 +3,8 @@
     stage       of step i + 1, depth 2                   resource
     read        before step i                            reader thread
     header      from before the forward of step i on     link
-    route       counts as the header; ids after the      link
-                forward of step i
+    route       number of ids: with the header;          link
+                ids: after the forward of step i
     prefetch    before the update of step i              disk
     lookup, exchange, forward, backward, return, reduce, status, update: in step i + 1
 

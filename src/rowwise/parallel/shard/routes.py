@@ -18,7 +18,7 @@ from rowwise.tables.spec import Pooling, Table, Topology
 
 
 class ExchangePath(StrEnum):
-    """How a piece's vectors reach the ranks of the samples; `spec.VectorExchange` names the same paths in plans."""
+    """How a piece's vectors reach the ranks of the samples; `spec.VectorExchange` names them in forecasts."""
 
     ALL_TO_ALL = "all_to_all"  # pooled vectors in one all-to-all; also the rows of sequence tables
     HIERARCHICAL = "hierarchical"  # pooled vectors, reduce-scattered inside the one host that holds the table's rows

@@ -1,7 +1,7 @@
 """`Tiles`: pieces of tables on one device with their memory, lookup, staged gradients and update.
 
-`Embeddings` and `ShardedEmbeddings` are both made of it. It knows neither modules nor ranks: a batch may have the ids
-of this rank or of all.
+`Embeddings` and `ShardedEmbeddings` are both made of it. It communicates with no rank: a batch may have the ids of this
+rank, or those of all ranks, joined.
 """
 
 import math
