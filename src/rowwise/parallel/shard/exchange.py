@@ -2,8 +2,8 @@
 
 [Note: Everyone joins] A rank that holds no tile has nothing to send and nothing to update, but the other ranks still
 wait for it in every collective, forward and backward. So all exchanges of vectors are in one autograd function, which
-every rank applies once per batch; trained per-id weights have another (`ids.py`). Its output requires a gradient through an anchor, so its backward runs on every rank,
-and all ranks meet the same collectives in the same order.
+every rank applies once per batch (trained per-id weights have another, in `ids.py`). Its output requires a gradient
+through an anchor, so its backward runs on every rank, and all ranks meet the same collectives in the same order.
 
 [Note: Vectors in flight] Both directions begin early and end late. `send` begins to send the vectors, and `receive`
 waits for them: what a model computes between the two overlaps with the transfer. The backward begins to send gradients,
