@@ -23,9 +23,18 @@ def tensors(run):
 
 @pytest.mark.slow
 # Seconds after a checkpoint: in the next save, write-back or compaction; with three steps in flight, in a look-ahead.
-@pytest.mark.parametrize(("wait_s", "depth", "ranks"), [(0.0, 2, ()), (0.05, 3, ()), (0.3, 1, ()), (0.1, 3, RANKS)])
-def test_killed_runs_end_with_the_same_bits(tmp_path, wait_s, depth, ranks):
-    train = (*TRAIN, *ranks, f"--set=train.pipeline_depth={depth}")
+@pytest.mark.parametrize(
+    ("wait_s", "depth", "ranks", "pin"),
+    [
+        (0.0, 2, (), "null"),
+        (0.05, 3, (), "20000"),
+        (0.3, 1, (), "null"),
+        (0.1, 3, RANKS, "null"),
+        (0.1, 2, RANKS, "9000"),
+    ],
+)
+def test_killed_runs_end_with_the_same_bits(tmp_path, wait_s, depth, ranks, pin):
+    train = (*TRAIN, *ranks, f"--set=train.pipeline_depth={depth}", f"--set=pin={pin}")
     whole, killed = (tmp_path / name / "runs/dlrm-synthetic/1" for name in ("whole", "killed"))
     for run in (whole, killed):
         run.parents[2].mkdir()

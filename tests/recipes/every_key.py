@@ -83,6 +83,7 @@ NEAR = {  # by class and key: another value, which makes another run
         "hardware": "cpu",
         "memory": "1GB",
         "disk": "fast",
+        "pin": 100,
         "wire": {"dense": "fp16"},
         "network": "probe",
         "tune": {"train.batch": {"choices": [2, 4]}},

@@ -1,7 +1,9 @@
 """Tables larger than the memory of a run are planned on disk, with as many rows cached as there is room for."""
 
 import re
+from collections import Counter
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
@@ -15,13 +17,16 @@ from rowwise.base.errors import RowwiseError, TableMemoryError
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.parallel.plan import Tile
 from rowwise.recipes.compose import make_model, resolve
+from rowwise.recipes.pinned_rows import RowCounts, count_rows
 from rowwise.recipes.placement import describe_disk_tables, fill_caches, has_disk_tables
 from rowwise.recipes.recipe import Data, Recipe
+from rowwise.recipes.resolved import make_batcher
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.sharding import choose_plan, tables_of
 from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
 from rowwise.recipes.trained import evaluate
 from rowwise.tables.store.sizes import cache_bytes, disk_bytes
+from rowwise.train.settings import Training
 
 MB = 10**6
 
@@ -179,9 +184,10 @@ def test_a_run_warns_of_memory_that_is_not_there(large, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_with_tables_on_disk_ends_as_one_that_was_not_stopped(large, tmp_path):
+@pytest.mark.parametrize("pin", [None, 500])
+def test_a_resumed_run_with_tables_on_disk_ends_as_one_that_was_not_stopped(large, tmp_path, pin):
     made, _ = large
-    made = structs.replace(made, memory=4 * MB)
+    made = structs.replace(made, memory=4 * MB, pin=pin)
     whole = TrainingRun.start(made, tmp_path / "runs")
     whole.go()
     once = structs.replace(made, train=structs.replace(made.train, epochs=1))
@@ -200,3 +206,48 @@ def test_a_run_that_cannot_start_leaves_no_folder(large, tmp_path):
             TrainingRun.start(structs.replace(made, **changes), tmp_path / "runs")
         assert not any((tmp_path / "runs").rglob("recipe.yaml"))
         assert not any(path.name.isdecimal() for path in (tmp_path / "runs").rglob("*"))
+
+
+def test_a_run_with_pinned_rows_ends_as_one_in_memory(large, tmp_path):
+    made, _ = large
+    resident = TrainingRun.start(made, tmp_path / "runs")
+    resident.go()
+    pinned = TrainingRun.start(structs.replace(made, memory=4 * MB, pin=1000), tmp_path / "runs")
+    assert sum(tile.pinned_rows for tile in pinned.plan.tiles) > 40
+    pinned.go()
+    expected, found = (saved(run.folder.path) for run in (resident, pinned))
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[key], found[key]) for key in expected)
+
+
+def test_rows_are_counted_exactly_and_the_hottest_come_first(large):
+    made, model = large
+    resolved = resolve(made)
+    counted = count_rows(resolved, model, 300)  # three batches of 128
+    ids = []
+    for batch in islice(make_batcher(resolved, resolved.rows.train), 3):
+        ids += batch.sparse.ids_of("item").tolist()
+    expected = sorted(Counter(ids).items(), key=lambda pair: (-pair[1], pair[0]))
+    assert counted.hot_rows["item"].tolist() == [row for row, count in expected if count > 1]
+    assert counted.workloads[1].access.pooling == len(ids) / 384
+    assert [workload.table.name for workload in counted.workloads] == ["user", "item", "seen"]
+
+
+def test_counts_do_not_depend_on_how_ids_arrive():
+    rows_N = torch.randint(0, 5000, (3 << 19,), generator=torch.Generator().manual_seed(0))
+    counts = RowCounts()
+    for part in rows_N.split(100_000):
+        counts.add(part)
+    counts.merge()
+    rows_U, counts_U = rows_N.unique(return_counts=True)
+    assert torch.equal(counts.rows_U, rows_U)
+    assert torch.equal(counts.counts_U, counts_U)
+    assert counts.total == len(rows_N)
+
+
+def test_what_cannot_be_pinned_is_refused():
+    data = Data(dataset="synthetic")
+    with pytest.raises(SpecError, match="pin=0: expected at least 1 training row"):
+        Recipe(data=data, pin=0)
+    with pytest.raises(SpecError, match=r"pin=10 with train.device=cuda"):
+        Recipe(data=data, pin=10, train=Training(device="cuda"))

@@ -19,6 +19,7 @@ from rowwise.recipes.text import decode
 LEFT_ALONE = {  # what makes no other run, and where it is seen
     "Recipe.about": "rowwise ls", "Recipe.hardware": "stages.csv", "Recipe.plan": "plan.json",
     "Recipe.memory": "plan.json", "Recipe.disk": "no table is on disk", "Recipe.network": "one host",
+    "Recipe.pin": "no table is on disk",
     "Data.folder": "where a dataset is looked for", "Data.together": "the order of rows",
     "Data.on_bad_rows": "there are no bad rows", "Workers.ahead": "memory",
     "Workers.count": "speed: rows may end before the second process has begun", "Workers.most": "how many there are",

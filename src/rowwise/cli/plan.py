@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SECONDS = 1.0
 PROGRESS_AFTER_s = 2.0  # longer searches show a bar
 MODELS = ("learned", "roofline", "torchrec")
-PUBLISHED_METHODS = "random, size, dim, lookup, size-lookup, ldm, neuroshard-grid, neuroshard, dreamshard"
+PUBLISHED_METHODS = "random, size, dim, lookup, size-lookup, ldm, neuroshard-grid, neuroshard, dreamshard, recshard"
 MAX_MEASURED = 16
 STDOUT = Path("-")
 

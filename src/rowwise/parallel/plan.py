@@ -14,6 +14,7 @@ from rowwise.base.errors import SpecError
 from rowwise.base.value import MAX_RANKS, check_max, parse_json
 from rowwise.tables.row_optimizers import needs_full_rows
 from rowwise.tables.spec import Table, Value, Wire
+from rowwise.tables.store.policy import WAYS
 
 COLUMN_BLOCK = 4  # row statistics are summed over blocks of four columns, so tiles are cut between blocks
 COVER = "each cell on exactly one rank, or the table replicated, once on every rank"
@@ -34,9 +35,11 @@ class Tile(Value, frozen=True, order=True, omit_defaults=True):
     cols: tuple[int, int]
     tier: Tier = "device"  # memory tier of the tile's rows
     cache_rows: int = 0  # rows that the tier above may cache
+    pinned_rows: int = 0  # of those, slots for the hottest rows, which never leave them
 
     def __str__(self) -> str:
-        tier = "" if self.tier == "device" else f" ({self.tier}, {self.cache_rows} rows cached)"
+        pinned = f", {self.pinned_rows} of them pinned" if self.pinned_rows else ""
+        tier = "" if self.tier == "device" else f" ({self.tier}, {self.cache_rows} rows cached{pinned})"
         return f"{self.table}[{_range(self.rows)}, {_range(self.cols)}] on rank {self.rank}{tier}"
 
 
@@ -178,6 +181,11 @@ def _check_tile(table: Table, tile: Tile) -> None:
         raise SpecError(
             f"tile {tile}: cache_rows={tile.cache_rows}",
             "at most the rows of the tile, and 0 on the device, which is the top",
+        )
+    if tile.pinned_rows and not 0 < tile.pinned_rows <= tile.cache_rows - WAYS:
+        raise SpecError(
+            f"tile {tile}: pinned_rows={tile.pinned_rows}",
+            f"at most cache_rows - {WAYS}, as rows that are not pinned need a set of {WAYS} slots",
         )
     _check_buckets(table, tile)
     # The table's right edge may be inside a block; every other cut is between two blocks.

@@ -202,10 +202,12 @@ def describe_disk_tables(plan: Plan, tables: Sequence[Table]) -> str:
     hit_T = curves.hit_rate(np.arange(len(on_disk)), share_T * rows_T)
     hit = float(hit_T @ curves.pooling_T / curves.pooling_T.sum())
     stored = format_bytes(sum(disk_bytes(piece_of(by_name[tile.table], tile)) for tile in disk_tiles))
+    pinned_rows = sum(tile.pinned_rows for tile in disk_tiles)
+    pinned = f", {pinned_rows:,} of them pinned" if pinned_rows else ""
+    memory = f"{format_bytes(tiles_bytes(disk_tiles, tables))} of memory{pinned}"
     return (
         f"{_first_names(by_name)} on disk, in up to {stored}: {ceil(share_T @ rows_T):,} of {int(rows_T.sum()):,} rows"
-        f" cached in {format_bytes(tiles_bytes(disk_tiles, tables))} of memory; {hit:.0%} of lookups hit if access is"
-        " uniform, more if it is skewed"
+        f" cached in {memory}; {hit:.0%} of lookups hit if access is uniform, more if it is skewed"
     )
 
 

@@ -212,6 +212,8 @@ class Recipe(Value, frozen=True, kw_only=True):
     # to disk, or from a GPU to its host
     memory: int | str | None = None
     disk: str | None = None  # folder of tables on disk; None: disk/ in the run's folder
+    # Training rows to count before a run, to pin the hottest rows of tables on disk in memory; None: none are pinned
+    pin: int | None = None
     wire: Wire | Literal["auto"] = Wire()  # number types between ranks; auto: by the link speeds, when a run starts
     # Orders hosts: a file from rowwise net probe, or probe to measure before the run; None: the launcher's order
     network: str | None = None
@@ -241,6 +243,7 @@ class Recipe(Value, frozen=True, kw_only=True):
             raise SpecError(f"seed={self.seed}", "at least 0, and less than 2**63")
         if self.memory_bytes is not None and self.memory_bytes < 1:
             raise SpecError(f"memory={self.memory}", "more than 0, such as 4GB")
+        _check_pin(self.pin, self.train.device)
 
     @property
     def wire_types(self) -> Wire:
@@ -255,6 +258,14 @@ class Recipe(Value, frozen=True, kw_only=True):
     def max_samples(self) -> int:
         """Global samples of the largest lookup, in a step or an evaluation."""
         return max(self.train.batch * self.train.accumulate, self.evaluate.batch)
+
+
+def _check_pin(pin: int | None, device: str) -> None:
+    if pin is not None and pin < 1:
+        raise SpecError(f"pin={pin}", "at least 1 training row to count, such as 100000")
+    if pin is not None and device != "cpu":
+        problem = f"pin={pin} with train.device={device}: a GPU caches the rows of recent batches"
+        raise SpecError(problem, "pin=null, or train.device=cpu")
 
 
 def _check_co_teaching(train: Training) -> None:

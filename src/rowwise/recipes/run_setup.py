@@ -20,6 +20,7 @@ from rowwise.recipes.device_tables import gpu_table_bytes, take_gpu
 from rowwise.recipes.feed import Feed
 from rowwise.recipes.hosts import NetworkOfRun, ordered_links
 from rowwise.recipes.outlook import open_warm_start
+from rowwise.recipes.pinned_rows import count_rows
 from rowwise.recipes.placement import has_disk_tables
 from rowwise.recipes.recipe import Recipe, check_ranks
 from rowwise.recipes.resolved import ResolvedRecipe
@@ -28,6 +29,7 @@ from rowwise.recipes.sharding import choose_plan, shard_tables, tables_of
 from rowwise.recipes.table_memory import Purpose, find_memory_notes, measure_memory, raise_if_short
 from rowwise.recipes.trained import resolve_saved
 from rowwise.recipes.wires import decide_wire
+from rowwise.tables.store.row_store import NO_HOT_ROWS
 from rowwise.train.dense_parallel import ShardedConstruction, shard_dense, shards_of
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.snapshot import WarmStartMatch, warm_start
@@ -93,13 +95,17 @@ def set_up_job(
     with construction:
         model = make_model(resolved, on_meta=is_sharded)
     gpu_bytes = gpu_table_bytes(recipe.train.device, recipe.memory_bytes, comm)
-    plan = on_first_rank(comm, lambda: choose_plan(recipe, model, topology, memory, gpu_bytes))
+    counted = None
+    if recipe.pin is not None and (recipe.plan is not None or memory.is_short):
+        samples = recipe.pin
+        counted = on_first_rank(comm, lambda: count_rows(resolved, model, samples))
+    plan = on_first_rank(comm, lambda: choose_plan(recipe, model, topology, memory, gpu_bytes, counted))
     if is_sharded:
         on_first_rank(comm, lambda: raise_if_short(replace(memory, tables=tables_of(model), plan=plan)))
     disk = None
     if has_disk_tables(plan):
         disk = folder().path / DISK if recipe.disk is None else Path(recipe.disk)
-    shard_tables(recipe, model, plan, comm, disk)
+    shard_tables(recipe, model, plan, comm, disk, NO_HOT_ROWS if counted is None else counted.hot_rows)
     parts_of(recipe.model).share(model, comm)
     shard_dense(model, parallel, comm, construction)
     feed = Feed(resolved, comm)

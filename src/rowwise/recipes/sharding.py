@@ -27,18 +27,21 @@ from rowwise.planning.planner.constraints import ALL, Constraints
 from rowwise.planning.planner.infeasible import InfeasibleError
 from rowwise.planning.planner.layouts import LAYOUTS, REPLICATED, TABLE_WISE
 from rowwise.planning.planner.machines import machine_named
+from rowwise.planning.planner.methods.recshard import RECSHARD
 from rowwise.planning.planner.options import make_problem
-from rowwise.planning.planner.pipeline import make_plan
+from rowwise.planning.planner.pipeline import make_plan, plan_by_method
 from rowwise.planning.planner.problem import PlanRequest
 from rowwise.recipes.dense_side import dense_side_of
 from rowwise.recipes.device_tables import move_sharded
 from rowwise.recipes.model_configs import SequenceModel
 from rowwise.recipes.model_kinds import family_of
+from rowwise.recipes.pinned_rows import CountedRows
 from rowwise.recipes.placement import cache_tiles, fill_caches, has_disk_tables, tiles_bytes, uniform_workloads
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.table_memory import TableMemory, raise_if_short, single_rank_plan
 from rowwise.tables.row_optimizers import needs_full_rows
 from rowwise.tables.spec import Pooling, Table, Topology
+from rowwise.tables.store.row_store import NO_HOT_ROWS, HotRows
 from rowwise.tables.store.sizes import LOG_COPIES
 from rowwise.train.step import embeddings_of
 
@@ -58,12 +61,13 @@ def choose_plan(
     topology: Topology,
     memory: TableMemory | None = None,
     gpu_bytes: int | None = None,
+    counted: CountedRows | None = None,
 ) -> Plan:
     """The recipe's plan unchanged; without one, whole tables on one rank or a searched plan for several.
 
     If `memory` is too small, some tables go to disk; raises if that does not help. A new plan has a forecast of the
     step, except for one rank without `hardware` and for tables on disk. `gpu_bytes`: budget per rank for tables on its
-    GPU; None: tables are not on GPUs.
+    GPU; None: tables are not on GPUs. `counted`: tables on disk pin rows, as RecShard divides the memory.
     """
     tables = tables_of(model)
     if recipe.plan is not None:
@@ -83,7 +87,7 @@ def choose_plan(
     if memory is None or recipe.train.device != "cpu":
         return plan
     resident = replace(memory, tables=tables, plan=plan)
-    return _place_on_disk(request, resident) if resident.is_short else plan
+    return _place_on_disk(request, resident, counted) if resident.is_short else plan
 
 
 def _check_gpus(plan: Plan, tables: Sequence[Table], gpu_bytes: int, samples: int) -> None:
@@ -124,8 +128,10 @@ def _place_on_ranks(
     return cache_tiles(plan, tables, gpu_bytes, samples)
 
 
-def _place_on_disk(request: PlanRequest, resident: TableMemory) -> Plan:
+def _place_on_disk(request: PlanRequest, resident: TableMemory, counted: CountedRows | None = None) -> Plan:
     """A plan with tables on disk, whose caches fill the memory budget."""
+    if counted is not None:
+        request = replace(request, workloads=counted.workloads)
     budget = resident.rank_budget_bytes
     request = _with_memory(request, budget, host_bytes=0, disk_bytes=UNLIMITED_bytes)
     request = replace(request, tiers=frozenset({"device", "disk"}), buffers=False)
@@ -137,7 +143,7 @@ def _place_on_disk(request: PlanRequest, resident: TableMemory) -> Plan:
         )
         raise_if_short(resident, f"; with rows on disk, {samples}", larger)
     try:
-        plan = _search(request)
+        plan = _search(request) if counted is None else plan_by_method(request, RECSHARD).plan
     except InfeasibleError as error:
         raise_if_short(resident, f"; with rows on disk, {error}")
         raise
@@ -239,14 +245,17 @@ def step_samples(recipe: Recipe) -> int:
     return recipe.train.batch * recipe.train.accumulate
 
 
-def shard_tables(recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm, disk: Path | None) -> None:
+def shard_tables(
+    recipe: Recipe, model: nn.Module, plan: Plan, comm: Comm, disk: Path | None, hot_rows: HotRows = NO_HOT_ROWS
+) -> None:
     """Shard the tables of a model by the plan, in place; a collective. No-op for one rank with whole tables in memory.
 
-    `disk` is the folder of tables on disk.
+    `disk` is the folder of tables on disk; `hot_rows` are those of tables whose tiles pin rows.
     """
     if len(comm.ranks) > 1 or recipe.plan is not None or has_disk_tables(plan):
         train = recipe.train
         elastic, merge_shared = train.determinism == "elastic", train.merge_shared
-        shard(model, plan, comm, wire=recipe.wire_types, elastic=elastic, merge_shared=merge_shared, disk=disk)
+        wire = recipe.wire_types
+        shard(model, plan, comm, wire=wire, elastic=elastic, merge_shared=merge_shared, disk=disk, hot_rows=hot_rows)
         if train.device != "cpu":  # tables are there already; dense parameters may still be on meta
             move_sharded(model, plan, train.device, recipe.max_samples)

@@ -76,7 +76,7 @@ class TableTraffic:
                     sums.looked_at += min(len(ids_N), MAX_IDS)
                     sums.different += len(counts)
                     sums.in_top += int(counts[: -(-len(counts) // TOP)].sum())
-                    sums.repeats.add(_rows_of(ids_N[:MAX_COUNTED], table))
+                    sums.repeats.add(rows_of_ids(ids_N[:MAX_COUNTED], table))
 
     def rows(self, tables: Sequence[AnyEmbeddings]) -> list[dict[str, Cell]]:
         """The lines of tables.csv."""
@@ -149,7 +149,7 @@ class TableTraffic:
         }
 
 
-def _rows_of(ids_N: Tensor, table: Table) -> Tensor:
+def rows_of_ids(ids_N: Tensor, table: Table) -> Tensor:
     """The rows of ids; ids outside of the table, which only some tables accept, share its last row."""
     last = table.rows - 1
     return ids_N.masked_fill((ids_N < 0) | (ids_N > last), last)

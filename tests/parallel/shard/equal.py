@@ -5,8 +5,8 @@ too, but for tables whose rows are cut, where results need not be elastic: those
 largest number times 1e-6 apart at most. (Replicated tables that are all-reduced are another matter: test_replicated.)
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -140,6 +140,7 @@ class Job:
     steps: list[Step]
     elastic: bool = False
     disk: Path | None = None  # the folder of rows on disk
+    hot_rows: Mapping[str, torch.Tensor] = field(default_factory=dict)
     script: Callable = train  # of a module and steps; yields the numbers of steps, and what it looked up for them
 
     def whole(self):
@@ -160,7 +161,8 @@ class Whole:
     def differences(self, comm):
         """Does this rank's part of the job; what came out differently, in words."""
         job = self.job
-        sharded = make_sharded(job.tables, job.plan, comm, elastic=job.elastic, disk=job.disk)
+        settings = {"elastic": job.elastic, "disk": job.disk, "hot_rows": job.hot_rows}
+        sharded = make_sharded(job.tables, job.plan, comm, **settings)
         found = []
         script = job.script(sharded, [step.of(comm.rank) for step in job.steps])
         for (number, outs), (_, wanted) in zip(script, self.outs, strict=True):

@@ -22,9 +22,11 @@ ROWS = 1500  # more than a cache of one set and its overflow hold
 LAYOUTS = ("table-wise", "row-wise", "interleaved rows", "uneven rows")
 
 
-def on_disk(tiles, cache_rows):
+def on_disk(tiles, cache_rows, pinned_rows=0):
     cached = [min(cache_rows, tile.rows[1] - tile.rows[0]) for tile in tiles]
-    return tuple(structs.replace(t, tier="disk", cache_rows=n) for t, n in zip(tiles, cached, strict=True))
+    pinned = [min(pinned_rows, max(0, n - 32)) for n in cached]
+    changes = zip(tiles, cached, pinned, strict=True)
+    return tuple(structs.replace(t, tier="disk", cache_rows=n, pinned_rows=p) for t, n, p in changes)
 
 
 def one_table(**settings):
@@ -62,10 +64,11 @@ def test_every_optimizer_and_row_type(tmp_path, optimizer, row_type, world):
     dim=st.sampled_from([1, 4, 12, 1100]),
     init=st.sampled_from([None, Normal(std=0.1), Constant(value=0.5)]),
     elastic=st.booleans(),
+    pinned=st.sampled_from([0, 1, 64]),
     seed=st.integers(0, 99),
 )
 def test_any_layout_with_tables_in_memory_beside(
-    tmp_path_factory, layout, world, cached, pooling, dim, init, elastic, seed
+    tmp_path_factory, layout, world, cached, pooling, dim, init, elastic, pinned, seed
 ):
     more = {} if init is None else {"init": init}
     tables = (
@@ -75,13 +78,31 @@ def test_any_layout_with_tables_in_memory_beside(
     )
     topology = Topology(hosts=1, devices=world)
     tiles = (
-        *on_disk(CASES[layout](tables[0], topology), cached),
+        *on_disk(CASES[layout](tables[0], topology), cached, pinned),
         *table_wise(tables[1], 0),
         *on_disk(table_wise(tables[2], world - 1), cached),
     )
     steps = make_steps(tables, [(48,) * world] * 3, seed)
     folder = tmp_path_factory.mktemp("disk")
-    assert not train_on_disk(folder, tables, tiles, world, steps, elastic=elastic)
+    hot_rows = {"a": torch.randperm(ROWS, generator=torch.Generator().manual_seed(seed))[:900]}
+    assert not train_on_disk(folder, tables, tiles, world, steps, elastic=elastic, hot_rows=hot_rows)
+
+
+def test_pinned_rows_that_cannot_be_are_refused(tmp_path):
+    tables = one_table()
+    plan = Plan(world=1, tiles=on_disk(table_wise(tables[0], 0), 64, 32))
+    with pytest.raises(SpecError, match="hot rows of table 'a' are not known: expected `pin` in the recipe"):
+        make_sharded(tables, plan, solo(), disk=tmp_path)
+    for rows in ([3, ROWS], [-1], [5, 5]):
+        with pytest.raises(SpecError, match=r"hot_rows of table 'a'.*distinct rows from 0 to 1,499"):
+            make_sharded(tables, plan, solo(), disk=tmp_path, hot_rows={"a": torch.tensor(rows)})
+    for changes in ({"pinned_rows": 33}, {"pinned_rows": -1}, {"tier": "device", "cache_rows": 0}):
+        wrong = Plan(world=1, tiles=tuple(structs.replace(tile, **changes) for tile in plan.tiles))
+        with pytest.raises(SpecError, match=r"pinned_rows=.*at most cache_rows - 32"):
+            wrong.validate(tables)
+    host = Plan(world=1, tiles=tuple(structs.replace(tile, tier="host") for tile in plan.tiles))
+    with pytest.raises(SpecError, match="pins rows of the tier 'host'"):
+        make_sharded(tables, host, solo(), hot_rows={"a": torch.arange(5)})
 
 
 def test_a_state_dict_is_refused_and_a_copy_too(tmp_path):

@@ -27,8 +27,8 @@ def initial(rows_U, row_bytes, width):
     return stored.to(torch.uint8), (rows_U.unsqueeze(1) + torch.arange(width)).float()
 
 
-def make_table(name="t", rows=5000, row_bytes=24, width=2, cached=64, overflow=64):
-    slots = cache_slots(cached) + overflow
+def make_table(name="t", rows=5000, row_bytes=24, width=2, cached=64, overflow=64, pinned=()):
+    slots = cache_slots(cached) + len(pinned) + overflow
     return SlotTable(
         name=name,
         rows=rows,
@@ -36,6 +36,7 @@ def make_table(name="t", rows=5000, row_bytes=24, width=2, cached=64, overflow=6
         state_memory=torch.zeros(slots, width),
         slot_rows=torch.empty(slots, dtype=torch.int64),
         overflow=overflow,
+        pinned_rows=torch.tensor(pinned, dtype=torch.int64),
         initial=lambda rows_U: initial(rows_U, row_bytes, width),
     )
 
@@ -84,12 +85,13 @@ class Model:
     uring=st.booleans(),
     depth=st.integers(0, 3),
     dtype=st.sampled_from([torch.int32, torch.int64]),
+    pinned=st.sampled_from([(), (0,), (63, 64, 2999), tuple(range(100, 400, 3))]),
 )
 def test_rows_are_those_of_a_table_in_memory(
-    tmp_path_factory, seed, row_bytes, width, cached, policy, uring, depth, dtype
+    tmp_path_factory, seed, row_bytes, width, cached, policy, uring, depth, dtype, pinned
 ):
     tables = [
-        make_table("a", 3000, row_bytes, width, cached, 200),
+        make_table("a", 3000, row_bytes, width, cached, 200, pinned),
         make_table("b", 900, 40, 1, 32, 200),
     ]
     disk = make(tmp_path_factory.mktemp("rows"), tables, policy=policy, uring=uring)

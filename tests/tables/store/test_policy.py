@@ -2,12 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tables.store.test_disk_rows import bags, make_table
 
 from rowwise import SpecError
+from rowwise.tables.store.disk import DiskRows
 from rowwise.tables.store.policy import EMPTY, WAYS, CacheState, access_batch, choose_way, mix64, set_of
 from rowwise.tables.store.simulate import SimulatedCounts, Trace, simulate
+from rowwise.tables.store.sizes import cache_slots
 
 U64 = (1 << 64) - 1
 
@@ -70,6 +74,29 @@ def test_counts_of_rows_stay_when_the_rows_leave():
     state, access = access_batch(state, np.array([0, 0]), "lfu")
     assert access.evicted_N.tolist() == [60, EMPTY]
     assert state.count_R[[0, 50, 60]].tolist() == [5, 2, 1]
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(0, 150), max_size=90), max_size=8),
+    pinned=st.sets(st.integers(0, 149), max_size=40),
+)
+def test_a_pinned_row_misses_once_and_others_share_an_lru_cache(rows, pinned, tmp_path_factory):
+    table = make_table(rows=151, row_bytes=4, width=0, cached=40, overflow=150, pinned=sorted(pinned))
+    disk = DiskRows([table], tmp_path_factory.mktemp("rows"))
+    state, hits, seen = CacheState.empty(151, 40), 0, set()
+    for ids in (np.array(batch, np.int64) for batch in rows):
+        is_pinned = np.isin(ids, sorted(pinned))
+        state, access = access_batch(state, ids[~is_pinned], "lru")
+        hits += int(access.hit_N.sum())
+        for row in ids[is_pinned].tolist():
+            hits += row in seen
+            seen.add(row)
+        with disk.pin(bags([torch.from_numpy(ids)]), changes=True, counts=True) as slots_N:
+            assert (table.slot_rows[slots_N] == torch.from_numpy(ids)).all()
+            first = cache_slots(40)  # a pinned row has the slot of its rank, behind those of the sets
+            ranks = [sorted(pinned).index(row) for row in ids[is_pinned].tolist()]
+            assert slots_N[torch.from_numpy(is_pinned)].tolist() == [first + rank for rank in ranks]
+    assert (disk.counters(0).hits, disk.counters(0).misses) == (hits, sum(map(len, rows)) - hits)
 
 
 def test_a_trace_has_rows_and_a_cache_has_slots():

@@ -13,10 +13,16 @@ from torch import nn
 from rowwise.base.errors import SpecError
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.plan import Plan
-from rowwise.parallel.shard.embeddings import ShardedEmbeddings, check_merge_shared, check_sharding, check_tiers
+from rowwise.parallel.shard.embeddings import (
+    ShardedEmbeddings,
+    check_merge_shared,
+    check_pinned,
+    check_sharding,
+    check_tiers,
+)
 from rowwise.tables.embedding import Embeddings
 from rowwise.tables.spec import Table, Wire
-from rowwise.tables.store.row_store import OpenStore
+from rowwise.tables.store.row_store import NO_HOT_ROWS, HotRows, OpenStore
 from rowwise.tables.store.row_stream import RowStream
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -32,13 +38,15 @@ def shard(  # noqa: PLR0913 - all but the first three have defaults
     elastic: bool = False,
     merge_shared: bool = False,
     disk: Path | OpenStore | None = None,
+    hot_rows: HotRows = NO_HOT_ROWS,
 ) -> Module:
     """Replace every `Embeddings` in a model by this rank's tiles of it, in place; collective.
 
     Rows and optimizer state are copied from the model. Tables on `device="meta"` are initialised on the CPU, with the
     values they would have had on one device. The plan covers the tables of all modules. `merge_shared`: gradients of
     shared bags are summed before they are sent, which sends less and is equal up to rounding. `disk`: the folder of
-    rows on disk, or a function that opens another store.
+    rows on disk, or a function that opens another store. `hot_rows`: the rows of tables whose tiles pin some of them,
+    the hottest first.
     """
     wire = wire or Wire()
     paths = [(path, m) for path, m in model.named_modules(remove_duplicate=False) if isinstance(m, Embeddings)]
@@ -53,11 +61,12 @@ def shard(  # noqa: PLR0913 - all but the first three have defaults
     plans = {module: _plan_of_module(plan, module) for module in modules}
     for module, module_plan in plans.items():
         check_tiers(module_plan, _device_of_rows(module), disk)
+        check_pinned(module_plan, module.tables, hot_rows)
     sharded: dict[Embeddings, ShardedEmbeddings] = {}
     for module, module_plan in plans.items():
         device = _device_of_rows(module)
         sharded[module] = ShardedEmbeddings(
-            module.tables, module_plan, comm, wire=wire, elastic=elastic, device=device, disk=disk
+            module.tables, module_plan, comm, wire=wire, elastic=elastic, device=device, disk=disk, hot_rows=hot_rows
         )
         sharded[module].merge_shared = merge_shared
         copy_tables(module, sharded[module])

@@ -46,7 +46,7 @@ from rowwise.tables.ops.unknown import count_unknown
 from rowwise.tables.ops.update import run_all
 from rowwise.tables.spec import Pooling, Table, Wire
 from rowwise.tables.store.disk import DiskRows
-from rowwise.tables.store.row_store import OpenStore
+from rowwise.tables.store.row_store import NO_HOT_ROWS, HotRows, OpenStore
 from rowwise.tables.store.row_stream import RowStream
 
 
@@ -82,6 +82,7 @@ class ShardedEmbeddings(nn.Module):
         elastic: results have the same bits for any plan and any number of ranks.
         device: the device of this rank's rows.
         disk: the folder of rows on disk, or a function that opens another store.
+        hot_rows: for tables whose tiles pin rows: their rows, the hottest first. See [Note: Pinned rows].
 
     `state_dict` has this rank's pieces: a full table as `name`, a part of one as `name[rows, columns]`. A piece is a
     tile; a tile whose rows another tile of its table cuts is two pieces or more. With rows on disk there is no state
@@ -98,19 +99,28 @@ class ShardedEmbeddings(nn.Module):
         elastic: bool = False,
         device: torch.device | str = "cpu",
         disk: Path | OpenStore | None = None,
+        hot_rows: HotRows = NO_HOT_ROWS,
     ) -> None:
         """Allocate zeroed memory for this rank's pieces; collective. `fill` or `copy_tables` gives them values."""
         super().__init__()
         wire = wire or Wire()
         check_sharding(plan, comm, wire, elastic=elastic)
         check_tiers(plan, torch.device(device), disk)
+        check_pinned(plan, tables, hot_rows)
         open_store = DiskRows.opener(disk) if isinstance(disk, Path) else disk
         self.routes = routes = make_routes(tables, plan, comm.topology, elastic=elastic)
         self._comm, self.device = comm, torch.device(device)  # of rows and vectors, also where a rank has no rows
         self.forwards_per_batch = 1  # set by a trainer that splits its batch into virtual shards
         self.phase: Phase = no_timing  # context manager around each phase of a step, for the step breakdown
         self._groups = [
-            (group, Tiles([_table_piece(routes, piece) for piece in group.pieces], self.device, open_store=open_store))
+            (
+                group,
+                Tiles(
+                    [_table_piece(routes, piece, hot_rows) for piece in group.pieces],
+                    self.device,
+                    open_store=open_store,
+                ),
+            )
             for group in routes.groups_W[comm.rank]
         ]
         self.reads_ahead = any(
@@ -460,6 +470,28 @@ def check_tiers(plan: Plan, device: torch.device, disk: Path | OpenStore | None)
             )
 
 
+def check_pinned(plan: Plan, tables: Sequence[Table], hot_rows: HotRows) -> None:
+    """Raise for tiles that pin rows of tables whose hot rows are unknown, or are no rows of theirs."""
+    rows_of = {table.name: table.rows for table in tables}
+    for tile in plan.tiles:
+        if not tile.pinned_rows:
+            continue
+        if tile.tier != "disk":
+            raise SpecError(f"tile {tile}: it pins rows of the tier {tile.tier!r}", "pinned_rows of tier 'disk' only")
+        if tile.table not in hot_rows:
+            raise SpecError(
+                f"tile {tile}: the hot rows of table {tile.table!r} are not known",
+                "`pin` in the recipe, the number of training rows whose ids are counted; `hot_rows` in Python",
+            )
+        rows_U = hot_rows[tile.table]
+        sizes = len(rows_U), len(rows_U.unique())
+        if sizes[0] != sizes[1] or (len(rows_U) and not 0 <= rows_U.min() <= rows_U.max() < rows_of[tile.table]):
+            raise SpecError(
+                f"hot_rows of table {tile.table!r}: {sizes[0]:,} rows, {sizes[1]:,} of them distinct",
+                f"distinct rows from 0 to {rows_of[tile.table] - 1:,}",
+            )
+
+
 def check_cached(plan: Plan, tables: Sequence[Table]) -> None:
     """Raise for tiles in host memory or on disk that GPUs cannot cache."""
     by_name = {table.name: table for table in tables}
@@ -493,14 +525,23 @@ def _parameter_name(routes: Routes, tile: Tile) -> str:
     return f"{table.name}[{tile.rows[0]}:{tile.rows[1]}, {tile.cols[0]}:{tile.cols[1]}]"
 
 
-def _table_piece(routes: Routes, piece: RankPiece) -> TablePiece:
+def _table_piece(routes: Routes, piece: RankPiece, hot_rows: HotRows) -> TablePiece:
     table = routes.tables[piece.table]
     names = tuple(piece_slice.name for piece_slice in piece.slices(table))
     cut = TablePiece.cut(table, piece.tile.rows, piece.tile.cols, names)
     if piece.tile.tier == "disk":
-        cut = cut._replace(cache_rows=piece.tile.cache_rows)
+        cut = cut._replace(cache_rows=piece.tile.cache_rows, pinned_rows=_hottest(piece.tile, hot_rows))
     # An owner of some of the rows returns sums: only the rank of the samples knows a bag's number of ids, and divides.
     return cut.pooled_by(Pooling.SUM) if table.pooling is Pooling.MEAN and not piece.all_rows else cut
+
+
+def _hottest(tile: Tile, hot_rows: HotRows) -> torch.Tensor | None:
+    """The rows that a tile pins, relative to its first; fewer where fewer are known."""
+    if not tile.pinned_rows:
+        return None
+    rows_U = hot_rows[tile.table]
+    in_tile_U = rows_U[(rows_U >= tile.rows[0]) & (rows_U < tile.rows[1])]
+    return (in_tile_U[: tile.pinned_rows] - tile.rows[0]).sort().values
 
 
 AnyEmbeddings = Embeddings | ShardedEmbeddings

@@ -77,7 +77,7 @@ def rehearse(
     Tiles may be in any memory tier, even one that training does not support: all are looked up as on the device.
     """
     comm, calls = rehearsal_comm(*rehearsed)
-    resident = [structs.replace(tile, tier="device", cache_rows=0) for tile in plan.tiles]
+    resident = [structs.replace(tile, tier="device", cache_rows=0, pinned_rows=0) for tile in plan.tiles]
     resident_plan = structs.replace(plan, tiles=tuple(resident))
     module = ShardedEmbeddings(tables, resident_plan, comm, wire=wire, elastic=elastic, device="meta")
     for arena in module.arenas:

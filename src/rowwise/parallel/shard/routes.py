@@ -8,6 +8,8 @@ ranges are added up. A tile whose rows another tile of its table cuts becomes se
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from fractions import Fraction
+from math import ceil
 from typing import NamedTuple
 
 from msgspec import structs
@@ -15,6 +17,7 @@ from msgspec import structs
 from rowwise.parallel.plan import Plan, Tile, tiles_by_table
 from rowwise.tables.row_optimizers import needs_full_rows
 from rowwise.tables.spec import Pooling, Table, Topology
+from rowwise.tables.store.policy import WAYS
 
 
 class ExchangePath(StrEnum):
@@ -283,6 +286,8 @@ def _cut_into_pieces(tiles: Sequence[Tile], index: int, cuts: tuple[int, ...]) -
     for tile in tiles:
         for number in range(range_at[tile.rows[0]], range_at[tile.rows[1]]):
             rows = cuts[number], cuts[number + 1]
-            cached = -(-tile.cache_rows * (rows[1] - rows[0]) // (tile.rows[1] - tile.rows[0]))
-            piece = structs.replace(tile, rows=rows, cache_rows=cached)
+            share = Fraction(rows[1] - rows[0], tile.rows[1] - tile.rows[0])
+            cached = ceil(tile.cache_rows * share)
+            pinned = max(0, min(int(tile.pinned_rows * share), cached - WAYS))
+            piece = structs.replace(tile, rows=rows, cache_rows=cached, pinned_rows=pinned)
             yield RankPiece(piece, index, number, len(cuts) == 2)

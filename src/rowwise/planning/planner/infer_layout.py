@@ -5,6 +5,8 @@ Tiles that match no layout of `LAYOUTS` have none.
 
 from collections.abc import Iterable, Sequence
 
+from msgspec import structs
+
 from rowwise.parallel.plan import Tile
 from rowwise.planning.planner.kinds import PlacementKind, tiles_of
 from rowwise.planning.planner.layouts import LAYOUTS, Layout
@@ -16,8 +18,8 @@ Units = tuple[int, ...]
 def infer_kind(
     table: Table, tiles: Sequence[Tile], topology: Topology, kinds: Iterable[PlacementKind] = ()
 ) -> tuple[PlacementKind, Units] | None:
-    """The kind and units that make exactly these tiles, in any order; preferably one of `kinds`."""
-    known, sorted_tiles = list(kinds), sorted(tiles)
+    """The kind and units that make these tiles but for pinned rows, in any order; preferably one of `kinds`."""
+    known, sorted_tiles = list(kinds), sorted(structs.replace(tile, pinned_rows=0) for tile in tiles)
     first = sorted_tiles[0]
     cached = first.cache_rows / (first.rows[1] - first.rows[0])
     for layout in LAYOUTS:

@@ -56,10 +56,12 @@ class PlacementKind(NamedTuple):
         return frozenset({self.tier, self.cache_tier})
 
 
-def candidate_kinds(machine: Machine, widest: int, tiers: Sequence[Tier]) -> list[PlacementKind]:
+def candidate_kinds(
+    machine: Machine, widest: int, tiers: Sequence[Tier], cached: Sequence[float] = CACHED
+) -> list[PlacementKind]:
     """All kinds for a machine, from the least cut to the most; `widest` is the column blocks of the widest table.
 
-    `tiers` are those of rows, from the device down; each caches rows of the next.
+    `tiers` are those of rows, from the device down; each caches rows of the next, in these shares.
     """
     topology = machine.topology
     kinds = [
@@ -70,7 +72,7 @@ def candidate_kinds(machine: Machine, widest: int, tiers: Sequence[Tier]) -> lis
     ]
     resident = [kind for kind in kinds if kind.parts in kind.layout.tiered]
     for above, tier in itertools.pairwise(tiers):
-        kinds += [k._replace(tier=tier, cached=share, cache_tier=above) for k in resident for share in CACHED]
+        kinds += [k._replace(tier=tier, cached=share, cache_tier=above) for k in resident for share in cached]
     return kinds
 
 

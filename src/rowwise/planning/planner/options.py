@@ -16,7 +16,7 @@ from rowwise.parallel.plan import TIERS, Tier, column_block
 from rowwise.planning.perf.access import Curves, Floats
 from rowwise.planning.perf.cost import Ints, Shards
 from rowwise.planning.perf.memory import FLOAT_bytes, memory_bytes
-from rowwise.planning.planner.kinds import PlacementKind, candidate_kinds
+from rowwise.planning.planner.kinds import CACHED, PlacementKind, candidate_kinds
 from rowwise.planning.planner.problem import Index, Pieces, PlacementProblem, PlanRequest
 from rowwise.tables.spec import Table, check_names, state_bytes, state_slots
 from rowwise.tables.store.sizes import MIN_OVERFLOW
@@ -94,8 +94,11 @@ class KindOptions:
     pieces: Pieces
 
 
-def make_problem(request: PlanRequest) -> PlacementProblem:
-    """All options of all tables. Raises `SpecError` where constraints leave a table none."""
+def make_problem(request: PlanRequest, cached: Sequence[float] = CACHED) -> PlacementProblem:
+    """All options of all tables, with these shares of rows cached above lower tiers.
+
+    Raises `SpecError` where constraints leave a table none.
+    """
     names = [w.table.name for w in request.workloads]
     check_names([w.table for w in request.workloads])
     request.constraints.check(names, request.machine.topology)
@@ -103,7 +106,7 @@ def make_problem(request: PlanRequest) -> PlacementProblem:
     tiers = _needed_tiers(request, columns)
     kinds = [
         kind
-        for kind in candidate_kinds(request.machine, int(columns.blocks_T.max()), tiers)
+        for kind in candidate_kinds(request.machine, int(columns.blocks_T.max()), tiers, cached)
         if kind.tiers <= request.tiers
     ]
     units_TU = _units_of_tables(request)

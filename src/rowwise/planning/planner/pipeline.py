@@ -16,7 +16,9 @@ from rowwise.planning.planner.bound import threshold_bound
 from rowwise.planning.planner.constraints import Constraints
 from rowwise.planning.planner.explanation import StepTimeline
 from rowwise.planning.planner.infeasible import check_feasible
+from rowwise.planning.planner.kinds import CACHED
 from rowwise.planning.planner.methods.named import placement_of, run_method
+from rowwise.planning.planner.methods.recshard import CUTS, RECSHARD, pin_hottest
 from rowwise.planning.planner.options import make_problem
 from rowwise.planning.planner.problem import Pieces, PlacementProblem, PlanRequest
 from rowwise.planning.planner.rank_exchange import ExchangeSeconds, exchanges_s, split_exchange
@@ -64,7 +66,8 @@ def one_device_forecast(request: PlanRequest) -> Forecast | None:
 
 def plan_by_method(request: PlanRequest, method: str, seed: int = 0) -> PlanResult:
     """The plan of a published method; see `methods.named`. Raises `SpecError` where it finds none."""
-    problem, begin_s = make_problem(request), time.monotonic()
+    begin_s, cuts = time.monotonic(), CUTS if method == RECSHARD else CACHED
+    problem = make_problem(request, cuts)
     placement = placement_of(problem, run_method(method, problem, seed))
     if placement is None:
         raise SpecError(
@@ -73,7 +76,8 @@ def plan_by_method(request: PlanRequest, method: str, seed: int = 0) -> PlanResu
             "fits",
         )
     cost, bound, took_s = problem.cost(placement), threshold_bound(problem), time.monotonic() - begin_s
-    return _plan_result(problem, SearchResult(placement, cost, 0.0, bound, 0, took_s, out_of_time=False))
+    result = _plan_result(problem, SearchResult(placement, cost, 0.0, bound, 0, took_s, out_of_time=False))
+    return replace(result, plan=pin_hottest(result.plan, request)) if method == RECSHARD else result
 
 
 def make_plans(request: PlanRequest, count: int, *, seconds: float = SECONDS, seed: int = 0) -> list[PlanResult]:

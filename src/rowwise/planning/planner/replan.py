@@ -141,7 +141,8 @@ class _ReplanSearch:
             return min(fits, key=self._moved)
         best = min(allowed, key=self._value)
         gains = self._value(self.start) - self._value(best)
-        return self.start if self.start in allowed and gains < MIN_GAIN * self.start.cost else best
+        keeps = any(candidate is self.start for candidate in allowed)
+        return self.start if keeps and gains < MIN_GAIN * self.start.cost else best
 
     def _moved(self, candidate: Candidate) -> float:
         return self._current.moved_bytes(candidate.placement)
@@ -157,6 +158,8 @@ def _check_arguments(request: PlanRequest, old: Plan, steps: float, most_moved: 
             f"the plan in force is for {old.world} ranks, the machine has {world}",
             f"{old.world} ranks, or a new plan and a resume from a checkpoint",
         )
+    if any(tile.pinned_rows for tile in old.tiles):
+        raise SpecError("the plan in force pins rows", "a new plan by --method recshard, from new access statistics")
     if not steps > 0 or not 0 <= most_moved <= 1:
         raise SpecError(f"steps={steps}, most_moved={most_moved}", "more than 0 steps, and a share between 0 and 1")
     names = {tile.table for tile in old.tiles}

@@ -23,9 +23,8 @@ from rowwise.tables.ops.layout import ArenaOffset, FeatureDescriptor, TablePiece
 from rowwise.tables.ops.newer import RowPlaces
 from rowwise.tables.ops.touched import TouchedRows
 from rowwise.tables.spec import Constant, Normal, RowType, Table, Uniform, state_slots, state_width
-from rowwise.tables.store.row_store import ArenaSlots, OpenStore, RowPart, RowStore, SlotIds, SlotTable
+from rowwise.tables.store.row_store import NO_ROWS, ArenaSlots, OpenStore, RowPart, RowStore, SlotIds, SlotTable
 from rowwise.tables.store.row_stream import InitialValues, RowStream
-from rowwise.tables.store.sizes import cache_slots
 
 CHUNK = 1 << 22  # weights initialised at a time
 
@@ -203,8 +202,9 @@ class Arena:
             row_memory=rows.view(slots, -1),
             state_memory=self.state[offset.state_base : offset.state_base + slots * width].view(slots, width),
             slot_rows=self.slot_rows[self.first_slots[index] :][:slots],
-            overflow=slots - cache_slots(piece.cache_rows or 0),
+            overflow=piece.overflow,
             initial=make_initial,
+            pinned_rows=NO_ROWS if piece.pinned_rows is None else piece.pinned_rows,
         )
 
     @property

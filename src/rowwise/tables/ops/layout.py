@@ -17,6 +17,7 @@ from torch import Tensor
 from rowwise.tables.ops.hyper import hyper_tensor
 from rowwise.tables.row_optimizers import OPTIMIZERS
 from rowwise.tables.spec import ROW_TYPES, Pooling, RowType, Table, row_bytes, state_width
+from rowwise.tables.store.policy import WAYS
 from rowwise.tables.store.sizes import cache_slots, overflow_slots
 
 LINE = 64  # bytes of a cache line: every table starts on one
@@ -118,6 +119,7 @@ class TablePiece(NamedTuple):
     cache_rows: int | None = None  # size of the cache here, if the rows are elsewhere; None: all rows are here
     batch_rows: int = 0  # least number of overflow slots beside the cache
     spare_rows: int = 0  # behind the table's rows, for later versions; see `newer.py`
+    pinned_rows: Tensor | None = None  # of a cached piece, ascending: see [Note: Pinned rows]
 
     @property
     def slots(self) -> int:
@@ -126,6 +128,12 @@ class TablePiece(NamedTuple):
             return self.table.rows + self.spare_rows
         slots = cache_slots(self.cache_rows)
         return slots + max(overflow_slots(slots), self.batch_rows)
+
+    @property
+    def overflow(self) -> int:
+        """Slots of a cached piece that are neither in sets nor of pinned rows."""
+        slots, pinned = cache_slots(self.cache_rows or 0), 0 if self.pinned_rows is None else len(self.pinned_rows)
+        return self.slots - (slots - pinned) // WAYS * WAYS - pinned
 
     @classmethod
     def cut(cls, full: Table, rows: tuple[int, int], cols: tuple[int, int], features: tuple[str, ...]) -> "TablePiece":

@@ -4,6 +4,11 @@ Kernels see the cache: `pin` replaces row numbers by slots for a call. A row tra
 that was never changed takes no memory: `SlotTable.initial` makes it when it is looked up. The file is unlinked and
 vanishes with the process: a killed run resumes from its checkpoint.
 
+[Note: Pinned rows]
+Some rows of a table may have slots of their own (`SlotTable.pinned_rows`, chosen by how often they are looked up): a
+bit for each row, and a rank for each 64, map them to their slots. Such a row is read once, by its first lookup, and
+stays. All others share an LRU cache of the remaining slots. What rows hold does not depend on which are pinned.
+
 [Note: Rows in slots]
 Staged gradients keep row numbers. A lookup and its update each pin their rows, so rows may be evicted in between: the
 cache has to hold the rows of one kernel call, not those of an accumulated batch.
@@ -64,10 +69,14 @@ class DiskRows(RecordStore):
         self._library, self._tier = native.library, None
         descriptors = (NativeTable * len(tables))()
         for table, entry in zip(tables, descriptors, strict=True):
-            slots = len(table.row_memory) - table.overflow
+            pinned = table.pinned_rows.contiguous()
+            slots = len(table.row_memory) - len(pinned) - table.overflow
             assert slots > 0, table.name
             assert slots % WAYS == 0, table.name
-            entry.rows, entry.slots, entry.overflow, entry.policy = table.rows, slots, table.overflow, policy == "lfu"
+            entry.rows, entry.slots, entry.overflow = table.rows, slots, table.overflow
+            # Beside pinned rows, counts of all rows find no more frequent ones.
+            entry.policy = policy == "lfu" and not len(pinned)
+            entry.pinned_rows, entry.pinned = address_of(pinned), len(pinned)
             entry.row_bytes, entry.state_bytes = table.row_bytes, table.state_width * 4
             entry.row_memory, entry.state_memory = address_of(table.row_memory), address_of(table.state_memory)
             entry.slot_rows = address_of(table.slot_rows)

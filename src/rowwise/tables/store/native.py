@@ -27,7 +27,8 @@ class NativeTable(Structure):
 
     _fields_ = [
         *((name, c_int64) for name in ("rows", "row_bytes", "state_bytes", "slots", "overflow", "policy")),
-        *((name, c_void_p) for name in ("row_memory", "state_memory", "slot_rows")),
+        *((name, c_void_p) for name in ("row_memory", "state_memory", "slot_rows", "pinned_rows")),
+        ("pinned", c_int64),
     ]
 
 

@@ -7,7 +7,7 @@ a class with the methods below; `shard(..., disk=OpenStore)` uses it for the til
 import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, final
@@ -30,6 +30,9 @@ class TooManyRowsError(SpecError):
         super().__init__(rows, "a larger cache (memory), or smaller batches (train.batch)")
 
 
+HotRows = Mapping[str, Tensor]  # by table: some of its rows, the most frequently looked up first
+NO_HOT_ROWS: HotRows = {}
+NO_ROWS = torch.empty(0, dtype=torch.int64)
 InitialRows = Callable[[Tensor], tuple[Tensor, Tensor]]  # row numbers -> stored bytes [U, bytes] and state [U, floats]
 WINDOW_bytes = 16 << 20  # bytes of records that a stream reads at a time
 
@@ -46,6 +49,7 @@ class SlotTable:
     state_memory: Tensor  # float32 [slots, state_width]
     slot_rows: Tensor  # int64 [slots]: the row in each slot, -1: none
     overflow: int  # number of slots for rows whose set is full of rows of the same batch
+    pinned_rows: Tensor = NO_ROWS  # int64, ascending; their slots are behind those of the sets
     initial: InitialRows
 
     @property

@@ -69,6 +69,39 @@ class Overflow {
   std::vector<int32_t> places_;
 };
 
+// Rows with a slot of their own, in ascending order: a bit for each row of the table, and for each 64 rows the number
+// of such rows before them. The slot of a row is its rank.
+class PinnedRows {
+ public:
+  PinnedRows(int64_t rows, int64_t first_slot, const int64_t* pinned, int64_t count)
+      : first_slot_(first_slot), count_(count), words_(count ? (rows + 63) / 64 : 0) {
+    for (int64_t i = 0; i < count; ++i) words_[pinned[i] >> 6].bits |= uint64_t(1) << (pinned[i] & 63);
+    uint32_t before = 0;
+    for (int64_t i = 0; i < words_.size(); ++i) {
+      words_[i].before = before;
+      before += uint32_t(__builtin_popcountll(words_[i].bits));
+    }
+  }
+  int64_t count() const { return count_; }
+  void prefetch(int64_t row) const {
+    if (count_) __builtin_prefetch(words_.data() + (row >> 6));
+  }
+  int64_t slot_of(int64_t row) const {  // NONE: the row is not pinned
+    if (!count_) return NONE;
+    const Word& word = words_[row >> 6];
+    const uint64_t bit = uint64_t(1) << (row & 63);
+    return word.bits & bit ? first_slot_ + word.before + __builtin_popcountll(word.bits & (bit - 1)) : NONE;
+  }
+
+ private:
+  struct Word {
+    uint64_t bits;
+    uint32_t before;
+  };
+  int64_t first_slot_, count_;
+  ZeroArray<Word> words_;
+};
+
 struct Placed {
   int64_t slot;         // NONE: no slot is left
   bool hit;             // the row was in the slot
@@ -79,16 +112,19 @@ struct Placed {
 
 class Cache {
  public:
-  // `slot_rows`: of slots + overflow rows, kept up to date for the caller.
-  Cache(int64_t rows, int64_t slots, int64_t overflow, bool lfu, int64_t* slot_rows)
+  // `slots`: of the sets. Pinned rows have the slots behind them, and the overflow the last ones. `slot_rows`: of all
+  // slots, kept up to date for the caller.
+  Cache(int64_t rows, int64_t slots, const int64_t* pinned, int64_t pins, int64_t overflow, bool lfu,
+        int64_t* slot_rows)
       : slots_(slots),
         lfu_(lfu),
         slot_rows_(slot_rows),
         stamps_(slots),
         prints_(slots),
-        changed_(slots + overflow),
+        changed_(slots + pins + overflow),
         counts_(lfu ? rows : 0),
-        overflow_(slots, overflow) {
+        pinned_(rows, slots, pinned, pins),
+        overflow_(slots + pins, overflow) {
     std::fill_n(slot_rows_, changed_.size(), NONE);
   }
 
@@ -97,15 +133,20 @@ class Cache {
   void prefetch(int64_t row) const {
     const int64_t set = set_of(mix64(uint64_t(row)));
     __builtin_prefetch(prints_.data() + set);
+    pinned_.prefetch(row);
   }
 
   int64_t find(int64_t row) const {
+    const int64_t own = pinned_.slot_of(row);
+    if (own != NONE) return slot_rows_[own] == row ? own : NONE;
     const uint64_t hash = mix64(uint64_t(row));
     const int64_t slot = find_in_set(row, set_of(hash), print_of(hash));
     return slot == NONE ? overflow_.find(row, hash) : slot;
   }
 
   Placed place(int64_t row, bool changes, bool counts) {
+    const int64_t own = pinned_.slot_of(row);
+    if (own != NONE) return place_pinned(row, own, changes);
     const uint64_t hash = mix64(uint64_t(row));
     const int64_t set = set_of(hash);
     ++clock_;
@@ -135,7 +176,8 @@ class Cache {
   // f(row, slot) for each changed row of the overflow, which ends with the batch.
   template <class F>
   void end_batch(F f) {
-    for (int64_t slot = slots_; slot < slots_ + overflow_.count(); ++slot) {
+    const int64_t first = slots_ + pinned_.count();
+    for (int64_t slot = first; slot < first + overflow_.count(); ++slot) {
       if (changed_[slot]) f(slot_rows_[slot], slot);
       slot_rows_[slot] = NONE, changed_[slot] = 0;
     }
@@ -143,7 +185,7 @@ class Cache {
   }
   template <class F>
   void clean(F f) {
-    for (int64_t slot = 0; slot < slots_; ++slot) {
+    for (int64_t slot = 0; slot < slots_ + pinned_.count(); ++slot) {
       if (changed_[slot]) f(slot_rows_[slot], slot);
       changed_[slot] = 0;
     }
@@ -162,6 +204,15 @@ class Cache {
 
   int64_t find_in_set(int64_t row, int64_t set, uint8_t print) const {
     return find_slot(prints_.data() + set, set, print, [&](int64_t slot) { return slot_rows_[slot] == row; });
+  }
+
+  // A pinned row misses once: when it is accessed for the first time.
+  Placed place_pinned(int64_t row, int64_t slot, bool changes) {
+    const bool hit = slot_rows_[slot] == row;
+    if (!hit) slot_rows_[slot] = row, changed_[slot] = 0;
+    const bool marked = hit && changes && !changed_[slot];
+    changed_[slot] |= uint8_t(changes);
+    return {slot, hit, NONE, false, marked};
   }
 
   // Rows of this batch stay: they were accessed since it began. Ages are differences, so the clock may wrap.
@@ -187,6 +238,7 @@ class Cache {
   ZeroArray<uint32_t> stamps_;
   ZeroArray<uint8_t> prints_, changed_;
   ZeroArray<uint16_t> counts_;  // of every row, in the cache or not
+  PinnedRows pinned_;
   Overflow overflow_;
 };
 

@@ -26,7 +26,8 @@ class Tier {
         ahead_(log_, tables_),
         new_rows_(tables.size()) {
     for (const TierTable& table : tables_)
-      caches_.emplace_back(new Cache(table.rows, table.slots, table.overflow, table.policy == 1, table.slot_rows));
+      caches_.emplace_back(new Cache(table.rows, table.slots, table.pinned_rows, table.pinned, table.overflow,
+                                     table.policy == 1, table.slot_rows));
     for (std::size_t i = 0; i < tables_.size(); ++i) counters_.emplace_back(TIER_COUNTERS, 0);
   }
 
@@ -202,7 +203,8 @@ class Tier {
     counters[MISSES] += counts && !placed.hit;
     if (placed.marked) marked_.emplace_back(t, placed.slot);
     if (placed.hit) return placed.slot;
-    if (placed.slot == NONE) throw Failure{TIER_TOO_SMALL, 0, t, row, tables_[t].slots + tables_[t].overflow};
+    if (placed.slot == NONE)
+      throw Failure{TIER_TOO_SMALL, 0, t, row, tables_[t].slots + tables_[t].pinned + tables_[t].overflow};
     if (placed.victim != NONE) {
       ++counters[EVICTIONS];
       if (placed.victim_changed) write_back(t, placed.victim, placed.slot);

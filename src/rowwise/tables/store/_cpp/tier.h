@@ -31,11 +31,13 @@ struct TierTable {
   int64_t rows;
   int64_t row_bytes, state_bytes;
   int64_t slots;     // of the sets: a multiple of 32
-  int64_t overflow;  // slots behind them, for rows whose set is full of rows of the same batch
+  int64_t overflow;  // the last slots, for rows whose set is full of rows of the same batch
   int64_t policy;    // 0: LRU, 1: LFU
-  char* row_memory;  // of slots + overflow rows
+  char* row_memory;  // of slots + pinned + overflow rows
   char* state_memory;
-  int64_t* slot_rows;  // the row in each slot, -1: none
+  int64_t* slot_rows;          // the row in each slot, -1: none
+  const int64_t* pinned_rows;  // ascending: rows whose slots, behind those of the sets, no other row takes
+  int64_t pinned;
 };
 
 struct TierSegment {  // the ids of one feature
