@@ -40,7 +40,7 @@ from rowwise.planning.planner.methods.recshard import CUTS
 from rowwise.planning.planner.native import MethodResult
 from rowwise.planning.planner.options import make_problem
 from rowwise.planning.planner.problem import PlacementProblem, PlanRequest
-from rowwise.recipes.pinned_rows import RowCounts
+from rowwise.recipes.pinned_rows import ExactCounts
 from rowwise.tables.store.disk import DiskRows
 from rowwise.tables.store.policy import WAYS
 from rowwise.tables.store.row_store import NO_ROWS, SlotIds, SlotTable
@@ -72,7 +72,7 @@ def drifting_rows(skew: float, rows: int, count: int, drift: float, seed: int) -
 
 
 def hottest(rows_N: np.ndarray, count: int) -> torch.Tensor:
-    counts = RowCounts()
+    counts = ExactCounts()
     counts.add(torch.from_numpy(rows_N))
     counts.merge()
     return counts.hottest()[:count].sort().values

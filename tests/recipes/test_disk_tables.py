@@ -17,7 +17,7 @@ from rowwise.base.errors import RowwiseError, TableMemoryError
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.parallel.plan import Tile
 from rowwise.recipes.compose import make_model, resolve
-from rowwise.recipes.pinned_rows import RowCounts, count_rows
+from rowwise.recipes.pinned_rows import ExactCounts, count_rows
 from rowwise.recipes.placement import describe_disk_tables, fill_caches, has_disk_tables
 from rowwise.recipes.recipe import Data, Recipe
 from rowwise.recipes.resolved import make_batcher
@@ -235,7 +235,7 @@ def test_rows_are_counted_exactly_and_the_hottest_come_first(large):
 
 def test_counts_do_not_depend_on_how_ids_arrive():
     rows_N = torch.randint(0, 5000, (3 << 19,), generator=torch.Generator().manual_seed(0))
-    counts = RowCounts()
+    counts = ExactCounts()
     for part in rows_N.split(100_000):
         counts.add(part)
     counts.merge()

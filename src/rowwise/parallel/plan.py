@@ -14,7 +14,6 @@ from rowwise.base.errors import SpecError
 from rowwise.base.value import MAX_RANKS, check_max, parse_json
 from rowwise.tables.row_optimizers import needs_full_rows
 from rowwise.tables.spec import Table, Value, Wire
-from rowwise.tables.store.policy import WAYS
 
 COLUMN_BLOCK = 4  # row statistics are summed over blocks of four columns, so tiles are cut between blocks
 COVER = "each cell on exactly one rank, or the table replicated, once on every rank"
@@ -182,11 +181,8 @@ def _check_tile(table: Table, tile: Tile) -> None:
             f"tile {tile}: cache_rows={tile.cache_rows}",
             "at most the rows of the tile, and 0 on the device, which is the top",
         )
-    if tile.pinned_rows and not 0 < tile.pinned_rows <= tile.cache_rows - WAYS:
-        raise SpecError(
-            f"tile {tile}: pinned_rows={tile.pinned_rows}",
-            f"at most cache_rows - {WAYS}, as rows that are not pinned need a set of {WAYS} slots",
-        )
+    if not 0 <= tile.pinned_rows <= tile.cache_rows:
+        raise SpecError(f"tile {tile}: pinned_rows={tile.pinned_rows}", "0 to its cache_rows")
     _check_buckets(table, tile)
     # The table's right edge may be inside a block; every other cut is between two blocks.
     block = column_block(table)

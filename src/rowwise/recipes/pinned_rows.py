@@ -35,7 +35,7 @@ class CountedRows(NamedTuple):
 
 
 @final
-class RowCounts:
+class ExactCounts:
     """Exact counts of a table's rows."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ def count_rows(resolved: ResolvedRecipe, model: nn.Module, samples: int) -> Coun
     modules = embeddings_of(model)
     id_maps = {module.stored: module for module in model.modules() if isinstance(module, IdTables)}
     tables = [table for module in modules for table in module.tables]
-    counts = {table.name: RowCounts() for table in tables}
+    counts = {table.name: ExactCounts() for table in tables}
     counted = 0
     for batch in make_batcher(resolved, resolved.rows.train):
         for module in modules:

@@ -143,7 +143,7 @@ def _place_on_disk(request: PlanRequest, resident: TableMemory, counted: Counted
         )
         raise_if_short(resident, f"; with rows on disk, {samples}", larger)
     try:
-        plan = _search(request) if counted is None else plan_by_method(request, RECSHARD).plan
+        plan = _search(request) if counted is None else _plan_with_pins(request)
     except InfeasibleError as error:
         raise_if_short(resident, f"; with rows on disk, {error}")
         raise
@@ -154,6 +154,14 @@ def _place_on_disk(request: PlanRequest, resident: TableMemory, counted: Counted
             sizes = f"{format_bytes(min_disk)}, and {format_bytes(free)} are free on the disk"
             raise_if_short(resident, f"; rows on disk need up to {sizes}", "another disk by --set disk=FOLDER")
     return plan
+
+
+def _plan_with_pins(request: PlanRequest) -> Plan:
+    try:
+        return plan_by_method(request, RECSHARD).plan
+    except SpecError:
+        problem = f"pin: {request.machine.topology.world} ranks do not hold whole tables on disk and their caches"
+        raise TableMemoryError(problem, "pin=null, which may cut tables, or a larger `memory`") from None
 
 
 def _search(request: PlanRequest) -> Plan:

@@ -96,10 +96,13 @@ def test_pinned_rows_that_cannot_be_are_refused(tmp_path):
     for rows in ([3, ROWS], [-1], [5, 5]):
         with pytest.raises(SpecError, match=r"hot_rows of table 'a'.*distinct rows from 0 to 1,499"):
             make_sharded(tables, plan, solo(), disk=tmp_path, hot_rows={"a": torch.tensor(rows)})
-    for changes in ({"pinned_rows": 33}, {"pinned_rows": -1}, {"tier": "device", "cache_rows": 0}):
+    for changes in ({"pinned_rows": 65}, {"pinned_rows": -1}, {"tier": "device", "cache_rows": 0}):
         wrong = Plan(world=1, tiles=tuple(structs.replace(tile, **changes) for tile in plan.tiles))
-        with pytest.raises(SpecError, match=r"pinned_rows=.*at most cache_rows - 32"):
+        with pytest.raises(SpecError, match=r"pinned_rows=.*0 to its cache_rows"):
             wrong.validate(tables)
+    full = Plan(world=1, tiles=tuple(structs.replace(tile, pinned_rows=33) for tile in plan.tiles))
+    with pytest.raises(SpecError, match="pinned_rows=33: expected at most cache_rows - 32"):
+        make_sharded(tables, full, solo(), disk=tmp_path, hot_rows={"a": torch.arange(5)})
     host = Plan(world=1, tiles=tuple(structs.replace(tile, tier="host") for tile in plan.tiles))
     with pytest.raises(SpecError, match="pins rows of the tier 'host'"):
         make_sharded(tables, host, solo(), hot_rows={"a": torch.arange(5)})

@@ -46,6 +46,7 @@ from rowwise.tables.ops.unknown import count_unknown
 from rowwise.tables.ops.update import run_all
 from rowwise.tables.spec import Pooling, Table, Wire
 from rowwise.tables.store.disk import DiskRows
+from rowwise.tables.store.policy import WAYS
 from rowwise.tables.store.row_store import NO_HOT_ROWS, HotRows, OpenStore
 from rowwise.tables.store.row_stream import RowStream
 
@@ -478,6 +479,11 @@ def check_pinned(plan: Plan, tables: Sequence[Table], hot_rows: HotRows) -> None
             continue
         if tile.tier != "disk":
             raise SpecError(f"tile {tile}: it pins rows of the tier {tile.tier!r}", "pinned_rows of tier 'disk' only")
+        if tile.pinned_rows > tile.cache_rows - WAYS:
+            raise SpecError(
+                f"tile {tile}: pinned_rows={tile.pinned_rows}",
+                f"at most cache_rows - {WAYS}, as rows that are not pinned need a set of {WAYS} slots",
+            )
         if tile.table not in hot_rows:
             raise SpecError(
                 f"tile {tile}: the hot rows of table {tile.table!r} are not known",
