@@ -208,6 +208,7 @@ def test_a_run_that_cannot_start_leaves_no_folder(large, tmp_path):
         assert not any(path.name.isdecimal() for path in (tmp_path / "runs").rglob("*"))
 
 
+@pytest.mark.slow
 def test_a_run_with_pinned_rows_ends_as_one_in_memory(large, tmp_path):
     made, _ = large
     resident = TrainingRun.start(made, tmp_path / "runs")

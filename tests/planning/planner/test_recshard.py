@@ -62,6 +62,7 @@ def test_marginal_gains_are_the_best_cuts_but_for_the_last_step(steps, share):
     assert fill_memory(curves, range(len(curves)), -1) is None
 
 
+@pytest.mark.slow
 @settings(FEW, max_examples=6)
 @given(
     tables=st.lists(
