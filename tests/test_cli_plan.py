@@ -517,6 +517,22 @@ def test_a_published_method_makes_a_plan(ok, command, name):
     assert made.bound_s <= made.step_s
 
 
+def test_methods_with_learned_costs_say_where_they_have_none(command):
+    Path("tables.csv").write_text(HEAD + "".join(f"t{i},{50_000 * (i + 5)},64,{i + 5},1.1\n" for i in range(6)))
+
+    def printed(method, topology, *args):
+        code, out, _ = command("plan", "--tables", "tables.csv", "--topology", topology, "--method", method, *args)
+        assert code == 0
+        return " ".join(out.split())
+
+    note = "note costs are the roofline of zionex, as no networks were trained for it: xeon"
+    assert note in printed("dreamshard", "2xzionex")
+    assert note in printed("neuroshard", "2xzionex")
+    assert "no networks" not in printed("ldm", "2xzionex")
+    assert "no networks" not in printed("neuroshard", "2xxeon")
+    assert "no networks" not in printed("neuroshard", "2xzionex", "--model", "torchrec")
+
+
 def test_a_method_that_finds_nothing_says_so(refused):
     given = ("--tables", "tables.csv", "--topology", "4xzionex")
     assert "method 'none': expected random, size" in refused(*given, "--method", "none")

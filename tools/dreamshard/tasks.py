@@ -1,19 +1,23 @@
 """Tasks to train on, drawn from pools of tables, and their costs by a cost model.
 
-A pool is a plan request with many tables; a task is some of its tables on its ranks. All costs come from the loads that
-`make_problem` computes for whole tables, so any cost model works. Not supported: constraints, more than one tier of
-memory; inference respects both.
+A pool is a plan request with many tables; a task is some of its tables on its ranks. In half of the tasks, some of the
+tables that take most memory or time are cut into halves of their columns, as inference cuts them: half a table is the
+pool's table with the same rows and ids, and half as many columns. All costs come from the loads that `make_problem`
+computes for whole tables, so any cost model works. Not supported: constraints, more than one tier of memory; inference
+respects both.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from rowwise.base.errors import SpecError
-from rowwise.planning.perf.access import Floats
+from rowwise.planning.perf.access import Floats, Workload
 from rowwise.planning.planner.methods.dreamshard import split_costs, table_features, whole_pieces
+from rowwise.planning.planner.methods.neuroshard import CANDIDATES, DEPTH
 from rowwise.planning.planner.options import make_problem
 from rowwise.planning.planner.problem import PlacementProblem, PlanRequest
 
@@ -21,6 +25,8 @@ Ints = NDArray[np.int64]
 FILLS = (0.3, 0.95)  # shares of all memory that tables take, where memory is short
 ROOMY = 0.3  # share of the tasks with more memory than any placement needs
 LARGEST = 1.02  # least memory of a rank, in bytes of the task's largest table
+CUT = 0.5  # share of the groups of tasks with tables that are cut
+NO_HALF = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,8 @@ class Pool:
     load_TK: Floats
     link_T: Floats
     bytes_T: Floats
+    single_TC: Floats  # seconds forward, on links and backward of each table by itself
+    half_T: Ints  # the table that half of the columns make, or NO_HALF
 
     @classmethod
     def of(cls, request: PlanRequest) -> "Pool":
@@ -40,13 +48,16 @@ class Pool:
         if any(len(group) > 1 for group in problem.members):
             raise SpecError("together: a pool to train on has tables that stay together: expected none")
         pieces = problem.pieces.take(whole_pieces(problem))
-        world = problem.topology.world
-        return cls(problem, world, table_features(request), pieces.load_NK, pieces.link_N, pieces.bytes_NM[:, 0])
-
-    @property
-    def single_TC(self) -> Floats:
-        """Seconds forward, on links and backward of each table by itself."""
-        return split_costs(self.problem, self.load_TK, self.link_T)
+        return cls(
+            problem=problem,
+            world=problem.topology.world,
+            features_TF=table_features(request),
+            load_TK=pieces.load_NK,
+            link_T=pieces.link_N,
+            bytes_T=pieces.bytes_NM[:, 0],
+            single_TC=split_costs(problem, pieces.load_NK, pieces.link_N),
+            half_T=_find_halves(request.workloads),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +79,42 @@ class Tasks:
         return Tasks(self.pool, np.repeat(self.index_EI, times, axis=0), np.repeat(self.limit_E, times))
 
 
+def _find_halves(workloads: Sequence[Workload]) -> Ints:
+    def key(workload: Workload, dim: int) -> Workload:
+        return structs.replace(workload, table=structs.replace(workload.table, name="any", dim=dim))
+
+    known = {key(w, w.table.dim): index for index, w in enumerate(workloads)}
+    halves = (key(w, w.table.dim // 2) if w.table.dim % 2 == 0 else None for w in workloads)
+    return np.array([NO_HALF if half is None else known.get(half, NO_HALF) for half in halves])
+
+
 def draw(pool: Pool, rng: np.random.Generator, count: int, tables: int) -> Tasks:
-    """Tasks of different tables each; some short of memory."""
+    """Tasks of different tables each, some of them cut; some short of memory."""
     most = min(tables, len(pool.link_T))
-    index_EI = np.stack([rng.choice(len(pool.link_T), most, replace=False) for _ in range(count)])
+    cuts = int(rng.integers(1, min(DEPTH, most - 1), endpoint=True)) if most > 1 and rng.random() < CUT else 0
+    index_EI = np.stack([rng.choice(len(pool.link_T), most - cuts, replace=False) for _ in range(count)])
+    for _ in range(cuts):
+        index_EI = _cut_some(pool, rng, index_EI)
     bytes_EI = pool.bytes_T[index_EI]
     fill_E = rng.uniform(*FILLS, count)
     limit_E = np.maximum(bytes_EI.sum(1) / pool.world / fill_E, bytes_EI.max(1) * LARGEST)
     return Tasks(pool, index_EI, np.where(rng.random(count) < ROOMY, bytes_EI.sum(1), limit_E))
+
+
+def _cut_some(pool: Pool, rng: np.random.Generator, index_EI: Ints) -> Ints:
+    """One table of each task cut into halves: one of those with most bytes, or most seconds.
+
+    Where none has a half, a table of the pool joins the task instead.
+    """
+    key_T = pool.bytes_T if rng.random() < CUT else pool.single_TC.sum(1)
+    key_EI = np.where(pool.half_T[index_EI] == NO_HALF, -1.0, key_T[index_EI])
+    task_E, among = np.arange(len(index_EI)), min(CANDIDATES, index_EI.shape[1])
+    place_E = np.argsort(-key_EI, axis=1)[task_E, rng.integers(among, size=len(index_EI))]
+    half_E = pool.half_T[index_EI[task_E, place_E]]
+    cut_EI, has_half_E = index_EI.copy(), half_E != NO_HALF
+    cut_EI[task_E[has_half_E], place_E[has_half_E]] = half_E[has_half_E]
+    added_E = np.where(has_half_E, half_E, rng.integers(len(pool.half_T), size=len(half_E)))
+    return np.concatenate([cut_EI, added_E[:, None]], axis=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -380,9 +380,13 @@ def _make_plan(
     if options.measured and not request.tiers <= DEVICE_TIERS:
         raise SpecError("--measure with rows below the device", "tables that fit into devices, or no --measure")
     if options.method is not None:
+        from rowwise.planning.perf.learned import unmeasured_note
+        from rowwise.planning.planner.methods.named import LEARNED_COSTS
         from rowwise.planning.planner.pipeline import plan_by_method
 
-        return plan_by_method(request, options.method, options.seed), ()
+        learned = options.method in LEARNED_COSTS
+        notes = unmeasured_note(request.machine.hardware, request.model) if learned else ()
+        return plan_by_method(request, options.method, options.seed), notes
     if options.measured:
         return _measure_plans(request, options)
     if old is None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from dreamshard.networks import POLICY_LAYERS, Networks
 from dreamshard.rewards import FORBIDDEN, advantages, deck_of, logits_of, play, policy_loss, policy_of
-from dreamshard.tasks import Pool, draw, judge, scatter
+from dreamshard.tasks import NO_HALF, Pool, draw, judge, scatter
 from dreamshard.train import PolicyTraining, train_policy
 from planning.planner.asked import question
 
@@ -19,8 +19,10 @@ from rowwise.planning.planner.constraints import Constraints
 from rowwise.planning.planner.methods import dreamshard
 from rowwise.planning.planner.options import make_problem
 from rowwise.planning.planner.problem import NO_UNIT, Placement
+from rowwise.tables.row_optimizers import Sgd
 from rowwise.tables.spec import Table, Topology
 
+WHOLE = Constraints(layouts={"*": ("table_wise",)})
 TINY = PolicyTraining(
     iterations=2, groups=8, group=16, cost_steps=40, policy_steps=4, tasks=2, rollouts=6, tables=(4, 9), cost_rate=5e-3
 )
@@ -39,8 +41,7 @@ def pool_question(devices, count=24, model=None):
         for i in range(count)
     ]
     access = [Access(pooling=float(10 ** rng.uniform(0, 1.7)), zipf_a=float(rng.uniform(0.2, 1.2))) for _ in tables]
-    constraints = Constraints(layouts={"*": ("table_wise",)})
-    asked = question(tables, Topology(devices=devices), 1e12, access=access, constraints=constraints)
+    asked = question(tables, Topology(devices=devices), 1e12, access=access, constraints=WHOLE)
     return replace(asked, model=model) if model else asked
 
 
@@ -60,6 +61,23 @@ def test_placements_are_judged_as_the_planner_judges_them(devices):
         placement = Placement(problem.item_begin[:-1], judged.unit_EI[task].astype(np.int32))
         assert (placement.unit_N != NO_UNIT).all()
         assert judged.overall_E[task] + problem.phi.constant == pytest.approx(problem.cost(placement), rel=1e-9)
+
+
+def test_cut_tables_are_halves_with_the_same_rows_and_ids():
+    def table_of(row):
+        return Table(name=f"t{row}", rows=10**5 * (1 + row // 3), dim=(16, 32, 64)[row % 3], optimizer=Sgd())
+
+    access = [Access(pooling=1 + row // 3) for row in range(24)]
+    asked = question([table_of(row) for row in range(24)], Topology(devices=2), 1e12, access=access, constraints=WHOLE)
+    pool = Pool.of(asked)
+    assert pool.half_T.tolist() == [NO_HALF if row % 3 == 0 else row - 1 for row in range(24)]
+    sizes = set()
+    for seed in range(12):
+        tasks = draw(pool, np.random.default_rng(seed), 5, 9)
+        assert tasks.index_EI.shape == (5, 9)
+        assert (pool.bytes_T[tasks.index_EI].max(1) < tasks.limit_E).all()
+        sizes.add(max(np.bincount(task).max() for task in tasks.index_EI))
+    assert {1, 2} <= sizes  # of uncut groups no two tables are alike
 
 
 def test_the_gradient_is_of_what_the_roll_out_did():

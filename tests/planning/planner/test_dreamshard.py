@@ -78,14 +78,14 @@ def test_whole_items_on_ranks_that_have_room_and_are_allowed(asked, seed, alone)
 
 @FEW
 @given(asked=questions(fill=(0.2, 0.7)))
-def test_a_start_is_a_placement_that_costs_what_the_baseline_says(asked):
+def test_a_start_is_a_placement_of_whole_tables(asked):
     problem = make_problem(asked)
-    placement, result = policy_start(problem), run_method("dreamshard", problem)
+    placement, unit_N = policy_start(problem), place_by_policy(problem, load_policy())
     if placement is None:
-        assert result.cost is None
+        assert unit_N is None
         return
     assert problem.fits(placement)
-    assert problem.cost(placement) == pytest.approx(result.cost, rel=1e-12)
+    assert np.array_equal(placement.unit_N, unit_N)
     assert problem.plan(placement).tiles
 
 
@@ -185,6 +185,8 @@ def test_features_tell_tables_apart():
     features_TF = table_features(asked)
     assert features_TF.shape == (2, FEATURES)
     assert np.exp(features_TF[0, :4]) == pytest.approx([64, 1e6, 1, 256e6])
+    assert np.exp(table_features(asked, 2)[0, :4]) == pytest.approx([16, 1e6, 1, 64e6])
+    assert np.array_equal(table_features(asked, 2)[:, 4:], features_TF[:, 4:])
     assert features_TF[:, 4:].sum(1) == pytest.approx([1, 1])
     assert features_TF[1, 8:].sum() > features_TF[0, 8:].sum()
 

@@ -296,7 +296,8 @@ _PRESETS = {
     ),
 }
 PROFILE_FOLDER = Path(__file__).parent / "profiles"  # measured by `rowwise calibrate`
-PRESETS = (*_PRESETS, *sorted(path.stem for path in PROFILE_FOLDER.glob("*.json")))
+MEASURED = tuple(sorted(path.stem for path in PROFILE_FOLDER.glob("*.json")))
+PRESETS = (*_PRESETS, *MEASURED)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from rowwise.base.errors import SpecError
 from rowwise.planning.perf.access import Curves, Floats
 from rowwise.planning.perf.cost import CostModel, CostStage, Hinges, Phi, Shards
 from rowwise.planning.perf.features import FEATURES, WORK, nominal_work, piece_features
-from rowwise.planning.perf.hardware import Hardware
+from rowwise.planning.perf.hardware import MEASURED, Hardware
 from rowwise.planning.perf.network import SetNetwork, block_diagonal
 from rowwise.planning.perf.roofline import Roofline
 from rowwise.tables.spec import FLOATS, Topology, Wire
@@ -103,3 +103,14 @@ def profile_warnings(hardware: Hardware) -> tuple[str, ...]:
         return ()
     reason = f"the networks of {hardware.name} are not to be trusted: {hardware.kernels.doubt}"
     return (f"costs are a roofline of fitted rates, because {reason}",)
+
+
+def unmeasured_note(hardware: Hardware, model: CostModel) -> tuple[str, ...]:
+    """One line if a method that was published with learned costs runs on a roofline, as there are no networks."""
+    if hardware.kernels is not None or not isinstance(model, Roofline):
+        return ()
+    known = ", ".join(MEASURED)
+    return (
+        f"costs are the {model.name}, as no networks were trained for it: {known} and profiles of rowwise calibrate "
+        "have networks",
+    )

@@ -13,10 +13,12 @@ with these changes, so that one policy serves any number of tables and ranks, an
 - Predictions are scaled so that those of single tables add up to the cost model's, in each of the three parts: these
   factors differ most between machines.
 - No table takes the last space for the largest later table, if that can be avoided.
+- A piece of a table's columns is a table with fewer columns. Tasks to train on have such pieces.
 - The policy's inputs include each rank's costs with the table, its fill, and how much is left to place. Beside its
   hidden layers there is a linear path, which starts as greedy placement by predicted cost.
 
-Only whole tables are placed; several features of a table count as one. tools/train_dreamshard.py makes the weights.
+Several features of a table count as one. As a method it also cuts columns, see `dreamshard_cuts`; as a start of the
+search it places whole tables only. tools/train_dreamshard.py makes the weights.
 """
 
 import functools
@@ -32,6 +34,7 @@ from numpy.typing import NDArray
 from rowwise.base.errors import SpecError
 from rowwise.base.textfile import decode_json, read_bytes
 from rowwise.planning.perf.access import Curves, Floats
+from rowwise.planning.perf.learned import LearnedModel
 from rowwise.planning.perf.reuse import BINS, reuse_bins
 from rowwise.planning.planner.problem import NO_UNIT, Index, Placement, PlacementProblem, PlanRequest
 from rowwise.tables.spec import Value
@@ -41,7 +44,8 @@ SHIPPED = Path(__file__).with_name("dreamshard.json")
 FEATURES = 4 + BINS
 COSTS = 3  # forward, links, backward
 INPUTS = 20  # numbers per rank that the policy gets
-WITH, WORSE = slice(3, 6), 8  # columns of INPUTS: costs with the table; excess of the step over that of the best rank
+# Columns of INPUTS: costs with the table; excess of the step over that of the best rank; fill of memory with the table.
+WITH, WORSE, FILL = slice(3, 6), 8, 11
 HIDDEN, WIDTH, SUMS = 128, 64, 32  # as published: table networks, heads, vectors that are summed
 LARGEST = 12.0  # logarithm of the largest entry of a table's vector
 MAX_ITEMS = 256  # with more, a roll-out takes longer than annealing needs to make up for a worse start
@@ -152,20 +156,39 @@ def load_policy(path: Path = SHIPPED) -> Policy:
     return policy_of(saved, str(path))
 
 
-def table_features(request: PlanRequest) -> Floats:
-    """Features of each table: logarithms of columns, rows, ids per sample and bytes, and 17 bins of reuse."""
-    tables = [w.table for w in request.workloads]
+def policy_for(request: PlanRequest) -> Policy:
+    """The policy that was trained on the machine's networks, or the one that serves all other machines."""
+    if not isinstance(request.model, LearnedModel):
+        return load_policy()
+    shipped = {path.name: path for path in SHIPPED.parent.glob("dreamshard.*.json")}
+    return load_policy(shipped.get(f"dreamshard.{request.machine.hardware.name}.json", SHIPPED))
+
+
+def table_features(request: PlanRequest, halvings: int = 0) -> Floats:
+    """Features of each table: logarithms of columns, rows, ids per sample and bytes, and 17 bins of reuse.
+
+    After `halvings`, a table has that part of its columns and bytes, and all of its rows and ids.
+    """
+    tables, part = [w.table for w in request.workloads], 0.5**halvings
     curves = Curves.of(request.workloads, request.batch)
     shape_TF = np.array(
-        [(t.dim, t.rows, max(p, 1e-3), t.rows * t.row_bytes) for t, p in zip(tables, curves.pooling_T, strict=True)]
+        [
+            (t.dim * part, t.rows, max(p, 1e-3), t.rows * t.row_bytes * part)
+            for t, p in zip(tables, curves.pooling_T, strict=True)
+        ]
     )
     return np.concatenate([np.log(shape_TF), reuse_bins(curves)], axis=1)
 
 
 def split_costs(problem: PlacementProblem, load_NK: Floats, link_N: Floats) -> Floats:
-    """Seconds (N, 3) of sums of loads: of the first half of the loads, of links, and the rise by the second half."""
-    first_NK = load_NK.copy()
-    first_NK[..., (problem.phi.width + 1) // 2 :] = 0
+    """Seconds (N, 3) of sums of loads: of the lookup, of links, and the rise by the other loads.
+
+    The lookup has the first half of the loads where a cost model has no stages.
+    """
+    stages, width = problem.request.model.stages, problem.phi.width
+    lookup = stages[0].loads if stages else tuple(range((width + 1) // 2))
+    first_NK = np.zeros_like(load_NK)
+    first_NK[..., lookup] = load_NK[..., lookup]
     forward_N = problem.phi(first_NK)
     return np.stack([forward_N - problem.phi.constant, link_N, problem.phi(load_NK) - forward_N], axis=-1)
 
@@ -284,7 +307,7 @@ def _policy_inputs(
     inputs_EUS[..., WORSE] = worst_EU - worst_EU.min(1, keepdims=True)
     inputs_EUS[..., 9] = worked_EU - most_work_E1
     inputs_EUS[..., 10] = linked_EU - most_link_E1
-    inputs_EUS[..., 11] = full_EU
+    inputs_EUS[..., FILL] = full_EU
     inputs_EUS[..., 12] = full_EU - full_EU.sum(1, keepdims=True) * inverse
     inputs_EUS[..., 13] = pressure_E[:, None]
     inputs_EUS[..., 14] = worst_EU
@@ -302,57 +325,101 @@ def whole_pieces(problem: PlacementProblem) -> NDArray[np.int64]:
     return problem.option_begin[first_O].astype(np.int64)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceVectors:
+    """What the policy knows of each item (I) whose columns were halved L times."""
+
+    loads_ILH: Reals
+    kinds_ILH: Reals
+    single_ILC: Reals  # predicted seconds of a piece alone
+    share_ILM: Floats  # of a rank's memory
+    factor_C: Reals  # on predictions of the cost network
+    allowed_IU: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, problem: PlacementProblem, policy: Policy, piece_IL: Index) -> "PieceVectors":
+        """`piece_IL` is an item's piece after L halvings, or -1; vectors of pieces that do not exist mean nothing."""
+        whole, world = problem.pieces.take(piece_IL[:, 0].astype(np.int64)), problem.topology.world
+        items, levels = piece_IL.shape
+        item_T = np.zeros(len(problem.request.workloads), dtype=np.int64)
+        for item, group in enumerate(problem.members):
+            item_T[list(group)] = item
+        loads_ILH, kinds_ILH = np.zeros((2, items, levels, SUMS))
+        for level in range(levels):
+            normal_TF = policy.normal(table_features(problem.request, level))
+            np.add.at(loads_ILH[:, level], item_T, policy.loads(normal_TF))
+            np.add.at(kinds_ILH[:, level], item_T, policy.kinds(normal_TF))
+        predicted_ILC = np.stack([policy.costs(loads_ILH[:, level]) for level in range(levels)], axis=1)
+        modelled_IC = split_costs(problem, whole.load_NK, whole.link_N)
+        factor_C = modelled_IC.sum(0) / np.maximum(predicted_ILC[:, 0].sum(0), EPSILON)
+        return cls(
+            loads_ILH=loads_ILH,
+            kinds_ILH=kinds_ILH,
+            single_ILC=predicted_ILC * factor_C,
+            share_ILM=problem.pieces.bytes_NM[piece_IL] / np.maximum(problem.limit_M, EPSILON),
+            factor_C=factor_C,
+            allowed_IU=np.array([problem.allowed_units(item)[:world] for item in range(items)]),
+        )
+
+    def deck(self, item_ES: NDArray[np.int64], level_ES: NDArray[np.int64]) -> tuple[ItemDeck, NDArray[np.int64]]:
+        """E sets of equally many pieces for roll-outs, and the order of the pieces in them."""
+        order_ES = placement_order(self.single_ILC[item_ES, level_ES])
+        placed = tuple(np.take_along_axis(index_ES, order_ES, axis=1) for index_ES in (item_ES, level_ES))
+        deck = ItemDeck(
+            loads_EIH=self.loads_ILH[placed],
+            kinds_EIH=self.kinds_ILH[placed],
+            single_EIC=self.single_ILC[placed],
+            factor_EC=np.tile(self.factor_C, (len(item_ES), 1)),
+            share_EIM=self.share_ILM[placed],
+            allowed_EIU=self.allowed_IU[placed[0]],
+        )
+        return deck, order_ES
+
+
 def make_deck(problem: PlacementProblem, policy: Policy) -> tuple[ItemDeck, NDArray[np.int64]]:
     """A problem's whole items for one roll-out, and their numbers."""
-    pieces, world = problem.pieces.take(whole_pieces(problem)), problem.topology.world
-    normal_TF = policy.normal(table_features(problem.request))
-    item_T = np.zeros(len(normal_TF), dtype=np.int64)
-    for item, group in enumerate(problem.members):
-        item_T[list(group)] = item
-    loads_IH, kinds_IH = np.zeros((2, len(problem.members), SUMS))
-    np.add.at(loads_IH, item_T, policy.loads(normal_TF))
-    np.add.at(kinds_IH, item_T, policy.kinds(normal_TF))
-    predicted_IC = policy.costs(loads_IH)
-    modelled_IC = split_costs(problem, pieces.load_NK, pieces.link_N)
-    factor_C = modelled_IC.sum(0) / np.maximum(predicted_IC.sum(0), EPSILON)
-    order = placement_order((predicted_IC * factor_C)[None])[0]
-    allowed_IU = np.array([problem.allowed_units(item)[:world] for item in range(len(problem.members))])
-    limit_M = problem.limit_M
-    share_IM = pieces.bytes_NM / np.maximum(limit_M, EPSILON)
-    deck = ItemDeck(
-        loads_EIH=loads_IH[order][None],
-        kinds_EIH=kinds_IH[order][None],
-        single_EIC=(predicted_IC * factor_C)[order][None],
-        factor_EC=factor_C[None],
-        share_EIM=share_IM[order][None],
-        allowed_EIU=allowed_IU[order][None],
-    )
-    return deck, order
+    vectors = PieceVectors.of(problem, policy, whole_pieces(problem)[:, None])
+    item_1I = np.arange(len(problem.members))[None]
+    deck, order_1I = vectors.deck(item_1I, np.zeros_like(item_1I))
+    return deck, order_1I[0]
 
 
-def place_by_policy(problem: PlacementProblem, policy: Policy, *, costs_alone: bool = False) -> Index | None:
-    """A unit for each piece, each item whole and where the policy's logit is largest; None if an item fits nowhere.
+def play(policy: Policy, deck: ItemDeck, *, costs_alone: bool = False) -> NDArray[np.int64]:
+    """The rank (E, I) with the largest logit among those with room; the least full one where none has room.
 
-    With `costs_alone`, each item goes where predicted costs are then least: AutoShard's network without its policy.
+    With `costs_alone`, the one where predicted costs are then least: AutoShard's network without its policy.
     """
-    deck, order = make_deck(problem, policy)
-    stuck: list[int] = []
 
     def choose(step: PolicyStep) -> NDArray[np.int64]:
-        if not step.legal_EU.any():
-            stuck.append(step.item)
         if costs_alone:
             score_EU = -step.inputs_EUS[..., WITH].sum(-1)
         else:
             item_EUH = np.broadcast_to(deck.kinds_EIH[:, step.item, None], step.here_EUH.shape)
             score_EU = policy.logits(step.inputs_EUS, step.here_EUH, item_EUH)
-        return np.where(step.legal_EU, score_EU, -np.inf).argmax(1)
+        no_room_E1 = ~step.legal_EU.any(1, keepdims=True)
+        least_full_EU = np.where(no_room_E1 & deck.allowed_EIU[:, step.item], -step.inputs_EUS[..., FILL], -np.inf)
+        return np.where(step.legal_EU, score_EU, least_full_EU).argmax(1)
 
-    unit_I = roll_out(policy, deck, choose)[0]
-    if stuck:
+    return roll_out(policy, deck, choose)
+
+
+def excess_memory(deck: ItemDeck, unit_EI: NDArray[np.int64]) -> Floats:
+    """Shares of a rank's memory (E) that a roll-out exceeds, summed over ranks; infinite on a forbidden rank."""
+    units = deck.allowed_EIU.shape[-1]
+    here_EUI = (unit_EI[:, None] == np.arange(units)[:, None]).astype(float)
+    over_EUM = here_EUI @ deck.share_EIM - 1
+    allowed_E = np.take_along_axis(deck.allowed_EIU, unit_EI[..., None], axis=2).all((1, 2))
+    return np.where(allowed_E, np.where(over_EUM > FULL - 1, over_EUM, 0.0).sum((1, 2)), np.inf)
+
+
+def place_by_policy(problem: PlacementProblem, policy: Policy, *, costs_alone: bool = False) -> Index | None:
+    """A unit for each piece, each item whole and on the rank that `play` chooses; None if an item fits nowhere."""
+    deck, order = make_deck(problem, policy)
+    unit_EI = play(policy, deck, costs_alone=costs_alone)
+    if excess_memory(deck, unit_EI)[0]:
         return None
     unit_N = np.full(len(problem.pieces.link_N), NO_UNIT, dtype=np.int32)
-    unit_N[whole_pieces(problem)[order]] = unit_I
+    unit_N[whole_pieces(problem)[order]] = unit_EI[0]
     return unit_N
 
 

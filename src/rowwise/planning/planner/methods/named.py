@@ -3,7 +3,7 @@
     random, size, dim, lookup, size-lookup     see `greedy`
     ldm                                        see `ldm`
     neuroshard-grid, neuroshard                see `neuroshard`
-    dreamshard                                 see `dreamshard`
+    dreamshard                                 see `dreamshard_cuts`
     recshard                                   see `recshard`
 
 All place whole tables, or parts of columns; all but `recshard` in device memory only.
@@ -14,7 +14,8 @@ from collections.abc import Callable
 import numpy as np
 
 from rowwise.base.errors import SpecError
-from rowwise.planning.planner.methods.dreamshard import load_policy, place_by_policy
+from rowwise.planning.planner.methods.dreamshard import policy_for
+from rowwise.planning.planner.methods.dreamshard_cuts import place_with_cuts
 from rowwise.planning.planner.methods.greedy import best_of_random, greedy_by, item_bytes, item_dims, item_ids
 from rowwise.planning.planner.methods.ldm import largest_differencing
 from rowwise.planning.planner.methods.neuroshard import DEPTH, beam_search, pieces_by_halvings
@@ -32,7 +33,7 @@ def run_method(name: str, problem: PlacementProblem, seed: int = 0) -> MethodRes
 def placement_of(problem: PlacementProblem, result: MethodResult) -> Placement | None:
     """The method's result as a placement; None if it does not fit or breaks a constraint.
 
-    NeuroShard may cut a table into pieces of several sizes: all are cut into the smallest of them.
+    NeuroShard and DreamShard may cut a table into pieces of several sizes: all are cut into the smallest of them.
     """
     if result.cost is None:
         return None
@@ -57,9 +58,10 @@ def placement_of(problem: PlacementProblem, result: MethodResult) -> Placement |
 
 
 def _dreamshard(problem: PlacementProblem, seed: int) -> MethodResult:
-    return MethodResult.of(problem, place_by_policy(problem, load_policy()))
+    return place_with_cuts(problem, policy_for(problem.request))
 
 
+LEARNED_COSTS = ("neuroshard-grid", "neuroshard", "dreamshard")  # published with networks as their cost models
 METHODS: dict[str, Callable[[PlacementProblem, int], MethodResult]] = {
     "random": best_of_random,
     "size": greedy_by(item_bytes),
