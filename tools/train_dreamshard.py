@@ -1,10 +1,9 @@
 """Make dreamshard.json in src/rowwise/planning/planner/methods again: the policy that `dreamshard.py` there loads.
 
-python tools/train_dreamshard.py [--machine a100-like] [--minutes 6] [--seed 0] [--out FILE]
+python tools/train_dreamshard.py [--minutes 6] [--seed 0] [--out FILE]
 
 It trains on half of the made-up tables of benchmarks/parts/planner_tasks.py, each with every number of columns, on 2 to
-8 devices of a machine, by its networks if it has been measured, else by its roofline.
-benchmarks/parts/calibrate_dreamshard.py judges it on the other half. The same minutes (a number
+8 devices like an A100; benchmarks/parts/calibrate_dreamshard.py judges it on the other half. The same minutes (a number
 of steps, about so long on one core) and seed give the same file on the same machine.
 """
 
@@ -21,20 +20,15 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from dreamshard.train import PolicyProgress, PolicyTraining, train_policy  # noqa: E402
 from parts import calibrate_dreamshard as judged  # noqa: E402
 
-from rowwise.planning.perf.hardware import PRESETS  # noqa: E402
 from rowwise.planning.planner.methods.dreamshard import SHIPPED  # noqa: E402
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--machine", default=judged.MACHINE, choices=PRESETS)
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="default: the file that the package reads")
+    parser.add_argument("--out", type=Path, default=SHIPPED)
     args = parser.parse_args()
-    out = args.out or (
-        SHIPPED if args.machine == judged.MACHINE else SHIPPED.with_name(f"dreamshard.{args.machine}.json")
-    )
     begin_s = time.monotonic()
 
     def show(p: PolicyProgress) -> None:
@@ -44,12 +38,10 @@ def main() -> None:
             flush=True,
         )
 
-    machine = "" if args.machine == judged.MACHINE else f"--machine {args.machine} "
-    command = f"tools/train_dreamshard.py {machine}--minutes {args.minutes:g} --seed {args.seed}"
-    about = {"by": command, "pool": judged.ABOUT}
-    saved = train_policy(judged.training(args.machine), PolicyTraining().lasting(args.minutes), args.seed, show, about)
-    out.write_bytes(msgspec.json.encode(saved) + b"\n")
-    print(f"{out}: {out.stat().st_size / 1e3:.0f} kB in {time.monotonic() - begin_s:.0f} s")
+    about = {"by": f"tools/train_dreamshard.py --minutes {args.minutes:g} --seed {args.seed}", "pool": judged.ABOUT}
+    saved = train_policy(judged.training(), PolicyTraining().lasting(args.minutes), args.seed, show, about)
+    args.out.write_bytes(msgspec.json.encode(saved) + b"\n")
+    print(f"{args.out}: {args.out.stat().st_size / 1e3:.0f} kB in {time.monotonic() - begin_s:.0f} s")
 
 
 if __name__ == "__main__":

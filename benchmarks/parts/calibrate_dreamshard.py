@@ -7,28 +7,21 @@ the cost model itself, never of the network that the policy was trained by.
 
 import time
 
-import msgspec
 import numpy as np
 
 from parts import planner_tasks as tasks
 from parts.report import at_most
-from rowwise.planning.perf.access import Workload
-from rowwise.planning.perf.hardware import Machine, hardware_named
-from rowwise.planning.perf.learned import model_of
 from rowwise.planning.planner.methods.dreamshard import load_policy, place_by_policy
 from rowwise.planning.planner.methods.named import METHODS, run_method
 from rowwise.planning.planner.native import NativeProblem
 from rowwise.planning.planner.options import make_problem
 from rowwise.planning.planner.problem import PlacementProblem, PlanRequest
 from rowwise.planning.planner.search import search
-from rowwise.tables.spec import Topology
 
 ABOUT = (
     "half of the 856 made-up tables of benchmarks/tables/dlrm856_like_tables.csv, with 4 to 128 columns each, and "
     "halves of columns"
 )
-MACHINE = "a100-like"  # with links of 25 GB/s; its policy serves all machines without one
-CPU_BATCH = 8192  # samples of a step on machines that were measured
 SPLIT = 2022
 WORLDS = range(2, 9)  # trained on
 SETTINGS = ((20, 4), (50, 4), (80, 8), (100, 16))  # tables and devices
@@ -45,21 +38,14 @@ def halves() -> tuple[np.ndarray, np.ndarray]:
     return np.split(shuffled, 2)
 
 
-def asked(workloads: list[Workload], name: str, devices: int, device_bytes: float) -> PlanRequest:
-    """Whole tables on a machine with this memory; by its networks if it has been measured."""
-    if name == MACHINE:
-        return tasks.question(workloads, tasks.machine(devices, device_bytes), layouts=("table_wise",))
-    hardware = msgspec.structs.replace(hardware_named(name), device_bytes=int(device_bytes))
-    where = Machine(topology=Topology(devices=devices), hardware=hardware)
-    return tasks.question(workloads, where, ("table_wise",), model_of, CPU_BATCH if hardware.kernels else tasks.BATCH)
-
-
-def training(name: str = MACHINE, worlds: range = WORLDS) -> list[PlanRequest]:
+def training(worlds: range = WORLDS, most: int | None = None) -> list[PlanRequest]:
     """All tables to train on with each number of columns, on every number of devices."""
     known = tasks.pool()
-    made = [tasks.workload(f"t{c}x{dim}", known[c][0], dim, known[c][1]) for c in halves()[0] for dim in tasks.DIMS]
+    made = [
+        tasks.workload(f"t{c}x{dim}", known[c][0], dim, known[c][1]) for c in halves()[0][:most] for dim in tasks.DIMS
+    ]
     plenty = 2 * tasks.size_bytes(made)
-    return [asked(made, name, world, plenty) for world in worlds]
+    return [tasks.question(made, tasks.machine(world, plenty), layouts=("table_wise",)) for world in worlds]
 
 
 def held_out(tables: int, devices: int, seed: int) -> PlanRequest:
@@ -72,7 +58,7 @@ def held_out(tables: int, devices: int, seed: int) -> PlanRequest:
     ]
     largest = max(w.table.rows * w.table.row_bytes for w in made)
     limit = max(tasks.size_bytes(made) / devices / FILL, largest * LARGEST)
-    return asked(made, MACHINE, devices, limit)
+    return tasks.question(made, tasks.machine(devices, limit), layouts=("table_wise",))
 
 
 def costs_of(problem: PlacementProblem) -> dict[str, tuple[float | None, float]]:

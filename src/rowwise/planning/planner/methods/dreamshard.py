@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 from rowwise.base.errors import SpecError
 from rowwise.base.textfile import decode_json, read_bytes
 from rowwise.planning.perf.access import Curves, Floats
-from rowwise.planning.perf.learned import LearnedModel
 from rowwise.planning.perf.reuse import BINS, reuse_bins
 from rowwise.planning.planner.problem import NO_UNIT, Index, Placement, PlacementProblem, PlanRequest
 from rowwise.tables.spec import Value
@@ -154,14 +153,6 @@ def load_policy(path: Path = SHIPPED) -> Policy:
             f"{path}: not a placement policy: {error}", hint="tools/train_dreamshard.py writes one"
         ) from None
     return policy_of(saved, str(path))
-
-
-def policy_for(request: PlanRequest) -> Policy:
-    """The policy that was trained on the machine's networks, or the one that serves all other machines."""
-    if not isinstance(request.model, LearnedModel):
-        return load_policy()
-    shipped = {path.name: path for path in SHIPPED.parent.glob("dreamshard.*.json")}
-    return load_policy(shipped.get(f"dreamshard.{request.machine.hardware.name}.json", SHIPPED))
 
 
 def table_features(request: PlanRequest, halvings: int = 0) -> Floats:
@@ -378,7 +369,7 @@ class PieceVectors:
 
 def make_deck(problem: PlacementProblem, policy: Policy) -> tuple[ItemDeck, NDArray[np.int64]]:
     """A problem's whole items for one roll-out, and their numbers."""
-    vectors = PieceVectors.of(problem, policy, whole_pieces(problem)[:, None])
+    vectors = PieceVectors.of(problem, policy, whole_pieces(problem)[:, None].astype(np.int32))
     item_1I = np.arange(len(problem.members))[None]
     deck, order_1I = vectors.deck(item_1I, np.zeros_like(item_1I))
     return deck, order_1I[0]

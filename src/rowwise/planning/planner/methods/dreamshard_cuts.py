@@ -70,8 +70,8 @@ def _place(policy: Policy, vectors: PieceVectors, item_ES: Ints, level_ES: Ints)
     seconds_E = (cost_EUC[..., 0] + cost_EUC[..., 2]).max(1) + cost_EUC[..., 1].max(1)
     over_E = excess_memory(deck, rank_ES)
     kept = np.lexsort((seconds_E, over_E))[:BEAM]
-    sorted_ES = (np.take_along_axis(index_ES, order_ES, axis=1)[kept] for index_ES in (item_ES, level_ES))
-    return PlacedSets(*sorted_ES, rank_ES[kept], over_E[kept], seconds_E[kept])
+    placed_item_ES, placed_level_ES = (np.take_along_axis(x_ES, order_ES, axis=1) for x_ES in (item_ES, level_ES))
+    return PlacedSets(placed_item_ES[kept], placed_level_ES[kept], rank_ES[kept], over_E[kept], seconds_E[kept])
 
 
 def _halve_large(vectors: PieceVectors, may_halve_IL: NDArray[np.bool_]) -> tuple[Ints, Ints]:

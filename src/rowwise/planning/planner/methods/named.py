@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rowwise.base.errors import SpecError
-from rowwise.planning.planner.methods.dreamshard import policy_for
+from rowwise.planning.planner.methods.dreamshard import load_policy
 from rowwise.planning.planner.methods.dreamshard_cuts import place_with_cuts
 from rowwise.planning.planner.methods.greedy import best_of_random, greedy_by, item_bytes, item_dims, item_ids
 from rowwise.planning.planner.methods.ldm import largest_differencing
@@ -58,7 +58,7 @@ def placement_of(problem: PlacementProblem, result: MethodResult) -> Placement |
 
 
 def _dreamshard(problem: PlacementProblem, seed: int) -> MethodResult:
-    return place_with_cuts(problem, policy_for(problem.request))
+    return place_with_cuts(problem, load_policy())
 
 
 LEARNED_COSTS = ("neuroshard-grid", "neuroshard", "dreamshard")  # published with networks as their cost models
