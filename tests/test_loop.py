@@ -80,7 +80,7 @@ def test_one_process_with_a_profile(tmp_path):
         (
             "gpu",
             "rowwise: hardware 'gpu': no such preset, there are a100-like, zionex, h100-like, a100-80gb-like, "
-            "h200-like, mi300x-like, cpu, xeon: expected a ",
+            "h200-like, mi300x-like, cpu, xeon, zen4, zen5: expected a ",
         ),
         ("2xcpu", "rowwise: hardware '2xcpu': no such preset, there are a100-like, "),
         ("no.json", "no.json: no such file: expected a preset, a profile that "),

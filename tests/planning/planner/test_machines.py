@@ -82,7 +82,7 @@ def test_files_of_a_store(tmp_path, monkeypatch):
         (
             "8xv100",
             "no hardware preset 'v100'; there are h100-like, a100-like, a100-80gb-like, h200-like, mi300x-like, "
-            "zionex, xeon, cpu: expected a machine such as 8xa100-like",
+            "zionex, zen5, zen4, xeon, cpu: expected a machine such as 8xa100-like",
         ),
         ("zionx", "no hardware preset 'zionx'; there are zionex, "),
         ("", "no hardware preset ''; there are "),
