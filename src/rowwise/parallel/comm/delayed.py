@@ -8,17 +8,15 @@ between CPUs only.
 
 import threading
 import time
-import weakref
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from queue import SimpleQueue
-from typing import Any, final
+from typing import final
 
 from torch import Tensor
 
 from rowwise.parallel.comm.call import CollectiveCall, count_sent
+from rowwise.parallel.comm.call_thread import CallThread
 from rowwise.parallel.comm.group import PendingCollective, Transport, TransportComm
 from rowwise.parallel.comm.simulated_link import SimulatedLink
 from rowwise.tables.spec import Topology
@@ -41,27 +39,6 @@ class LinkQueue:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class _DelayedCall:
-    """A call of the inner transport, and its time."""
-
-    at_s: float
-    function: Callable[[], Any]
-    result: "Future[Any]" = field(default_factory=Future)
-
-
-def _run_calls(calls: "SimpleQueue[_DelayedCall | None]") -> None:
-    """The main function of a group's thread; without a reference to the transport, whose finalizer ends it."""
-    while (call := calls.get()) is not None:
-        time.sleep(max(0.0, call.at_s - time.monotonic()))
-        try:
-            call.result.set_result(call.function())
-        except BaseException as error:
-            call.result.set_exception(error)
-        del call  # frees its tensors
-
-
-@final
 class DelayedTransport:
     """Delays each collective of another transport."""
 
@@ -69,34 +46,26 @@ class DelayedTransport:
         """`ranks` of the group and `rank`, all of the world."""
         self.inner, self.waited = inner, inner.waited  # the delay itself counts as transfer
         self.queue, self._ranks, self._rank = queue, ranks, rank
-        self._calls: SimpleQueue[_DelayedCall | None] = SimpleQueue()
-        self._thread = threading.Thread(target=_run_calls, args=(self._calls,), name="delayed link", daemon=True)
-        self._thread.start()
-        self._end = weakref.finalize(self, self._calls.put, None)
+        self._thread = CallThread("delayed link")
 
     def start(self, call: CollectiveCall, send_N: Tensor) -> PendingCollective:
         w = len(self._ranks)
         sent = count_sent(call, range(w), self._ranks.index(self._rank), Topology(devices=w))
         # Not copied: the caller may change the tensor only after `wait`.
-        started = self._call(self.queue.send(sum(sent.values())), partial(self.inner.start, call, send_N))
+        arrival_s = self.queue.send(sum(sent.values()))
+        started = self._thread.call(partial(self.inner.start, call, send_N), arrival_s)
         return PendingCollective(lambda: started.result().finish())
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> Transport:
         # In the order of the calls, as some transports number calls and splits together.
-        inner = self._call(0.0, partial(self.inner.split, groups, group)).result()
+        inner = self._thread.call(partial(self.inner.split, groups, group)).result()
         if len(group) == 1:
             return inner
         return DelayedTransport(inner, self.queue, group, self._rank)
 
     def close(self) -> None:
-        self._end()
-        self._thread.join()
+        self._thread.close()
         self.inner.close()
-
-    def _call(self, at_s: float, function: Callable[[], Any]) -> "Future[Any]":
-        call = _DelayedCall(at_s, function)
-        self._calls.put(call)
-        return call.result
 
 
 def delay(comm: TransportComm, link: SimulatedLink) -> TransportComm:

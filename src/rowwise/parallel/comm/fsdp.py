@@ -5,13 +5,21 @@ uses the transports of `Comm` (shared memory, gloo, a simulated link), with coun
 process group is the default group if there is one, else torch's "fake" group, which sends nothing: operations of
 DTensors that communicate, such as `full_tensor`, do not work.
 
-[Note: Hybrid] Each F consecutive ranks share the parameters. Torch sees a mesh of these F ranks. A hook then
-all-reduces a rank's shard of the summed gradients over the W / F ranks with the same shard.
+[Note: Hybrid] Each F consecutive ranks share the parameters. Torch sees a mesh of these F ranks. A rank's shard of the
+summed gradients is then all-reduced over the W / F ranks with the same shard.
+
+[Note: Overlap] A backward only starts the reduce-scatter of a unit. A thread waits for it, and starts the unit's
+all-reduce. The backward of earlier layers goes on meanwhile, and the end of the whole backward waits for all sums.
+Starts have one order on all ranks, and a collective adds in rank order, so bits are those of sums one after the other.
+At most `MAX_SCATTERS` units have whole gradients in flight: more would hold the gradients of the whole model.
 """
 
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast, final
 
 import torch
@@ -19,9 +27,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rowwise.base.errors import SpecError
+from rowwise.parallel.comm.call_thread import CallThread
 from rowwise.parallel.comm.interface import Comm, Work
 
 PURPOSE = "dense"
+MAX_SCATTERS = 2  # reduce-scatters in flight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +42,7 @@ class FsdpOptions:
     reshard: bool = True  # free the gathered parameters after a forward
     bf16: bool = False  # gather and multiply parameters of units in bfloat16; gradients are added in float32
     prefetch: int = 1  # units gathered ahead
+    overlap: bool = True  # of sums with the backward; else it waits for each unit's
 
 
 def shard_parameters(
@@ -61,17 +72,29 @@ def shard_parameters(
             setattr(model, name, torch.autocast("cpu", torch.bfloat16)(getattr(model, name)))
     for name in forwards[1:]:
         register_fsdp_forward_method(model, name)
-    gather, scatter = cast(Any, _AllGather(shard)), cast(Any, _ReduceScatter(shard))
-    for module in (module for module in model.modules() if isinstance(module, FSDPModule)):
+    gather, sums = cast(Any, _AllGather(shard)), _GradientSums(shard, replicas if world > shards else None)
+    taken = set(ignored)
+    for module in (*units, model):
+        assert isinstance(module, FSDPModule)
         module.set_custom_all_gather(gather)
-        module.set_custom_reduce_scatter(scatter)
+        places = _parameter_places(module, taken)
+        module.set_custom_reduce_scatter(cast(Any, _ReduceScatter(shard, sums, places, options.overlap)))
         module.set_gradient_divide_factor(1.0)  # the loss is already a mean over the samples of all ranks
         module.set_force_sum_reduction_for_comms(True)
-        if world > shards:
-            module.set_all_reduce_hook(_AllReduce(replicas))
     for order, direction in ((units, "forward"), (units[::-1], "backward")):
         for k, unit in enumerate(order):
             getattr(unit, f"set_modules_to_{direction}_prefetch")(list(order[k + 1 : k + 1 + options.prefetch]))
+
+
+def _parameter_places(module: nn.Module, taken: set[nn.Parameter]) -> list[tuple[nn.Module, str]]:
+    """Module and name of each trained parameter that is not taken yet; takes them."""
+    places = []
+    for owner in module.modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is not None and parameter.requires_grad and parameter not in taken:
+                taken.add(parameter)
+                places.append((owner, name))
+    return places
 
 
 def fill_parameters(model: nn.Module, rows: dict[str, Tensor]) -> None:
@@ -145,18 +168,62 @@ class _PendingGather(dist.Work):
 
 
 @final
-class _ReduceScatter(_Allocator):
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: object, op: object, async_op: bool = False
-    ) -> None:
-        splits = [output_tensor.numel()] * len(self._comm.ranks)
-        output_tensor.copy_(self._comm.reduce_scatter(input_tensor, splits, PURPOSE).wait())
+class _GradientSums:
+    """Sums of gradients in flight: [Note: Overlap]."""
+
+    def __init__(self, shard: Comm, replicas: Comm | None) -> None:
+        self._shard, self._replicas = shard, replicas
+        self._thread = CallThread("sums of dense gradients")
+        self._pending: deque[tuple[Future[Work | None], Tensor]] = deque()
+        self._earlier: list[tuple[Tensor, Tensor]] = []  # parameters with gradients of earlier backwards
+
+    def start(self, gradients: Tensor, output: Tensor, parameters: Sequence[Tensor]) -> None:
+        """Start a unit's sum. Its parameters have no gradients until `finish` adds the earlier ones to the sum."""
+        if len(self._pending) >= MAX_SCATTERS:
+            self._pending[-MAX_SCATTERS][0].result()
+        splits = [output.numel()] * len(self._shard.ranks)
+        scatter = self._shard.reduce_scatter(gradients, splits, PURPOSE)
+        self._pending.append((self._thread.call(partial(self._sum_replicas, scatter, output)), output))
+        for parameter in parameters:
+            if parameter.grad is not None:
+                self._earlier.append((parameter, parameter.grad))
+                parameter.grad = None
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Wait for all sums."""
+        while self._pending:
+            scattered, output = self._pending.popleft()
+            work = scattered.result()
+            if work is not None:
+                output.copy_(work.wait())
+        for parameter, earlier in cast(Any, self._earlier):
+            if parameter.grad is not None:
+                earlier.to_local().add_(parameter.grad.to_local())
+            parameter.grad = earlier
+        self._earlier.clear()
+
+    def _sum_replicas(self, scatter: Work, output: Tensor) -> Work | None:
+        output.copy_(scatter.wait())
+        return None if self._replicas is None else self._replicas.all_reduce(output, PURPOSE)
 
 
 @final
-class _AllReduce:
-    def __init__(self, comm: Comm) -> None:
-        self._comm = comm
+class _ReduceScatter(_Allocator):
+    """The sum of a unit's gradients over all ranks. Torch makes views of the output, and reads none of its numbers."""
 
-    def __call__(self, gradients: Tensor) -> None:
-        gradients.copy_(self._comm.all_reduce(gradients, PURPOSE).wait())
+    def __init__(self, comm: Comm, sums: _GradientSums, places: Sequence[tuple[nn.Module, str]], overlap: bool) -> None:
+        super().__init__(comm)
+        self._sums, self._places, self._overlap = sums, places, overlap
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: object, op: object, async_op: bool = False
+    ) -> None:
+        parameters = [module._parameters[name] for module, name in self._places]
+        # Torch copies the sum at once if the parameters have another type.
+        if self._overlap and all(p is not None and p.dtype == output_tensor.dtype for p in parameters):
+            self._sums.start(input_tensor, output_tensor, cast(list[Tensor], parameters))
+            cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(self._sums.finish)
+        else:
+            self._sums.start(input_tensor, output_tensor, ())
+            self._sums.finish()
