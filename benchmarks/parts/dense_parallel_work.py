@@ -10,7 +10,8 @@ from rowwise import Mlp
 from rowwise.models.dhen import DhenLayer
 from rowwise.models.interactions import CrossInteraction, LinearInteraction
 from rowwise.models.mlp import stack
-from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.fsdp import FsdpOptions, shard_parameters
+from rowwise.parallel.comm.interface import Comm, Transfer
 from rowwise.planning.perf.dense_parallel import DenseUnits
 from rowwise.tables.spec import Wire
 from rowwise.train.dense import DenseGradients
@@ -113,6 +114,57 @@ def run(step, comm: Comm, size: dict) -> dict:
         losses.append(float(comm.all_reduce(loss.reshape(1).clone(), "status").wait()))
     later = seconds[2:] or seconds
     return {"losses": losses, "step_s": statistics.median(later), "sent_bytes": sent}
+
+
+def measure_overlap(comm: Comm, shards: int, size: dict) -> dict:
+    """Steps of hybrid sharding with sums one after the other, and in turn with those that overlap the backward."""
+    sides: dict[str, nn.Module] = {}
+    for name in ("in_turn", "together"):
+        torch.manual_seed(0)
+        sides[name] = model = DenseStack(size["layers"], size["dim"])
+        options = FsdpOptions(shards=shards, overlap=name == "together")
+        shard_parameters(model, find_units(model), comm, options, set())
+    optimizers = {name: torch.optim.SGD(model.parameters(), lr=1e-3) for name, model in sides.items()}
+    draws = torch.Generator().manual_seed(comm.rank)
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    losses: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(size["steps"]):
+        x = torch.randn(size["batch"], VECTORS, size["dim"], generator=draws)
+        y = x[:, :1].mean(2).sign()
+        for name, model in sides.items():
+            transfers: list[Transfer] = []
+            comm.all_reduce(torch.zeros(1), "meet").wait()
+            comm.observer.report = transfers.append
+            begin_s = time.perf_counter()
+            optimizers[name].zero_grad()
+            loss = (model(x) - y).square().mean()
+            backward_s = time.perf_counter()
+            loss.backward()
+            optimizers[name].step()
+            seconds[name].append(time.perf_counter() - begin_s)
+            comm.observer.report = None
+            losses[name].append(float(loss.detach()))
+    return {
+        "losses": losses,
+        **{f"{name}_s": statistics.median(taken[2:] or taken) for name, taken in seconds.items()},
+        "events": events_of(transfers, backward_s),
+    }
+
+
+def events_of(transfers: list[Transfer], backward_s: float) -> list[dict[str, float]]:
+    """Begin and end of each unit's sums, in milliseconds from the begin of the backward."""
+    sums: dict[str, list[Transfer]] = {"reduce_scatter": [], "all_reduce": []}
+    for transfer in sorted(transfers, key=lambda transfer: transfer.begin_s):
+        if transfer.collective in sums and transfer.purpose == "dense":
+            sums[transfer.collective].append(transfer)
+    return [
+        {
+            f"{kind}_{end}_ms": round(1e3 * (getattr(transfer, f"{end}_s") - backward_s), 2)
+            for kind, transfer in zip(sums, unit, strict=True)
+            for end in ("begin", "end")
+        }
+        for unit in zip(*sums.values(), strict=True)
+    ]
 
 
 def units_of(found: dict) -> DenseUnits:
