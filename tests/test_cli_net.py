@@ -55,6 +55,7 @@ def test_the_order_and_what_it_gains(command, net, tmp_path):
     code, out, _ = command("net", "order", str(net), "--hosts", "hosts.txt")
     assert code == 0
     assert "2.0x as fast as in the given order" in out
+    assert "by size    halving_doubling from 0 bytes, all_reduce from " in out
     hosts = (tmp_path / "hosts.txt").read_text().split()
     assert hosts[0] == "a0"
     assert [name[0] for name in hosts] == ["a", "a", "b", "b"]

@@ -58,3 +58,19 @@ def test_a_run_probes_its_own_hosts(tmp_path):
     assert tuple(host.name for host in network.hosts) == NAMES
     assert all(host.address.startswith("10.77.0.") for host in network.hosts)
     assert "network probe: " in (tmp_path / RUN / "log.txt").read_text()
+
+
+def test_a_resumed_run_sums_by_the_same_algorithm(tmp_path):
+    """Outside of elastic mode, where bits depend on it; hosts of one group, as sums in two levels are others."""
+    network = json.loads(make_network(NAMES).to_json())
+    network["latency_s"] = [[None if a == b else 1e-2 for b in NAMES] for a in NAMES]
+    for name, steps in (("whole", 6), ("resumed", 3)):
+        write_recipe(tmp_path / name, train={"batch": 1024, "epochs": 100, "steps": steps}, save={"every": 3})
+        (tmp_path / name / "net.json").write_text(json.dumps(network))
+        run(tmp_path / name, "train", "small.yaml", "--network", "net.json")
+        (tmp_path / name / "net.json").unlink()
+    run(tmp_path / "resumed", "resume", RUN, "--set", "train.steps=6")
+    for name in ("whole", "resumed"):
+        smallest, *_ = json.loads((tmp_path / name / RUN / "env.json").read_text())["network"]["sums"]
+        assert (smallest["min_bytes"], smallest["algorithm"]) == (0, "halving_doubling")
+    assert same(tensors(tmp_path / "whole" / RUN), tensors(tmp_path / "resumed" / RUN))

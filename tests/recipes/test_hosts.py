@@ -11,7 +11,7 @@ from rowwise.base.errors import AgreedError, SpecError
 from rowwise.parallel.comm.launch import HostOrder, Meeting
 from rowwise.parallel.comm.torch import Rendezvous
 from rowwise.planning.perf.links import Network, NetworkHost, NetworkProbe
-from rowwise.recipes.hosts import list_hosts, order_hosts
+from rowwise.recipes.hosts import OrderedHosts, list_hosts, order_hosts
 from rowwise.tables.spec import Topology
 
 NAMES = ("a0", "b0", "a1", "b1")
@@ -78,6 +78,24 @@ def test_equal_links_leave_the_order(tmp_path):
     assert found is not None
     assert found.ordered.order is None
     assert "no better order of hosts: 1.0x" in found.ordered.in_words
+
+
+def test_sums_of_a_run_have_an_algorithm_by_size(tmp_path):
+    found = order_hosts(meet(), write(tmp_path / "net.json", make_network()))
+    assert found is not None
+    small, large = found.ordered.sums
+    assert (small.min_bytes, small.algorithm, sorted(small.order)) == (0, "halving_doubling", [0, 1, 2, 3])
+    assert (large.algorithm, large.order) == ("ring", ())
+    assert (
+        f"all-reduces by halving_doubling from 0 bytes, ring from {large.min_bytes:,} bytes" in found.ordered.in_words
+    )
+    devices = order_hosts(meet(devices=2), write(tmp_path / "two.json", make_network(devices=2)))
+    assert devices is not None
+    assert devices.ordered.sums == ()
+    saved = found.ordered
+    assert saved.fits(("b1", "b0", "a1", "a0"))
+    assert not saved.fits(("a0", "b0"))
+    assert not OrderedHosts(source="", order=None, gain=1.0, sums=saved.sums).fits(("a0", "b0"))
 
 
 def test_more_hosts_than_the_job_has_are_fine(tmp_path):

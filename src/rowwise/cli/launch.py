@@ -97,7 +97,7 @@ def _run_torchrun_rank(request: RunRequest, torchrun: Torchrun, timeout_s: float
         earlier_run = notes.get(RUN)
         run = Path(earlier_run) if earlier_run else request.folder if request.recipe is None else None
         network = order_hosts(meeting, request.network if earlier_run is None else None, run)
-        comm = meeting.join(None if network is None else network.ordered.order)
+        comm = meeting.join() if network is None else meeting.join(network.ordered.order, sums=network.ordered.sums)
         code = run_rank(request, comm, notes, network=network)
     except (RowwiseError, OSError) as error:
         line = one_line(error)

@@ -124,7 +124,7 @@ def order(
     """
     from rowwise.cli.net_show import show_order
     from rowwise.planning.perf.links import age_notes, read_network
-    from rowwise.planning.planner.order import find_order, parse_sum
+    from rowwise.planning.planner.order import find_order, parse_sum, sums_by_size
 
     _check_seconds(seconds, MAX_s)
     read, target = read_network(network), parse_sum(collective)
@@ -132,12 +132,15 @@ def order(
         raise SpecError(f"{network}: one host: nothing to order", "a network of several hosts")
     ordering = find_order(read.arrays(), target, noise=read.noise, limit_s=seconds)
     names = [read.hosts[host].name for host in ordering.kept]
+    net = read.arrays().among(ordering.kept)
+    sums = sums_by_size(net, noise=read.noise, limit_s=seconds) if target.collective == "all_reduce" else []
     if hosts is not None:
         write_new(hosts, "".join(f"{name}\n" for name in names).encode())
     if as_json:
-        print_json({"collective": target.collective, "bytes": target.size_bytes, "hosts": names, **ordering._asdict()})
+        facts = {"collective": target.collective, "bytes": target.size_bytes, "hosts": names}
+        print_json({**facts, **ordering._asdict(), "by_size": [sizes._asdict() for sizes in sums]})
     else:
-        show_order(ordering, names, age_notes(read, str(network)), make_terminal())
+        show_order(ordering, names, sums, age_notes(read, str(network)), make_terminal())
 
 
 def _check_seconds(seconds: float, max_s: float) -> None:

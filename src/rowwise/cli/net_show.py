@@ -7,7 +7,7 @@ from rich.table import Table
 from rowwise.base.quantity import format_bytes, format_seconds
 from rowwise.cli.terminal import say
 from rowwise.planning.perf.links import LinkArrays, Network, age_notes
-from rowwise.planning.planner.order import MIN_GAIN, HostOrdering
+from rowwise.planning.planner.order import MIN_GAIN, HostOrdering, SumSizes
 from rowwise.report.markup import Html, join, note, section, tag, text, text_table
 from rowwise.report.page import draw_page
 
@@ -28,7 +28,9 @@ def show_network(network: Network, source: str, console: Console) -> None:
         say(console, line)
 
 
-def show_order(ordering: HostOrdering, names: list[str], notes: list[str], console: Console) -> None:
+def show_order(
+    ordering: HostOrdering, names: list[str], sums: list[SumSizes], notes: list[str], console: Console
+) -> None:
     lines = [f"order      {' '.join(names)}"] if ordering.is_worthwhile else []
     gain = f"{ordering.gain:.1f}x as fast as in the given order"
     if not ordering.is_worthwhile:
@@ -42,6 +44,7 @@ def show_order(ordering: HostOrdering, names: list[str], notes: list[str], conso
         f"given      {format_seconds(ordering.given_s)}",
         f"random     {format_seconds(ordering.random_s)}, mean of 100 orders",
         f"bound      {format_seconds(ordering.bound_s)}, a lower bound for any order",
+        *([f"by size    {', '.join(f'{s.collective} from {s.min_bytes:,} bytes' for s in sums)}"] if sums else []),
         *(f"note       {age_note}" for age_note in notes),
     ]
     for line in lines:

@@ -3,6 +3,7 @@
 Only the first rank decides, as a search may find another order on another rank.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,8 +12,9 @@ from rowwise.base.errors import SpecError
 from rowwise.base.textfile import decode_json, read_bytes, read_text
 from rowwise.parallel.comm.launch import HostOrder, Meeting
 from rowwise.parallel.comm.probe import probe
+from rowwise.parallel.comm.sums import Algorithm, AllReduceSizes
 from rowwise.planning.perf.links import LinkArrays, Network, NetworkHost, age_notes, group_runs, read_network
-from rowwise.planning.planner.order import Sum, find_order
+from rowwise.planning.planner.order import Sum, find_order, sums_by_size
 from rowwise.recipes.recipe import PROBE
 from rowwise.recipes.text import RECIPE, parse
 from rowwise.tables.spec import Value
@@ -29,14 +31,22 @@ class OrderedHosts(Value, frozen=True):
     order: HostOrder | None  # None: the launcher's order
     gain: float  # predicted speedup of a bucket's all-reduce
     notes: tuple[str, ...] = ()
+    sums: tuple[AllReduceSizes, ...] = ()  # algorithms of all-reduces by size; empty: gloo's ring for all
+
+    def fits(self, hosts: Sequence[str]) -> bool:
+        """Whether a job of these hosts can use it."""
+        is_same = self.order is None or sorted(self.order.hosts) == sorted(hosts)
+        return is_same and all(len(sizes.order) in (0, len(hosts)) for sizes in self.sums)
 
     @property
     def in_words(self) -> str:
         if self.order is None:
-            return f"network {self.source}: no better order of hosts: {self.gain:.1f}x"
-        hosts = ", ".join(self.order.hosts)
-        gain = f"all-reduces {self.gain:.1f}x as fast as in the launcher's order"
-        return f"network {self.source}: hosts in the order {hosts}; {gain}"
+            text = f"no better order of hosts: {self.gain:.1f}x"
+        else:
+            hosts = ", ".join(self.order.hosts)
+            text = f"hosts in the order {hosts}; all-reduces {self.gain:.1f}x as fast as in the launcher's order"
+        sizes = [f"{sizes.algorithm} from {sizes.min_bytes:,} bytes" for sizes in self.sums]
+        return f"network {self.source}: {text}{'; all-reduces by ' if sizes else ''}{', '.join(sizes)}"
 
 
 class _SavedEnvironment(msgspec.Struct):
@@ -90,7 +100,7 @@ def _decide(meeting: Meeting, network: str | None, run: Path | None) -> str:
     """The saved order of the run, `PROBE`, the order by the file, or "" without a network."""
     if run is not None:
         saved = _read_saved(run / ENVIRONMENT) if network is None else None
-        if saved is not None and (saved.order is None or sorted(saved.order.hosts) == sorted(meeting.hosts)):
+        if saved is not None and saved.fits(meeting.hosts):
             return _encode(NetworkOfRun(ordered=saved))
         network = parse(read_text(run / RECIPE), str(run / RECIPE)).get("network") if network is None else network
     if not network:
@@ -116,12 +126,24 @@ def choose_order(network: Network, meeting: Meeting, source: str) -> OrderedHost
     runs = group_runs(net.group_H[list(order_H)].tolist())
     groups = runs if 1 < len(runs) == len(net.uplink_G) else ()
     names = tuple(meeting.hosts[host] for host in order_H)
+    sums = choose_sums(net.among(order_H), network.noise) if meeting.topology.devices == 1 else ()
     order = HostOrder(hosts=names, groups=groups) if search.is_worthwhile or groups else None
     return OrderedHosts(
         source=source,
         order=order,
         gain=round(search.gain if search.is_worthwhile else 1.0, 2),
         notes=tuple(age_notes(network, source)),
+        sums=sums,
+    )
+
+
+def choose_sums(net: LinkArrays, noise: float) -> tuple[AllReduceSizes, ...]:
+    """The algorithms of all-reduces by size, for hosts in the order of their ranks; empty for gloo's ring."""
+    ranges = sums_by_size(net, noise=noise)
+    algorithms: dict[str, Algorithm] = {"tree": "tree", "halving_doubling": "halving_doubling"}
+    return tuple(
+        AllReduceSizes(min_bytes=sizes.min_bytes, algorithm=algorithms.get(sizes.collective, "ring"), order=sizes.order)
+        for sizes in ranges
     )
 
 

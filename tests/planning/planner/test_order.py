@@ -18,6 +18,7 @@ from rowwise.planning.planner.order import (
     find_order,
     parse_sum,
     search_order,
+    sums_by_size,
 )
 
 make_links = part("network_lab").random_links
@@ -125,6 +126,34 @@ def test_an_order_of_one_group_gains_more_than_the_noise_of_the_probe(groups, wo
 def test_a_collective_that_is_none_is_refused(text, says):
     with pytest.raises(SpecError, match=says):
         parse_sum(text)
+
+
+@given(hosts=st.integers(2, 8), seed=st.integers(0, 10**6), size=sizes)
+def test_the_algorithm_of_a_size_is_the_fastest_but_for_the_gain_that_another_one_needs(hosts, seed, size):
+    net = make_links(hosts, seed)
+    ranges = sums_by_size(net)
+    assert [one.min_bytes for one in ranges] == sorted({one.min_bytes for one in ranges})
+    fitting = [one for one in ranges if one.min_bytes <= size]
+    name, order = (fitting[-1].collective, fitting[-1].order) if fitting else ("all_reduce", ())
+    chosen_s = Sum(name, size).seconds(net, order or tuple(range(hosts)))
+    assert chosen_s <= Sum("all_reduce", size).seconds(net, tuple(range(hosts))) * 2.2  # a size in between two powers
+    assert name == "all_reduce" or sorted(order) == list(range(hosts))
+    assert hosts & (hosts - 1) == 0 or all(one.collective != "halving_doubling" for one in ranges)
+
+
+def test_small_sums_are_halved_and_doubled_and_large_ones_go_round_the_ring():
+    net = make_links(8, 0, groups=1, oversubscription=1.0)
+    net.rate_HH[:], net.latency_HH[:] = 1e9, 1e-5
+    small, large = sums_by_size(net)
+    assert (small.min_bytes, small.collective, large.collective) == (0, "halving_doubling", "all_reduce")
+    # 2 * 7 latencies against 2 log2 8, and 7/4 of the bytes for both: the ring is kept where it loses less than a tenth
+    assert 2 * 7 * 1e-5 + 1.75 * large.min_bytes / 1e9 <= 1.1 * (6e-5 + 1.75 * large.min_bytes / 1e9)
+
+
+def test_the_parent_of_two_shares_its_link():
+    net = make_links(3, 0, groups=1, oversubscription=1.0)
+    net.rate_HH[:], net.latency_HH[:] = 1e9, 1e-5
+    assert Sum("tree", 1e6).seconds(net, (0, 1, 2)) == pytest.approx(2 * (1e-5 + 2e-3))
 
 
 def test_halving_and_doubling_wants_a_power_of_two():

@@ -23,6 +23,7 @@ from rowwise.parallel.comm.group import TransportComm
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.rank_start import RankStart
 from rowwise.parallel.comm.shared import HAS_SHARED_MEMORY, SharedMemoryTransport
+from rowwise.parallel.comm.sums import AllReduceSizes
 from rowwise.parallel.comm.torch import Rendezvous, TorchTransport
 from rowwise.tables.spec import Topology
 
@@ -129,8 +130,13 @@ class Meeting:
         self.world.store.set(key, text)
         return text
 
-    def join(self, order: HostOrder | None = None, *, shared_memory: bool = True) -> TransportComm:
-        """Connect the ranks, numbered by an order of hosts if given; the devices of a host stay together."""
+    def join(
+        self, order: HostOrder | None = None, *, shared_memory: bool = True, sums: Sequence[AllReduceSizes] = ()
+    ) -> TransportComm:
+        """Connect the ranks, numbered by an order of hosts if given; the devices of a host stay together.
+
+        `sums`: algorithms of all-reduces by size, for hosts with one rank each; by default gloo's ring.
+        """
         world, topology = self.world, self.topology
         if order is not None:
             devices = topology.devices
@@ -139,7 +145,7 @@ class Meeting:
             pids = {ranks_W.index(rank): pid for rank, pid in world.pids.items()}
             world = replace(world, name=f"{world.name}/ordered", rank=ranks_W.index(world.rank), pids=pids)
             topology = structs.replace(topology, groups=order.groups)
-        transport = TorchTransport(world)
+        transport = TorchTransport(world, sums=sums)
         if shared_memory and HAS_SHARED_MEMORY and topology.devices > 1:
             return TransportComm(SharedMemoryTransport(transport, topology), topology, world.rank)
         return TransportComm(transport, topology, world.rank)

@@ -24,6 +24,7 @@ from rowwise.base.errors import PeerError
 from rowwise.parallel.comm.call import SENDS_FULL_TENSOR, CollectiveCall, combine_segments
 from rowwise.parallel.comm.group import PendingCollective, ReceivedTensor
 from rowwise.parallel.comm.interface import WaitTime
+from rowwise.parallel.comm.sums import AllReduceSizes, HostSums
 from rowwise.tables.ops.output_cache import empty_cached
 
 SOURCE = re.compile(r"^\[[^]]*:\d+\] ")  # file and line of gloo, before its messages
@@ -63,8 +64,12 @@ def connect_backend(world: Rendezvous, device: str) -> Any:
 class TorchTransport:
     """Transport over one backend per device type, which connects at the first tensor of that type."""
 
-    def __init__(self, world: Rendezvous, waited: WaitTime | None = None) -> None:
+    def __init__(self, world: Rendezvous, waited: WaitTime | None = None, sums: Sequence[AllReduceSizes] = ()) -> None:
+        """`sums`: the algorithms of all-reduces between CPUs of all ranks, in groups of all of them too."""
         self.world = world
+        self._sizes = tuple(sums)
+        connect = partial(connect_backend, replace(world, name=f"{world.name}/sums"), "cpu")
+        self._sums = HostSums(connect, world.rank, sums) if sums else None
         self.waited = waited or WaitTime()  # stays 0: backends do not report when the other ranks have begun
         self._splits = count()
         self._backends: dict[str, Any] = {}
@@ -72,6 +77,10 @@ class TorchTransport:
 
     def start(self, call: CollectiveCall, send_N: Tensor) -> PendingCollective:
         try:
+            if self._sums is not None and call.collective == "all_reduce" and send_N.device.type == "cpu":
+                sizes = self._sums.choose(send_N)
+                if sizes is not None:
+                    return PendingCollective(partial(self._finish_sum, call, self._sums.start(sizes, send_N)))
             work, received_N = self._begin(call, send_N)
         except RuntimeError as error:
             raise self._explain(call, error) from error
@@ -82,13 +91,16 @@ class TorchTransport:
 
     def split(self, groups: Sequence[Sequence[int]], group: tuple[int, ...]) -> "TorchTransport":
         name = f"{self.world.name}/{next(self._splits)}.{group[0]}"
-        self._groups.append(TorchTransport(replace(self.world, name=name, ranks=group), self.waited))
+        sums = self._sizes if group == self.world.ranks else ()
+        self._groups.append(TorchTransport(replace(self.world, name=name, ranks=group), self.waited, sums))
         return self._groups[-1]
 
     def close(self) -> None:
         """Close the connections of this group and of its split groups; collective, as NCCL's close together."""
         for group in self._groups:
             group.close()
+        if self._sums is not None:
+            self._sums.close()
         if "cuda" in self._backends:
             self._backends["cuda"].shutdown()
         self._backends.clear()
@@ -104,6 +116,12 @@ class TorchTransport:
         if call.collective != "reduce_scatter":
             return ReceivedTensor(received_N, arrived_s)
         return ReceivedTensor(combine_segments(call, received_N.split(list(call.output_splits))), arrived_s)
+
+    def _finish_sum(self, call: CollectiveCall, pending: PendingCollective) -> ReceivedTensor:
+        try:
+            return pending.finish()
+        except RuntimeError as error:
+            raise self._explain(call, error) from error
 
     def _explain(self, call: CollectiveCall, error: RuntimeError) -> PeerError:
         """The error with its likely cause: which ranks have ended."""

@@ -1,8 +1,8 @@
 """Seconds of collectives on a network, for hosts in an order: `order[k]` is the host that comes k-th.
 
-[Note: Flows] Messages that travel at once share uplinks: a flow gets its link, or an equal share of the uplink that it
-leaves its group by and of the one that it enters a group by, whichever is least. A message takes its latency, and its
-bytes at that rate.
+[Note: Flows] Messages that travel at once share links and uplinks: a flow gets an equal share of its link among those
+that its host sends or receives, or of the uplink that it leaves its group by and of the one that it enters a group by,
+whichever is least. A message takes its latency, and its bytes at that rate.
 
 Sizes are bytes of the numbers that each host has at the beginning. Hosts count once, whatever their devices.
 """
@@ -25,7 +25,8 @@ def flow_rates(net: LinkArrays, source_F: Ints, target_F: Ints) -> Floats:
     groups = len(net.uplink_G)
     leaving_G = np.bincount(from_F[far_F], minlength=groups)
     entering_G = np.bincount(to_F[far_F], minlength=groups)
-    rate_F = net.rate_HH[source_F, target_F].copy()
+    sent_H, received_H = (np.bincount(host_F, minlength=net.hosts) for host_F in (source_F, target_F))
+    rate_F = net.rate_HH[source_F, target_F] / np.maximum(sent_H[source_F], received_H[target_F])
     out_F = net.uplink_G[from_F[far_F]] / leaving_G[from_F[far_F]]
     in_F = net.uplink_G[to_F[far_F]] / entering_G[to_F[far_F]]
     rate_F[far_F] = np.minimum(rate_F[far_F], np.minimum(out_F, in_F))

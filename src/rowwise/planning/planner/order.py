@@ -26,6 +26,9 @@ COLLECTIVES: dict[str, Callable[[LinkArrays, Order, float], float]] = {  # in th
 MAX_EXACT = 8  # hosts of which every order is tried
 RANDOM_ORDERS, MOVES_A_HOST = 100, 20_000
 HOT, COLD = 0.05, 1e-4  # temperatures of annealing, as shares of the start's seconds
+# Orders of trees and of halving and doubling are for small sums, where latencies count as well as rates; the algorithm
+# is chosen for sizes up to a power of two.
+SMALL_bytes, MAX_POWER = 1 << 16, 27
 MIN_GAIN = 1.1  # probes of one network differ by several percent
 
 
@@ -95,6 +98,37 @@ def find_order(
     )
     min_gain = max(MIN_GAIN, 1 + noise) if len(net.uplink_G) == 1 else MIN_GAIN
     return HostOrdering(tuple(map(int, order)), seconds, given_s, random_s, bound_s(net, target), min_gain)
+
+
+class SumSizes(NamedTuple):
+    """The algorithm of all-reduces from a size on, and its order of hosts; `all_reduce` keeps the network's."""
+
+    min_bytes: int
+    collective: str
+    order: tuple[int, ...]
+
+
+def sums_by_size(net: LinkArrays, *, noise: float = 0.0, limit_s: float = 1.0) -> list[SumSizes]:
+    """The predicted fastest algorithm by size, each in an order of its own.
+
+    Gloo's ring in the order of the network, which runs without Python, is kept where the others gain less than
+    `MIN_GAIN`; the result is empty if it is kept for all sizes.
+    """
+    orders = {"all_reduce": tuple(range(net.hosts))}
+    for collective in ("halving_doubling", "tree"):
+        if collective == "tree" or net.hosts & (net.hosts - 1) == 0:
+            orders[collective] = find_order(net, Sum(collective, SMALL_bytes), noise=noise, limit_s=limit_s).kept
+    chosen: list[SumSizes] = []
+    for size_bytes in (0, *(1 << power for power in range(8, MAX_POWER))):
+        seconds = {
+            collective: Sum(collective, size_bytes).seconds(net, order)
+            * (MIN_GAIN if collective != "all_reduce" else 1)
+            for collective, order in orders.items()
+        }
+        fastest = min(seconds, key=lambda collective: seconds[collective])
+        if fastest != (chosen[-1].collective if chosen else "all_reduce"):
+            chosen.append(SumSizes(size_bytes, fastest, orders[fastest] if fastest != "all_reduce" else ()))
+    return chosen
 
 
 def search_order(

@@ -62,6 +62,7 @@ static void find_rates(Scratch* s, const int32_t* order, int32_t distance) {
     const int32_t a = order[k], b = order[target_of(links, k, distance)];
     const int32_t from = links->group[a], to = links->group[b];
     double rate = links->rate[(size_t)a * hosts + b];
+    if (links->collective == TREE && (k % 2 == 0 || k + 1 < hosts)) rate /= 2;  // the parent has another child
     if (from != to)
       rate = lesser(rate, lesser(links->uplink[from] / s->flows_out[from], links->uplink[to] / s->flows_in[to]));
     s->rate[k] = rate;
