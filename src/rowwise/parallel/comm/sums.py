@@ -116,7 +116,7 @@ def _tree(backend: Any, order: Sequence[int], place: int, sum_N: Tensor) -> None
         for tag, part in chunks
         for index, child in enumerate(children)
     }
-    sending = []
+    sending: list[Any] = []
     for tag, part in chunks:
         for index, child in enumerate(children):
             arriving[tag, child].wait()
@@ -126,10 +126,10 @@ def _tree(backend: Any, order: Sequence[int], place: int, sum_N: Tensor) -> None
     for work in sending:
         work.wait()
     down = [] if parent is None else [backend.recv([part], parent, CHUNKS + tag) for tag, part in chunks]
-    sending = []
+    copying: list[Any] = []
     for tag, part in chunks:
         if parent is not None:
             down[tag].wait()
-        sending += [backend.send([part], child, CHUNKS + tag) for child in children]
-    for work in sending:
+        copying += [backend.send([part], child, CHUNKS + tag) for child in children]
+    for work in copying:
         work.wait()
