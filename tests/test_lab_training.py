@@ -62,11 +62,10 @@ def test_a_run_probes_its_own_hosts(tmp_path):
 
 def test_a_resumed_run_sums_by_the_same_algorithm(tmp_path):
     """Outside of elastic mode, where bits depend on it; hosts of one group, as sums in two levels are others."""
-    network = json.loads(make_network(NAMES).to_json())
-    network["latency_s"] = [[None if a == b else 1e-2 for b in NAMES] for a in NAMES]
+    network = make_network(NAMES, latency_s=1e-2).to_json()
     for name, steps in (("whole", 6), ("resumed", 3)):
         write_recipe(tmp_path / name, train={"batch": 1024, "epochs": 100, "steps": steps}, save={"every": 3})
-        (tmp_path / name / "net.json").write_text(json.dumps(network))
+        (tmp_path / name / "net.json").write_text(network)
         run(tmp_path / name, "train", "small.yaml", "--network", "net.json")
         (tmp_path / name / "net.json").unlink()
     run(tmp_path / "resumed", "resume", RUN, "--set", "train.steps=6")

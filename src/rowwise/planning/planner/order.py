@@ -29,6 +29,7 @@ HOT, COLD = 0.05, 1e-4  # temperatures of annealing, as shares of the start's se
 # Orders of trees and of halving and doubling are for small sums, where latencies count as well as rates; the algorithm
 # is chosen for sizes up to a power of two.
 SMALL_bytes, MAX_POWER = 1 << 16, 27
+OWN_STEP_s = 2e-4  # what a step of those, in a thread of Python, takes beyond one of gloo's ring
 MIN_GAIN = 1.1  # probes of one network differ by several percent
 
 
@@ -111,20 +112,20 @@ class SumSizes(NamedTuple):
 def sums_by_size(net: LinkArrays, *, noise: float = 0.0, limit_s: float = 1.0) -> list[SumSizes]:
     """The predicted fastest algorithm by size, each in an order of its own.
 
-    Gloo's ring in the order of the network, which runs without Python, is kept where the others gain less than
-    `MIN_GAIN`; the result is empty if it is kept for all sizes.
+    Gloo's ring in the order of the network is kept where the others gain less than `MIN_GAIN`; the result is empty if
+    it is kept for all sizes.
     """
+    steps = 2 * (net.hosts.bit_length() - 1)  # of a tree or of halving and doubling
     orders = {"all_reduce": tuple(range(net.hosts))}
     for collective in ("halving_doubling", "tree"):
         if collective == "tree" or net.hosts & (net.hosts - 1) == 0:
             orders[collective] = find_order(net, Sum(collective, SMALL_bytes), noise=noise, limit_s=limit_s).kept
     chosen: list[SumSizes] = []
     for size_bytes in (0, *(1 << power for power in range(8, MAX_POWER))):
-        seconds = {
-            collective: Sum(collective, size_bytes).seconds(net, order)
-            * (MIN_GAIN if collective != "all_reduce" else 1)
-            for collective, order in orders.items()
-        }
+        seconds = {collective: Sum(collective, size_bytes).seconds(net, order) for collective, order in orders.items()}
+        ring_s = seconds.pop("all_reduce")
+        seconds = {collective: own_s + steps * OWN_STEP_s for collective, own_s in seconds.items()}
+        seconds["all_reduce"] = ring_s / MIN_GAIN
         fastest = min(seconds, key=lambda collective: seconds[collective])
         if fastest != (chosen[-1].collective if chosen else "all_reduce"):
             chosen.append(SumSizes(size_bytes, fastest, orders[fastest] if fastest != "all_reduce" else ()))
