@@ -323,6 +323,32 @@ def sharded_dense(result: dict) -> Parts:
     yield facts
 
 
+@page("all-reduces", "All-reduces between hosts", "host_sums")
+def all_reduces(result: dict) -> Parts:
+    """What does an order of hosts gain, by algorithm and size of the all-reduce?"""
+    algorithms = {"ring": "ring", "halving_doubling": "halving and doubling", "tree": "tree"}
+
+    def cells(row: dict) -> str:
+        gains = [
+            f"{1e3 * row[name]['given']:.1f} / {1e3 * row[name]['found']:.1f} ms = "
+            f"{row[name]['given'] / row[name]['found']:.1f}x"
+            for name in algorithms
+        ]
+        return f"{row['size']:,} | {' | '.join(gains)} | {algorithms[row['chosen']]} | {row['off_fastest']:.2f}"
+
+    names = " | ".join(algorithms.values())
+    yield table(f"bytes | {names} | chosen by size | over the fastest", cells, result["rows"])
+    yield [
+        "Real all-reduces of eight hosts in two racks behind uplinks of the rate of one host: network namespaces of "
+        "this machine. Medians of the slowest rank.",
+        "given / found: hosts of the two racks in turn, and the order found on the probed network, for each algorithm "
+        "its own.",
+        "Over the fastest: the algorithm chosen by size, over the fastest of the three in one run. The "
+        "choice knows the network, not that eight hosts share two cores here, which decides small sizes.",
+        "Not measured: real clouds, NCCL, more than eight hosts, pairs of trees.",
+    ]
+
+
 @page("compiled-layers", "Compiled layers", "compiled")
 def compiled_layers(result: dict) -> Parts:
     """What does `train.compile` gain, by kind of model?"""
