@@ -1,9 +1,11 @@
 """The search against every placement there is; what C computes against numpy; bounds that nothing ever beats."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from from_benchmarks import planner_tasks
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -12,18 +14,20 @@ from planning.planner.asked import question
 from planning.planner.small_questions import count_placements, placements, questions, random_placement
 
 from rowwise.base.errors import SpecError
-from rowwise.planning.perf.access import Access, Workload
+from rowwise.planning.perf.access import Access, Curves, Workload
 from rowwise.planning.perf.learned import LearnedModel
-from rowwise.planning.perf.memory import FLOAT_bytes
+from rowwise.planning.perf.memory import FLOAT_bytes, memory_bytes
 from rowwise.planning.perf.roofline import Roofline
 from rowwise.planning.planner.bound import OptionTotals, linear_bound, threshold_bound
 from rowwise.planning.planner.constraints import Constraints
 from rowwise.planning.planner.infeasible import InfeasibleError
+from rowwise.planning.planner.kinds import PlacementKind
+from rowwise.planning.planner.layouts import LAYOUTS
 from rowwise.planning.planner.machines import machine_named
 from rowwise.planning.planner.methods.named import METHODS, run_method
 from rowwise.planning.planner.milp import certify
 from rowwise.planning.planner.native import AnnealingEffort, Homes, NativeProblem
-from rowwise.planning.planner.options import make_problem
+from rowwise.planning.planner.options import TableArrays, make_problem, price_pieces
 from rowwise.planning.planner.pipeline import make_plan
 from rowwise.planning.planner.problem import PlanRequest
 from rowwise.planning.planner.search import min_split_options, search, search_best
@@ -137,6 +141,58 @@ def test_the_search_finds_the_best_of_all_placements_and_no_bound_is_above_it(as
     proven = certify(problem, searched, 5.0)
     assert proven.bound.cost <= best * (1 + SLIGHTLY)
     assert proven.gap <= max(searched.gap, 1e-12)
+
+
+@FEW
+@given(asked=questions(tables=1, tiers=True), seed=st.integers(0, 99))
+def test_no_placement_with_lower_tiers_costs_less_than_its_bound(asked, seed):
+    problem, rng = make_problem(asked), np.random.default_rng(seed)
+    bound = linear_bound(problem, threshold_bound(problem))
+    every = placements(problem) if count_placements(problem) < 2000 else iter(())
+    some = (random_placement(problem, rng) for _ in range(50))
+    for placement in itertools.chain(every, some):
+        assert not problem.fits(placement) or problem.cost(placement) >= bound.cost * (1 - SLIGHTLY)
+
+
+@FEW
+@given(asked=questions(tables=3, tiers=True), parts=st.integers(1, 7), layout=st.sampled_from(LAYOUTS))
+def test_pieces_are_priced_as_if_each_was_alone(asked, parts, layout):
+    columns, curves = TableArrays.of(asked), Curves.of(asked.workloads, asked.batch)
+    for table in range(len(asked.workloads)):
+        kind = PlacementKind(layout, min(parts, int(columns.blocks_T[table])) if layout.cuts_columns else 1)
+        shards = columns.shards(kind, np.array([table]), asked)
+        priced = price_pieces(asked, columns, curves, kind, np.array([table]))
+        assert np.array_equal(priced.load_NK, asked.model.loads(shards, curves))
+        assert np.array_equal(priced.link_N, asked.model.links_s(shards, curves))
+        assert np.array_equal(priced.bytes_NM, memory_bytes(shards, curves, asked.buffers))
+
+
+def test_annealing_ends_after_its_work_or_its_time():
+    """Pieces on many ranks take more work to move, and count as more moves."""
+    tables = [Table(name=f"t{i}", rows=100_000, dim=8) for i in range(6)]
+    access = [Access(pooling=20.0, zipf_a=0.9)] * len(tables)
+    only = Constraints(layouts={"*": ("table_row_wise",)})
+    problem = make_problem(question(tables, Topology(hosts=2, devices=32), 1e9, access=access, constraints=only))
+    native, start = NativeProblem(problem), random_placement(problem, np.random.default_rng(0))
+    worked = native.anneal(start, AnnealingEffort(moves=20_000))
+    assert worked.moves < 20_000
+    assert not worked.out_of_time
+    late = native.anneal(start, AnnealingEffort(moves=20_000, limit_s=0.0))
+    assert late.moves == 1024
+    assert late.out_of_time
+
+
+@pytest.mark.slow
+def test_a_few_huge_tables_on_many_devices_are_near_their_bound():
+    """Pieces of columns alone leave a third of memory empty. The budget is a fifth of the benchmark's."""
+    machine = machine_named("16x8xzionex")
+    model, tiers = Roofline(machine.hardware, machine.topology), frozenset({"device", "host"})
+    asked = PlanRequest(
+        workloads=tuple(planner_tasks().model_f(64)), machine=machine, model=model, batch=65536, tiers=tiers
+    )
+    planned = make_plan(asked, seconds=4.0)
+    assert planned.searched.gap < 0.35
+    assert planned.searched.over == 0
 
 
 @FEW

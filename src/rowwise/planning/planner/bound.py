@@ -11,6 +11,7 @@ Whether (z, m) meets these conditions is decided at once; the least z + m that m
   where layouts trade one for another (rows, replicas, tiers).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,9 +23,11 @@ from rowwise.planning.planner.problem import Index, PlacementProblem, argmin_opt
 HALVINGS = 40
 FRANK_WOLFE_STEPS = 120
 PRICED_STEPS = 500  # the same if memory has a price
+START_STEPS = 150  # the same for a start of the search
 PRICE_RATE = 0.5  # step size of the prices of memory
 GOOD_GAP = 2e-4  # relative; a bound this near the optimum of the relaxation is good enough
 ROUNDS = 6  # of leaving out options that cost more than the bound
+MIN_RAISE = 0.005  # relative; smaller steps of a bound are not tried
 SLACK = 1e-7  # relative; taken off bounds that solvers or many steps compute, for rounding errors
 
 
@@ -35,6 +38,7 @@ class OptionTotals:
     phi_O: Floats  # of the largest piece
     link_O: Floats  # of the largest piece
     fits_O: NDArray[np.bool_]  # whether each piece fits on an empty rank
+    largest_O: Floats  # bytes of the largest piece, as a share of a tier of a rank
     load_OK: Floats  # mean over ranks
     links_O: Floats  # mean over ranks
     bytes_OM: Floats  # mean over ranks
@@ -47,6 +51,7 @@ class OptionTotals:
             phi_O=np.maximum.reduceat(problem.phi(pieces.load_NK), begin),
             link_O=np.maximum.reduceat(pieces.link_N, begin),
             fits_O=np.logical_and.reduceat((pieces.bytes_NM <= problem.limit_M).all(1), begin),
+            largest_O=np.maximum.reduceat((pieces.bytes_NM / np.maximum(problem.limit_M, 1)).max(1), begin),
             load_OK=np.add.reduceat(pieces.load_NK, begin, axis=0) * share_O[:, None],
             links_O=np.add.reduceat(pieces.link_N, begin) * share_O,
             bytes_OM=np.add.reduceat(pieces.bytes_NM, begin, axis=0) * share_O[:, None],
@@ -74,6 +79,8 @@ def threshold_bound(problem: PlacementProblem) -> Bound:
     candidates = np.unique(np.concatenate([[least_link], totals.link_O[totals.link_O > least_link]]))
     best = Bound(np.inf, np.inf, np.inf, "threshold")
     low_z = _min_phi(problem, totals, begin, np.inf)  # the least z for any m
+    if problem.has_lower_tiers:  # options are many; `linear_bound` does more than a scan of m would
+        return Bound(low_z + least_link, low_z, least_link, "threshold")
     for group in _group_candidates(candidates, least_link):
         # For m between the group's first candidate and the next group's, every piece with link seconds up to the
         # group's last is allowed (more than m allows, so z is not too large), and m is at least the first candidate
@@ -162,9 +169,39 @@ def linear_bound(problem: PlacementProblem, floor: Bound) -> Bound:
         low = cost = min(value, ceiling)
         if not np.isfinite(low):
             return Bound(np.inf, np.inf, np.inf, "linear")
+    choice_I, link = mixture.choice_I, mixture.link
+    if problem.has_lower_tiers:
+        # Whatever the option, z and m are at least those that the threshold gives them separately.
+        alone_O = np.maximum(totals.phi_O, floor.phi) + np.maximum(totals.link_O, floor.link)
+        low = _raise_bound(low, lambda cost: mixture.bound(totals.fits_O & (alone_O <= cost)))
     if low <= floor.cost:
-        return replace(floor, choice_I=mixture.choice_I)
-    return Bound(low, max(low - mixture.link, 0.0), mixture.link, "linear", mixture.choice_I)
+        return replace(floor, choice_I=choice_I)
+    return Bound(low, max(low - link, 0.0), link, "linear", choice_I)
+
+
+def _raise_bound(proven: float, bound_below: Callable[[float], float]) -> float:
+    """The largest cost, nearly, that bounds itself: no mixture of the options that alone cost at most that costs less.
+
+    A plan costs at least C, or uses only options that alone cost at most C and costs at least `bound_below(C)`.
+    """
+    step, failed = 2 * MIN_RAISE, np.inf
+    while step >= MIN_RAISE:
+        cost = proven * (1 + step)
+        value = bound_below(cost) if cost < failed else 0.0
+        step = step * 2 if value >= cost else step / 2
+        failed = failed if value >= cost else min(failed, cost)
+        proven = max(proven, min(value, cost))
+    return proven
+
+
+def relaxed_options(
+    problem: PlacementProblem, totals: OptionTotals, ok_O: NDArray[np.bool_], fill: float
+) -> tuple[Index, float, float]:
+    """Options that a mixture of the allowed ones takes where they may `fill` memory, with its cost and link seconds."""
+    mixture = _Mixture(problem, totals)
+    mixture.limits_M = mixture.limits_M * fill
+    cost = mixture.bound(ok_O, START_STEPS)
+    return mixture.choice_I, cost, mixture.link
 
 
 class _Mixture:
@@ -186,13 +223,13 @@ class _Mixture:
         self.choice_I: Index = problem.item_begin[:-1]
         self.price_M = np.zeros(len(self.scale_M))
 
-    def bound(self, ok_O: NDArray[np.bool_]) -> float:
+    def bound(self, ok_O: NDArray[np.bool_], steps: int = PRICED_STEPS) -> float:
         """The best bound over all steps; infinite if an item has no allowed option."""
         if not np.logical_or.reduceat(ok_O, self.problem.item_begin[:-1]).all():
             return np.inf
         width, best = self.problem.phi.width, -np.inf
         point = self._vertex(ok_O, np.concatenate([self._slope(None), [1.0], self.price_M]))
-        for number in range(PRICED_STEPS):
+        for number in range(steps):
             if number >= FRANK_WOLFE_STEPS and not self.price_M.any():
                 break
             slope_K = self._slope(point[:width])

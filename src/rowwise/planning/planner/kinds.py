@@ -70,7 +70,8 @@ def candidate_kinds(
         if layout.differs_on(topology)
         for parts in _piece_counts(layout, topology, widest)
     ]
-    resident = [kind for kind in kinds if kind.parts in kind.layout.tiered]
+    # Rows below the device are many. Where ranks cut them finer, ids are sent too often; hosts still do.
+    resident = [k for k in kinds if k.layout.tiered and (k.parts <= EACH_UP_TO or k.unit_kind != "rank")]
     for above, tier in itertools.pairwise(tiers):
         kinds += [k._replace(tier=tier, cached=share, cache_tier=above) for k in resident for share in cached]
     return kinds

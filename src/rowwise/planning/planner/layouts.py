@@ -28,7 +28,7 @@ class Layout:
     tiles: Callable[[Table, Topology, Sequence[int]], tuple[Tile, ...]]  # table, topology, ranks or hosts of its pieces
     pieces: Literal["columns", "rows"] | None = None  # the dimension that is cut; None if the table is one piece
     spreads_rows: bool = False  # rows are cut over the ranks of a unit
-    tiered: tuple[int, ...] = ()  # numbers of pieces that are tried with rows below device memory
+    tiered: bool = False  # whether rows may be below device memory
 
     @property
     def cuts_columns(self) -> bool:
@@ -137,7 +137,7 @@ TABLE_WISE = Layout(
     unit_kind="rank",
     exchange="all_to_all",
     tiles=lambda table, topology, ranks: table_wise(table, ranks[0]),
-    tiered=(1,),
+    tiered=True,
 )
 COLUMN_WISE = Layout(
     name="column_wise",
@@ -145,7 +145,7 @@ COLUMN_WISE = Layout(
     exchange="all_to_all",
     tiles=lambda table, topology, ranks: column_wise(table, ranks),
     pieces="columns",
-    tiered=(2, 4),
+    tiered=True,
 )
 TABLE_ROW_WISE = Layout(
     name="table_row_wise",
@@ -153,16 +153,24 @@ TABLE_ROW_WISE = Layout(
     exchange="hierarchical",
     tiles=lambda table, topology, hosts: table_row_wise(table, topology, hosts[0]),
     spreads_rows=True,
-    tiered=(1,),
+    tiered=True,
 )
-GRID = Layout(name="grid", unit_kind="host", exchange="hierarchical", tiles=grid, pieces="columns", spreads_rows=True)
+GRID = Layout(
+    name="grid",
+    unit_kind="host",
+    exchange="hierarchical",
+    tiles=grid,
+    pieces="columns",
+    spreads_rows=True,
+    tiered=True,
+)
 ROW_WISE = Layout(
     name="row_wise",
     unit_kind="all",
     exchange="all_to_all_sum",
     tiles=lambda table, topology, _: row_wise(table, range(topology.world)),
     spreads_rows=True,
-    tiered=(1,),
+    tiered=True,
 )
 REPLICATED = Layout(
     name="replicated",

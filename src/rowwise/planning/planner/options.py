@@ -1,12 +1,13 @@
 """Turns a `PlanRequest` into a `PlacementProblem`: every way to place every table, with costs and bytes.
 
 All tables of one kind are computed at once. Cuts that cannot matter are left out: once every piece of a table is under
-a twentieth of a rank's least load in any plan (and of its memory), the table is not cut further. Bounds stay valid,
-as a finer cut never takes less work in sum. Not supported: uneven cuts, and cuts that differ from row to row.
+a twentieth of a rank's least load in any plan (and of its memory), the table is not cut further. Rows below the device
+have a rule of their own, for each share of them that is cached. Bounds stay valid, as a finer cut never takes less work
+in sum. Not supported: uneven cuts, and cuts that differ from row to row.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,11 +119,17 @@ def price_pieces(
 ) -> Pieces:
     """Loads, link seconds and bytes of the pieces of these tables, cut by a kind."""
     shards = columns.shards(kind, index_T, request)
-    return Pieces(
-        load_NK=request.model.loads(shards, curves),
-        link_N=request.model.links_s(shards, curves),
-        bytes_NM=memory_bytes(shards, curves, request.buffers),
+    # Pieces of a table differ in their width alone, so a run of equally wide ones is priced once.
+    is_new_N = np.ones(len(shards.table_N), dtype=bool)
+    is_new_N[1:] = (np.diff(shards.table_N) != 0) | (np.diff(shards.dim_N) != 0)
+    arrays = ("table_N", "rows_N", "dim_N", "bags_N", "row_bytes_N", "state_bytes_N")
+    runs = replace(shards, **{name: getattr(shards, name)[is_new_N] for name in arrays})
+    pieces = Pieces(
+        load_NK=request.model.loads(runs, curves),
+        link_N=request.model.links_s(runs, curves),
+        bytes_NM=memory_bytes(runs, curves, request.buffers),
     )
+    return pieces.take(np.cumsum(is_new_N) - 1)
 
 
 def _needed_tiers(request: PlanRequest, columns: TableArrays) -> Sequence[Tier]:
@@ -158,7 +165,7 @@ def _options_by_kind(
     phi, limit_M = request.model.phi, np.maximum(np.array(request.limits_bytes, dtype=float), 1)
     layouts_T = [frozenset(request.constraints.layouts_of(w.table.name)) for w in request.workloads]
     managed_T = np.array([w.table.managed is not None for w in request.workloads])
-    worth_cutting_T = np.ones(len(request.workloads), dtype=bool)
+    worth_cutting: dict[tuple[str, Tier, float, Tier], NDArray[np.bool_]] = {}
     share: tuple[float, float] | None = None
     by_kind: list[KindOptions] = []
     for number, kind in enumerate(kinds):
@@ -168,18 +175,20 @@ def _options_by_kind(
         allowed_T &= _can_cut(columns, kind, request) & _can_cache(columns, kind, curves)
         if not kind.layout.keeps_rows or kind.tier == "disk":
             allowed_T &= ~managed_T
-        cut = kind.parts > 1
-        index_T = np.flatnonzero(allowed_T & worth_cutting_T if cut and kind.tier == "device" else allowed_T)
+        # On the device, cuts of columns over ranks decide for all layouts.
+        rule = ("" if kind.tier == "device" else kind.layout.name, kind.tier, kind.cached, kind.cache_tier)
+        worth_cutting_T = worth_cutting.setdefault(rule, np.ones(len(layouts_T), dtype=bool))
+        index_T = np.flatnonzero(allowed_T & worth_cutting_T if kind.parts > 1 else allowed_T)
         if not len(index_T):
             continue
         pieces = price_pieces(request, columns, curves, kind, index_T)
         by_kind.append(KindOptions(number, index_T, pieces))
-        if kind.unit_kind == "rank" and kind.tier == "device":
-            world = request.machine.topology.world
+        world = request.machine.topology.world
+        if share is None and kind.unit_kind == "rank" and kind.tier == "device":
             # The first kind is whole tables: their mean over ranks bounds the busiest rank of any plan from below.
-            if share is None:
-                mean_s = float(phi(pieces.load_NK.sum(0) / world)) - phi.constant
-                share = mean_s, pieces.link_N.sum() / world
+            mean_s = float(phi(pieces.load_NK.sum(0) / world)) - phi.constant
+            share = mean_s, pieces.link_N.sum() / world
+        if share is not None and (kind.unit_kind == "rank" or kind.tier != "device"):
             big_N = phi(pieces.load_NK) - phi.constant > SMALL_SHARE * share[0]
             big_N |= pieces.link_N > SMALL_SHARE * share[1]
             big_N |= (pieces.bytes_NM > SMALL_SHARE * limit_M).any(1)

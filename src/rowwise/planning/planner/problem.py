@@ -146,6 +146,11 @@ class PlacementProblem:
         return unit_kinds[self.option_kind]
 
     @property
+    def has_lower_tiers(self) -> bool:
+        """Whether options have rows below device memory."""
+        return any(self.kinds[number].tier != "device" for number in np.unique(self.option_kind))
+
+    @property
     def item_of_O(self) -> Index:
         return np.repeat(np.arange(len(self.members), dtype=np.int32), np.diff(self.item_begin))
 

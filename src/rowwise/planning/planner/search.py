@@ -7,22 +7,26 @@
 - NeuroShard's greedy: in falling order of operators, for several limits on links;
 - DreamShard's policy, where tables are few and may stay whole;
 - the options of the bound's relaxation, where layouts trade work for memory;
+- with rows below the device: the options of relaxations whose pieces are at most a share of what a rank bears. Small
+  pieces take more work in sum and leave fewer gaps; which share is best depends on the tables;
 - where none of these fits: small pieces that fill all tiers of memory alike, packed by their bytes.
 
 All are compared by the same cost. The best few are annealed shortly, and the best of those longer. Effort is a number
 of moves, so a plan is a function of request, seed and effort; a limit in seconds can only end the search earlier,
-which the result reports.
+which the result reports. Runs of annealing share the processors.
 """
 
+import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rowwise.planning.perf.access import Floats
-from rowwise.planning.planner.bound import Bound, OptionTotals, linear_bound, threshold_bound
+from rowwise.planning.planner.bound import Bound, OptionTotals, linear_bound, relaxed_options, threshold_bound
 from rowwise.planning.planner.methods.dreamshard import policy_start as learned_start
 from rowwise.planning.planner.native import AnnealingEffort, Candidate, NativeProblem
 from rowwise.planning.planner.problem import NO_UNIT, Index, Placement, PlacementProblem, argmin_options
@@ -31,9 +35,16 @@ MOVES_A_SECOND = 1_000_000  # moves that stand for a second of effort
 LINK_SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0)  # limits on a rank's link seconds in starts, as multiples of the mean
 FILL, SMALL_PIECE, NEAR = 0.95, 0.05, 1.3  # shares of a rank's memory; totals up to this multiple of the least tie
 SPLIT_SCALES = (1.0, 0.7, 1.4)  # limits on a piece in starts, as multiples of the bound
+# Largest pieces of starts as shares of the bound and of memory, and the share of memory that the relaxation may fill.
+GRAINS = (
+    (1.0, 1.0, 1.0), (0.6, 0.6, 0.95), (0.4, 0.4, 0.95), (0.4, 0.4, 0.9), (0.28, 0.4, 0.95), (0.2, 0.4, 0.9),
+    (0.2, 0.2, 0.95), (0.14, 0.2, 0.9), (0.1, 0.1, 0.95),
+)  # fmt: skip
+OVER_PRICE = 2.0  # relative cost of bytes over memory, as a share of it, in starts
 FINALISTS = 8  # starts that are annealed
-TIME_LIMIT_FACTOR, MIN_TIME_LIMIT_s = 4.0, 2.0  # the time limit is a multiple of `seconds`, and at least this
+MIN_TIME_LIMIT_s = 2.0  # the time limit is `seconds`, and at least this
 FINALISTS_SHARE = 0.8  # of the effort, for all finalists; the rest goes to the best of them
+TIERED_SHARE = 0.5  # the same with rows below the device; the rest goes to the best two
 TINY = 1e-12
 SAME_COST = 1e-6  # relative difference of costs below which placements count as the same
 
@@ -57,7 +68,7 @@ class SearchResult:
 
 
 def search(problem: PlacementProblem, *, seconds: float = 1.0, seed: int = 0, prove: bool = True) -> SearchResult:
-    """The best placement; the time limit is several times `seconds`. Without `prove`, only the fast bound is made."""
+    """The best placement, in `seconds` or 2 s, whichever is more. Without `prove`, only the fast bound is made."""
     return search_best(problem, 1, seconds=seconds, seed=seed, prove=prove)[0]
 
 
@@ -72,25 +83,28 @@ def search_best(
     elif prove and _trades_resources(problem) and np.isfinite(bound.cost):
         bound = linear_bound(problem, bound)
     candidates = best_starts(native, bound)
-    end_s = begin_s + max(TIME_LIMIT_FACTOR * seconds, MIN_TIME_LIMIT_s)
+    left_s = begin_s + max(seconds, MIN_TIME_LIMIT_s) - time.monotonic()
     moves, out_of_time = 0, False
-    for stage, (finalists, effort) in enumerate(
-        _annealing_stages(candidates[0].placement, max(1, int(seconds * MOVES_A_SECOND)))
-    ):
-        # `candidates` grows while its first few are annealed: finalists of a stage are taken before it begins.
-        for number, start in enumerate(candidates[:finalists]):
-            left_s = max(0.0, end_s - time.monotonic())
-            # Each run has a seed of its own, so that finalists with equal placements take different walks.
-            limited = effort._replace(seed=(seed * 2 + stage) * 64 + number, limit_s=left_s)
-            better = native.anneal(start.placement, limited)
-            moves, out_of_time = moves + better.moves, out_of_time or better.out_of_time
-            candidates.append(better)
-        candidates.sort(key=_search_key)
+    stages = _annealing_stages(candidates[0].placement, max(1, int(seconds * MOVES_A_SECOND)), problem.has_lower_tiers)
+    for number, (finalists, share, effort) in enumerate(stages):
+        # Each run has a seed of its own, so that finalists with equal placements take different walks.
+        starts = candidates[:finalists]
+        limit_s = max(left_s * share / -(-len(starts) // _processors()), 0.0)
+        efforts = [effort._replace(seed=(seed * 2 + number) * 64 + k, limit_s=limit_s) for k in range(len(starts))]
+        with ThreadPoolExecutor(_processors()) as pool:
+            better = list(pool.map(lambda start, run: native.anneal(start.placement, run), starts, efforts))
+        moves += sum(c.moves for c in better)
+        out_of_time = out_of_time or any(c.out_of_time for c in better)
+        candidates = sorted(candidates + better, key=_search_key)
     took_s = time.monotonic() - begin_s
     return [
         SearchResult(c.placement, c.cost, c.over, bound, moves, took_s, out_of_time)
         for c in _distinct_costs(candidates, count)
     ]
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _distinct_costs(candidates: list[Candidate], count: int) -> list[Candidate]:
@@ -105,13 +119,22 @@ def _distinct_costs(candidates: list[Candidate], count: int) -> list[Candidate]:
     return kept
 
 
-def _annealing_stages(start: Placement, moves: int) -> tuple[tuple[int, AnnealingEffort], tuple[int, AnnealingEffort]]:
-    """Placements and effort of each stage. With more pieces each matters less, so annealing starts cooler."""
+class _Stage(NamedTuple):
+    """Runs of annealing from the best placements known."""
+
+    finalists: int
+    share: float  # of the effort and of the time
+    effort: AnnealingEffort
+
+
+def _annealing_stages(start: Placement, moves: int, tiered: bool) -> tuple[_Stage, _Stage]:
+    """With more pieces each matters less, so annealing starts cooler."""
     pieces = int((start.unit_N != NO_UNIT).sum())
     hot = min(0.012, max(0.0005, 0.4 / pieces))
-    short = AnnealingEffort(moves=int(moves * FINALISTS_SHARE / FINALISTS), hot=hot, cold=hot / 200, smooth=0.9)
-    long = AnnealingEffort(moves=int(moves * (1 - FINALISTS_SHARE)), hot=hot / 4, cold=1e-6, smooth=0.8)
-    return (FINALISTS, short), (1, long)
+    share, best = (TIERED_SHARE, 2) if tiered else (FINALISTS_SHARE, 1)
+    short = AnnealingEffort(moves=int(moves * share / FINALISTS), hot=hot, cold=hot / 200, smooth=0.9)
+    long = AnnealingEffort(moves=int(moves * (1 - share) / best), hot=hot / (2 if tiered else 4), cold=1e-6, smooth=0.8)
+    return _Stage(FINALISTS, share, short), _Stage(best, 1 - share, long)
 
 
 def _search_key(candidate: Candidate) -> tuple[float, float]:
@@ -126,15 +149,44 @@ def _trades_resources(problem: PlacementProblem) -> bool:
 
 def best_starts(native: NativeProblem, bound: Bound) -> list[Candidate]:
     """All start placements, the cheapest first."""
-    candidates = [native.candidate(placement) for placement in _start_placements(native, bound)]
+    totals = OptionTotals.of(native.problem)
+    candidates = [native.candidate(placement) for placement in _start_placements(native, totals, bound)]
     if all(candidate.over > TINY for candidate in candidates):
-        candidates += [native.candidate(placement) for placement in _packed_placements(native)]
-    return sorted(candidates, key=_search_key)
+        candidates += [native.candidate(placement) for placement in _packed_placements(native, totals)]
+    if not native.problem.has_lower_tiers:
+        return sorted(candidates, key=_search_key)
+    return sorted([*candidates, *_grained_starts(native, totals, bound)], key=lambda c: _start_key(native, c))
 
 
-def _start_placements(native: NativeProblem, bound: Bound) -> Iterator[Placement]:
+def _start_key(native: NativeProblem, start: Candidate) -> float:
+    """The cost with a price on bytes over memory, which annealing moves elsewhere."""
+    return start.cost * (1 + OVER_PRICE * start.over / native.problem.topology.world)
+
+
+def _grained_starts(native: NativeProblem, totals: OptionTotals, bound: Bound) -> Iterator[Candidate]:
+    """The best start for each of `GRAINS`, unless its pieces take more work in sum than a start that is known."""
+    problem, least = native.problem, np.inf
+    if not np.isfinite(bound.cost):
+        return
+    work_O = np.maximum(totals.phi_O - problem.phi.constant, totals.link_O) / bound.cost
+    last_I: Index | None = None
+    for share, memory_share, fill in GRAINS:
+        size_O = np.maximum(work_O / share, totals.largest_O / memory_share)
+        min_I = np.minimum.reduceat(size_O, problem.item_begin[:-1])  # where all are larger, the smallest
+        ok_O = totals.fits_O & (size_O <= np.maximum(min_I, 1.0)[problem.item_of_O])
+        choice_I, cost, link = relaxed_options(problem, totals, ok_O, fill)
+        if not cost < least or (last_I is not None and (choice_I == last_I).all()):
+            continue
+        last_I, z, m = choice_I, max(cost - link, 0.1 * cost), max(link, TINY)
+        starts = [native.candidate(p) for p in _greedy_placements(native, choice_I, z, m, LINK_SLACKS[1:2])]
+        if starts:
+            best = min(starts, key=lambda c: _start_key(native, c))
+            least = min(least, _start_key(native, best))
+            yield best
+
+
+def _start_placements(native: NativeProblem, totals: OptionTotals, bound: Bound) -> Iterator[Placement]:
     problem = native.problem
-    totals = OptionTotals.of(problem)
     z = bound.phi if np.isfinite(bound.phi) else float(totals.phi_O.max())
     if bound.choice_I is not None:
         yield from _greedy_placements(native, bound.choice_I, z, max(bound.link, TINY))
@@ -148,34 +200,39 @@ def _start_placements(native: NativeProblem, bound: Bound) -> Iterator[Placement
         yield learned
 
 
-def _greedy_placements(native: NativeProblem, choice_I: Index, z: float, m: float) -> Iterator[Placement]:
+def _greedy_placements(
+    native: NativeProblem, choice_I: Index, z: float, m: float, slacks: tuple[float, ...] = LINK_SLACKS
+) -> Iterator[Placement]:
     problem = native.problem
     pieces = _pieces_of(problem, choice_I)
-    load_N = problem.phi(problem.pieces.load_NK) - problem.phi.constant
-    share_N = np.maximum(load_N / max(z - problem.phi.constant, TINY), problem.pieces.link_N / m)
-    share_N = np.maximum(share_N, (problem.pieces.bytes_NM / np.maximum(problem.limit_M, 1)).max(1))
-    yield from _try_greedy(native, choice_I, share_N, scale=[z, m, *np.maximum(problem.limit_M, 1)])
+    taken, limit_M = problem.pieces.take(pieces), np.maximum(problem.limit_M, 1)
+    load_P = problem.phi(taken.load_NK) - problem.phi.constant
+    share_P = np.maximum(load_P / max(z - problem.phi.constant, TINY), taken.link_N / m)
+    share_P = np.maximum(share_P, (taken.bytes_NM / limit_M).max(1))
+    yield from _try_greedy(native, choice_I, pieces, share_P, scale=[z, m, *limit_M])
     # As NeuroShard: balance operators alone, under a limit on links that is relaxed step by step.
-    ranks_N = problem.ranks_of_O[problem.option_of_N]
-    mean = float((problem.pieces.link_N * ranks_N)[pieces].sum()) / problem.topology.world
-    for slack in LINK_SLACKS:
-        yield from _try_greedy(native, choice_I, load_N, link_limit=mean * slack * (1 + 1e-12))
+    ranks_P = problem.ranks_of_O[problem.option_of_N[pieces]]
+    mean = float((taken.link_N * ranks_P).sum()) / problem.topology.world
+    for slack in slacks:
+        yield from _try_greedy(native, choice_I, pieces, load_P, link_limit=mean * slack * (1 + 1e-12))
 
 
-def _try_greedy(native: NativeProblem, choice_I: Index, key_N: Floats, **limits: Any) -> Iterator[Placement]:
+def _try_greedy(
+    native: NativeProblem, choice_I: Index, pieces: np.ndarray, key_P: Floats, **limits: Any
+) -> Iterator[Placement]:
     """Greedy placement of the options' pieces in falling order of a key; nothing if a piece fits nowhere."""
-    pieces = _pieces_of(native.problem, choice_I)
-    unit_N = native.greedy(pieces[np.argsort(-key_N[pieces], kind="stable")], **limits)
+    unit_N = native.greedy(pieces[np.argsort(-key_P, kind="stable")], **limits)
     if unit_N is not None:
         yield Placement(choice_I, unit_N)
 
 
-def _packed_placements(native: NativeProblem) -> Iterator[Placement]:
+def _packed_placements(native: NativeProblem, totals: OptionTotals) -> Iterator[Placement]:
     """A placement packed by bytes alone, whatever its cost."""
     problem = native.problem
-    choice_I, limit_M = _filling_options(problem, OptionTotals.of(problem)), np.maximum(problem.limit_M, 1)
-    share_N, unlimited = (problem.pieces.bytes_NM / limit_M).max(1), np.finfo(float).max
-    return _try_greedy(native, choice_I, share_N, scale=[unlimited, unlimited, *limit_M])
+    choice_I, limit_M = _filling_options(problem, totals), np.maximum(problem.limit_M, 1)
+    pieces, unlimited = _pieces_of(problem, choice_I), np.finfo(float).max
+    share_P = (problem.pieces.bytes_NM[pieces] / limit_M).max(1)
+    return _try_greedy(native, choice_I, pieces, share_P, scale=[unlimited, unlimited, *limit_M])
 
 
 def _filling_options(problem: PlacementProblem, totals: OptionTotals) -> Index:

@@ -6,7 +6,8 @@
 //
 // The busy rank is the one with the largest phi, or with the most link seconds, or any. The price of bytes over memory
 // limits rises, so the search may cross placements that do not fit but does not stay there. Each change costs
-// O(loads + log ranks). The best placement that fits is kept; the order of random numbers is a function of the seed.
+// O(loads + log ranks) for each rank that it touches, and those that touch many ranks count as several moves. The best
+// placement that fits is kept; the order of random numbers is a function of the seed.
 
 #include <math.h>
 #include <stdlib.h>
@@ -15,7 +16,7 @@
 #include "search.h"
 #include "state.h"
 
-enum { MAX_CHANGES = 4096, TRIES = 3, CHECK_EVERY = 1024 };
+enum { MAX_CHANGES = 4096, TRIES = 3, CHECK_EVERY = 1024, RENEWALS_A_MOVE = 16 };
 
 typedef struct {
   int32_t piece, from, to;
@@ -239,13 +240,18 @@ static int is_better(const Best* best, double value, double over) {
 
 static int32_t run(Search* s, Best* best, int64_t* tried) {
   const Effort* effort = s->effort;
-  const double end_s = now_s() + effort->limit_s, scale = state_cost(&s->state);
+  const double begin_s = now_s(), scale = state_cost(&s->state);
   const double cooling = effort->cold > 0 ? log(effort->cold / effort->hot) : 0;
   double heat = effort->hot * scale, price = scale, value = objective(s);
+  int32_t late = 0;
+  s->state.renewals = 0;
   for (int64_t move = 0; move < effort->moves; ++move) {
     if (move % CHECK_EVERY == 0) {
-      if (move && now_s() > end_s) return *tried = move, 1;
-      const double done = (double)move / (double)effort->moves;
+      // Progress by work or by time, whichever is further: cooling ends in time where moves are slow.
+      const double work = fmax((double)move, (double)s->state.renewals / RENEWALS_A_MOVE) / (double)effort->moves;
+      const double spent = move ? fmin((now_s() - begin_s) / effort->limit_s, 1.0) : 0, done = fmax(work, spent);
+      if (move && spent > work) late = 1;
+      if (move && done >= 1) return *tried = move, late;
       heat = scale * effort->hot * exp(cooling * done);
       state_scale(&s->state, s->state.top_phi[1], s->state.top_link[1]);  // also clears rounding errors of the sums
       value = objective(s);
@@ -265,7 +271,7 @@ static int32_t run(Search* s, Best* best, int64_t* tried) {
     const double priced = state_cost(&s->state) - effort->bytes_price * s->stays;
     if (is_better(best, priced, s->state.all_over)) remember(best, s, priced);
   }
-  return *tried = effort->moves, 0;
+  return *tried = effort->moves, late;
 }
 
 Found rw_anneal(const Problem* problem, const Effort* effort, int32_t* choice, int32_t* unit) {

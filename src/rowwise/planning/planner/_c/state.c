@@ -168,6 +168,7 @@ static void keep(State* state, int32_t rank) {
 
 // Recomputes phi, maxima and overflow of a rank from its sums.
 static void renew(State* state, int32_t rank) {
+  state->renewals++;
   const Problem* problem = state->problem;
   const double* sum = state->sum + (size_t)rank * state->stride;
   const double phi = rw_phi(problem, sum), link = sum[problem->loads];

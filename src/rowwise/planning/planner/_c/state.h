@@ -27,6 +27,7 @@ typedef struct {
   int32_t *touched, touched_count, *stamp, now;
   double* kept;  // world x (stride + 2)
   double kept_over, kept_phi_power, kept_link_power;
+  int64_t renewals;  // of ranks: the work done
 } State;
 
 int state_make(State* state, const Problem* problem);
