@@ -27,6 +27,7 @@ START_STEPS = 150  # the same for a start of the search
 PRICE_RATE = 0.5  # step size of the prices of memory
 GOOD_GAP = 2e-4  # relative; a bound this near the optimum of the relaxation is good enough
 ROUNDS = 6  # of leaving out options that cost more than the bound
+MAX_SCANNED = 10_000  # options with rows below the device; with more, the scan of m takes seconds
 MIN_RAISE = 0.005  # relative; smaller steps of a bound are not tried
 SLACK = 1e-7  # relative; taken off bounds that solvers or many steps compute, for rounding errors
 
@@ -73,14 +74,13 @@ def threshold_bound(problem: PlacementProblem) -> Bound:
     """The least z + m that meets the conditions of [Note: Bounds]."""
     totals = OptionTotals.of(problem)
     begin = problem.item_begin[:-1]
-    least_link = _round_up_to_quantum(_least_totals(totals, begin, totals.fits_O)[1], problem.pieces.link_N)
-    if not np.isfinite(least_link):
+    low_z, least_link = _least_each(problem, totals)
+    if not np.isfinite(low_z + least_link):
         return Bound(np.inf, np.inf, np.inf, "threshold")
+    if problem.has_lower_tiers and len(totals.phi_O) > MAX_SCANNED:
+        return Bound(low_z + least_link, low_z, least_link, "threshold")
     candidates = np.unique(np.concatenate([[least_link], totals.link_O[totals.link_O > least_link]]))
     best = Bound(np.inf, np.inf, np.inf, "threshold")
-    low_z = _min_phi(problem, totals, begin, np.inf)  # the least z for any m
-    if problem.has_lower_tiers:  # options are many; `linear_bound` does more than a scan of m would
-        return Bound(low_z + least_link, low_z, least_link, "threshold")
     for group in _group_candidates(candidates, least_link):
         # For m between the group's first candidate and the next group's, every piece with link seconds up to the
         # group's last is allowed (more than m allows, so z is not too large), and m is at least the first candidate
@@ -95,6 +95,13 @@ def threshold_bound(problem: PlacementProblem) -> Bound:
             m = float(max(m, group[0]))
             best = Bound(z + m, z, m, "threshold")
     return best
+
+
+def _least_each(problem: PlacementProblem, totals: OptionTotals) -> tuple[float, float]:
+    """The least z for any m, and the least m for any z."""
+    begin = problem.item_begin[:-1]
+    m = _round_up_to_quantum(_least_totals(totals, begin, totals.fits_O)[1], problem.pieces.link_N)
+    return _min_phi(problem, totals, begin, np.inf) if np.isfinite(m) else np.inf, m
 
 
 def _round_up_to_quantum(mean: float, link_N: Floats) -> float:
@@ -171,8 +178,8 @@ def linear_bound(problem: PlacementProblem, floor: Bound) -> Bound:
             return Bound(np.inf, np.inf, np.inf, "linear")
     choice_I, link = mixture.choice_I, mixture.link
     if problem.has_lower_tiers:
-        # Whatever the option, z and m are at least those that the threshold gives them separately.
-        alone_O = np.maximum(totals.phi_O, floor.phi) + np.maximum(totals.link_O, floor.link)
+        z, m = _least_each(problem, totals)
+        alone_O = np.maximum(totals.phi_O, z) + np.maximum(totals.link_O, m)
         low = _raise_bound(low, lambda cost: mixture.bound(totals.fits_O & (alone_O <= cost)))
     if low <= floor.cost:
         return replace(floor, choice_I=choice_I)

@@ -37,7 +37,7 @@ class _Problem(NativeStruct):
 class _Effort(Structure):
     _fields_ = [
         ("seed", c_uint64), ("moves", c_int64), ("hot", c_double), ("cold", c_double), ("limit_s", c_double),
-        ("smooth", c_double), ("bytes_price", c_double),
+        ("smooth", c_double), ("bytes_price", c_double), ("timed", c_int32),
     ]  # fmt: skip
 
 
@@ -67,6 +67,7 @@ class AnnealingEffort(NamedTuple):
     limit_s: float = 1e9
     smooth: float = 0.3  # share of a smooth maximum over ranks in the annealed cost; the rest is the maximum
     bytes_price: float = 0.0  # seconds of a step that a byte moved from its home costs
+    timed: bool = False  # whether cooling also follows the time, so that it ends before the limit does
 
 
 class Homes(NamedTuple):

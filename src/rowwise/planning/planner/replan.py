@@ -24,7 +24,7 @@ from rowwise.planning.planner.options import make_problem
 from rowwise.planning.planner.pipeline import SECONDS as MAKE_SECONDS
 from rowwise.planning.planner.pipeline import PlanResult, forecast
 from rowwise.planning.planner.problem import PlanRequest
-from rowwise.planning.planner.search import TINY, MIN_TIME_LIMIT_s, SearchResult, search
+from rowwise.planning.planner.search import TINY, SearchResult, search, time_limit_s
 
 SECONDS = 0.05
 STEPS = 5_000.0
@@ -111,7 +111,7 @@ class _ReplanSearch:
         self.moves, self.out_of_time = 0, False
 
     def run(self, seconds: float, seed: int) -> None:
-        end_s = time.monotonic() + max(seconds, MIN_TIME_LIMIT_s)
+        end_s = time.monotonic() + time_limit_s(seconds)
         price, start, hot = self._price, self.start, START_HEAT
         for number in range(PASSES):
             effort = AnnealingEffort(

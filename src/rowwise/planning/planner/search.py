@@ -42,7 +42,8 @@ GRAINS = (
 )  # fmt: skip
 OVER_PRICE = 2.0  # relative cost of bytes over memory, as a share of it, in starts
 FINALISTS = 8  # starts that are annealed
-MIN_TIME_LIMIT_s = 2.0  # the time limit is `seconds`, and at least this
+MIN_TIME_LIMIT_s, LONG_s = 2.0, 20.0  # see `time_limit_s`
+TIME_LIMIT_FACTOR = 4.0
 FINALISTS_SHARE = 0.8  # of the effort, for all finalists; the rest goes to the best of them
 TIERED_SHARE = 0.5  # the same with rows below the device; the rest goes to the best two
 TINY = 1e-12
@@ -68,7 +69,7 @@ class SearchResult:
 
 
 def search(problem: PlacementProblem, *, seconds: float = 1.0, seed: int = 0, prove: bool = True) -> SearchResult:
-    """The best placement, in `seconds` or 2 s, whichever is more. Without `prove`, only the fast bound is made."""
+    """The best placement, within `time_limit_s`. Without `prove`, only the fast bound is made."""
     return search_best(problem, 1, seconds=seconds, seed=seed, prove=prove)[0]
 
 
@@ -83,16 +84,23 @@ def search_best(
     elif prove and _trades_resources(problem) and np.isfinite(bound.cost):
         bound = linear_bound(problem, bound)
     candidates = best_starts(native, bound)
-    left_s = begin_s + max(seconds, MIN_TIME_LIMIT_s) - time.monotonic()
+    end_s, tiered = begin_s + time_limit_s(seconds), problem.has_lower_tiers
+    left_s = max(end_s - time.monotonic(), 0.0)
     moves, out_of_time = 0, False
-    stages = _annealing_stages(candidates[0].placement, max(1, int(seconds * MOVES_A_SECOND)), problem.has_lower_tiers)
+    stages = _annealing_stages(candidates[0].placement, max(1, int(seconds * MOVES_A_SECOND)), tiered)
     for number, (finalists, share, effort) in enumerate(stages):
         # Each run has a seed of its own, so that finalists with equal placements take different walks.
         starts = candidates[:finalists]
-        limit_s = max(left_s * share / -(-len(starts) // _processors()), 0.0)
-        efforts = [effort._replace(seed=(seed * 2 + number) * 64 + k, limit_s=limit_s) for k in range(len(starts))]
+        efforts = [effort._replace(seed=(seed * 2 + number) * 64 + k) for k in range(len(starts))]
+        # Where moves are slow, each run has its share of the time.
+        run_s = left_s * share / -(-len(starts) // _processors()) if tiered else np.inf
+
+        def anneal(start: Candidate, effort: AnnealingEffort, run_s: float = run_s) -> Candidate:
+            limit_s = max(min(run_s, end_s - time.monotonic()), 0.0)
+            return native.anneal(start.placement, effort._replace(limit_s=limit_s, timed=tiered))
+
         with ThreadPoolExecutor(_processors()) as pool:
-            better = list(pool.map(lambda start, run: native.anneal(start.placement, run), starts, efforts))
+            better = list(pool.map(anneal, starts, efforts))
         moves += sum(c.moves for c in better)
         out_of_time = out_of_time or any(c.out_of_time for c in better)
         candidates = sorted(candidates + better, key=_search_key)
@@ -101,6 +109,11 @@ def search_best(
         SearchResult(c.placement, c.cost, c.over, bound, moves, took_s, out_of_time)
         for c in _distinct_costs(candidates, count)
     ]
+
+
+def time_limit_s(seconds: float) -> float:
+    """Time for slow moves, up to `LONG_s`; longer budgets are the limit themselves."""
+    return max(MIN_TIME_LIMIT_s, min(TIME_LIMIT_FACTOR * seconds, LONG_s), seconds)
 
 
 def _processors() -> int:

@@ -247,11 +247,11 @@ static int32_t run(Search* s, Best* best, int64_t* tried) {
   s->state.renewals = 0;
   for (int64_t move = 0; move < effort->moves; ++move) {
     if (move % CHECK_EVERY == 0) {
-      // Progress by work or by time, whichever is further: cooling ends in time where moves are slow.
       const double work = fmax((double)move, (double)s->state.renewals / RENEWALS_A_MOVE) / (double)effort->moves;
-      const double spent = move ? fmin((now_s() - begin_s) / effort->limit_s, 1.0) : 0, done = fmax(work, spent);
-      if (move && spent > work) late = 1;
-      if (move && done >= 1) return *tried = move, late;
+      const double spent = move ? fmin((now_s() - begin_s) / effort->limit_s, 1.0) : 0;
+      if (spent >= 1 || (effort->timed && spent > work)) late = 1;
+      if (move && (spent >= 1 || work >= 1)) return *tried = move, late;
+      const double done = effort->timed ? fmax(work, spent) : work;
       heat = scale * effort->hot * exp(cooling * done);
       state_scale(&s->state, s->state.top_phi[1], s->state.top_link[1]);  // also clears rounding errors of the sums
       value = objective(s);

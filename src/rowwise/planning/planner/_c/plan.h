@@ -41,6 +41,7 @@ typedef struct {
   double limit_s;      // of wall time
   double smooth;       // share of a smooth maximum in the annealed cost
   double bytes_price;  // seconds that a byte moved from its home costs
+  int32_t timed;       // 1: cooling also follows the time, so that it ends before the limit does
 } Effort;
 
 typedef struct {
