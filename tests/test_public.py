@@ -19,6 +19,7 @@ PUBLIC = [  # a name is added or taken away here, in sight
     "Constant",
     "DCN",
     "DHEN",
+    "DIEN",
     "DIN",
     "DLRM",
     "DataError",

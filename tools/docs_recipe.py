@@ -41,6 +41,7 @@ MEANINGS = {  # of keys without a comment: "field" of any class, or "Class.field
     "DcnConfig.rank": "rank of the low-rank cross matrices; `null`: full matrices",
     "DcnConfig.structure": "deep layers after the cross layers, or beside them",
     "DhenConfig.top": "widths of the layers over the last vectors",
+    "DienConfig.top": "widths of the layers over all vectors",
     "DinConfig.top": "widths of the layers over all vectors",
     "DlrmConfig.bottom": "widths of the layers over dense numbers",
     "DlrmConfig.top": "widths of the layers over the interaction",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rowwise.models.dcn import DCN as DCN
     from rowwise.models.deepfm import DeepFM as DeepFM
     from rowwise.models.dhen import DHEN as DHEN
+    from rowwise.models.dien import DIEN as DIEN
     from rowwise.models.din import DIN as DIN
     from rowwise.models.dlrm import DLRM as DLRM
     from rowwise.models.experts import PLE as PLE
@@ -111,6 +112,7 @@ _HOMES = {
     "models.dcn": ("DCN",),
     "models.deepfm": ("DeepFM",),
     "models.dhen": ("DHEN",),
+    "models.dien": ("DIEN",),
     "models.din": ("DIN",),
     "models.dlrm": ("DLRM",),
     "models.experts": ("MMoE", "PLE"),

@@ -25,6 +25,7 @@ from rowwise.recipes.find import load, names
 from rowwise.recipes.model_configs import (
     AutoIntConfig,
     DhenConfig,
+    DienConfig,
     DinConfig,
     FinalMlpConfig,
     GraphConfig,
@@ -42,6 +43,7 @@ SIZES = (1, 2, 3, 5, 7, 15, 16, 17, 100, 1000, 4096)
 OTHERS = (
     AutoIntConfig(),
     DhenConfig(interactions=("attention", "convolution", "cross", "dot", "factorization", "linear")),
+    DienConfig(histories={"seen": "item"}),
     DinConfig(histories={"seen": "item"}),
     FinalMlpConfig(),
     MaskNetConfig(),
@@ -76,7 +78,7 @@ def logits_of(model, features):
 def model_of(config, dim):
     torch.manual_seed(0)
     names = ("item", "seen", "a", "b", "c")
-    pooling = Pooling.SEQUENCE if isinstance(config, DinConfig) else Pooling.MEAN
+    pooling = Pooling.SEQUENCE if isinstance(config, (DienConfig, DinConfig)) else Pooling.MEAN
     tables = [Table(name=name, rows=50, dim=dim) for name in names[2:]]
     tables.append(Table(name="items", rows=50, dim=dim, features=names[:2], pooling=pooling))
     if isinstance(config, GraphConfig):

@@ -254,6 +254,7 @@ NEAR = {  # by class and key: another value, which makes another run
         **HIDDEN,
     },
     "DinConfig": {"top": [4], "histories": {"seen": "user"}, "attention": [4], **HIDDEN},
+    "DienConfig": {"top": [4], "histories": {"seen": "user"}, "auxiliary": 0.5, **HIDDEN},
     "WukongConfig": {"top": [4], "layers": 1, "vectors": 2, "rank": 2, "hidden": [4], **HIDDEN},
     "MaskNetConfig": {"top": [4], "blocks": [4], "structure": "serial", "reduction_ratio": 1, **HIDDEN},
     "FinalMlpConfig": {"first": [4], "second": [4], "heads": 1, "gate": 4, **HIDDEN},

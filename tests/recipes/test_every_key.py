@@ -23,6 +23,7 @@ UNUSED = {  # in the recipe of its struct
     ("Workers", "cpus"), ("Columns", "time"), ("Wire", "dense"), ("Wire", "error_feedback"),
     ("Wire", "far"), ("Codecs", "forward"), ("Codecs", "backward"), ("Training", "virtual_shards"),
     ("Training", "merge_shared"), ("Evaluation", "slice_ids"), ("Log", "group"), ("DinConfig", "attention"),
+    ("DienConfig", "auxiliary"),
     ("GraphConfig", "sizes"),
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ from rowwise.recipes.families import make_click_model
 from rowwise.recipes.model_configs import (
     AutoIntConfig,
     DhenConfig,
+    DienConfig,
     DinConfig,
     FinalMlpConfig,
     MaskNetConfig,
@@ -59,7 +60,8 @@ def test_multiplications_are_those_of_the_model(config, dim):
 @pytest.mark.parametrize(
     "config",
     [
-        DinConfig(), MmoeConfig(), UserModel(module="mine.py:Net"), FinalMlpConfig(first=()), FinalMlpConfig(heads=0),
+        DienConfig(), DinConfig(),
+        MmoeConfig(), UserModel(module="mine.py:Net"), FinalMlpConfig(first=()), FinalMlpConfig(heads=0),
         MaskNetConfig(blocks=(), structure="serial"),
     ],
 )  # fmt: skip

@@ -62,7 +62,7 @@ def load(text, *changes):
             "'adamw' - at `train.optimizer.kind`; expected kind: adagrad or adam or sgd",
         ),
         ("model: {kind: graph, encoder: gat}", "gat' - at `model.encoder`; expected lightgcn or graphsage"),
-        ("model: {kind: dlmr}", "expected kind: autoint or dcn or deepfm or dhen or din or dlrm"),
+        ("model: {kind: dlmr}", "expected kind: autoint or dcn or deepfm or dhen or dien or din or dlrm"),
         ("name: ../up", "name='../up': expected letters, digits"),
         ("1: 2", "Expected `str` - at `key` of the recipe"),
         ("? [a]\n: 2", "my.yaml: not YAML: "),

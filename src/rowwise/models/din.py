@@ -9,7 +9,8 @@ The model of "Deep Interest Network for Click-Through Rate Prediction" (Zhou et 
 Here the unit reads both vectors, their difference and their product, and all layers have ReLUs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,69 @@ def sum_by_sample(x_ND: Tensor, lengths_B: Tensor) -> Tensor:
     return torch.segment_reduce(x_ND, "sum", lengths=copy_to(lengths_B, x_ND.device), unsafe=True, initial=0)
 
 
-class DIN(nn.Module):
+class InterestModel(nn.Module):
+    """Base of models of histories: one vector for each history and its target, then an MLP over all.
+
+    Args:
+        embeddings: pooled tables, and sequence tables for histories and their targets.
+        dense_features: dense numbers per sample.
+        top: sizes of the layers over all vectors.
+        histories: the target feature of each history feature.
+        attend: makes the layers of a history from its dim.
+        dropout: rate on the top's hidden layers.
+        norm: normalisation of its hidden layers.
+    """
+
+    def __init__(  # noqa: PLR0913 - a model's hyperparameters
+        self,
+        embeddings: AnyTables,
+        dense_features: int,
+        top: Sequence[int],
+        histories: Mapping[str, str] | None,
+        attend: Callable[[int], nn.Module],
+        dropout: float,
+        norm: Norm | None,
+    ) -> None:
+        """Shares `embeddings` with the caller."""
+        super().__init__()
+        self.embeddings, self.dense_features = embeddings, dense_features
+        self.histories = dict(histories or {})
+        self.targets = tuple(dict.fromkeys(self.histories.values()))
+        dims = _sequence_dims(embeddings.tables, self.histories)
+        self.attention = nn.ModuleList(attend(dims[name]) for name in self.histories)
+        pooled = sum(t.dim * len(t.feature_names) for t in embeddings.tables if t.pooling is not Pooling.SEQUENCE)
+        inputs = dense_features + pooled + sum(dims[name] for name in (*self.targets, *self.histories))
+        self.top = Mlp((inputs, *top), dropout=dropout, norm=norm)
+
+    def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
+        """Logits [B, top[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
+        dense_BF, ids = unpack(batch, sparse, self.dense_features)
+        vectors = self.embeddings(ids)  # first: their transfer overlaps with the layers below
+        jagged = Jagged.from_keyed(ids)
+        lengths = {name: jagged.lengths_of(name) for name in (*self.targets, *self.histories)}
+        targets = {name: self._target(vectors, name, lengths[name]) for name in self.targets}
+        interests = self.interests(jagged, vectors, targets, lengths)
+        return self.top(torch.cat([dense_BF, vectors.values(), *targets.values(), *interests], 1))
+
+    def interests(
+        self, ids: Jagged, vectors: Vectors, targets: Mapping[str, Tensor], lengths: Mapping[str, Tensor]
+    ) -> list[Tensor]:
+        """A vector [B, D] for each history."""
+        return [
+            attend(targets[target], vectors[name], lengths[name])
+            for attend, (name, target) in zip(self.attention, self.histories.items(), strict=True)
+        ]
+
+    def _target(self, vectors: Vectors, name: str, lengths_B: Tensor) -> Tensor:
+        """[B, D] of a target."""
+        x_ND = vectors[name]
+        if len(x_ND) > len(lengths_B) or (lengths_B.device.type == "cpu" and bool((lengths_B > 1).any())):
+            sample = int((lengths_B > 1).nonzero()[0])
+            raise BatchError(f"feature {name!r} has {int(lengths_B[sample])} ids in sample {sample}", "one target")
+        return sum_by_sample(x_ND, lengths_B)
+
+
+class DIN(InterestModel):
     """DIN (Zhou et al. 2018): a history's vectors, weighted by an MLP over them and the target's, then an MLP over all.
 
     Args:
@@ -76,35 +139,8 @@ class DIN(nn.Module):
         norm: Norm | None = None,
     ) -> None:
         """Shares `embeddings` with the caller."""
-        super().__init__()
-        self.embeddings, self.dense_features = embeddings, dense_features
-        self.histories = dict(histories or {})
-        self.targets = tuple(dict.fromkeys(self.histories.values()))
-        dims = _sequence_dims(embeddings.tables, self.histories)
-        self.attention = nn.ModuleList(TargetAttention(dims[name], attention) for name in self.histories)
-        pooled = sum(t.dim * len(t.feature_names) for t in embeddings.tables if t.pooling is not Pooling.SEQUENCE)
-        inputs = dense_features + pooled + sum(dims[name] for name in (*self.targets, *self.histories))
-        self.top = Mlp((inputs, *top), dropout=dropout, norm=norm)
-
-    def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
-        """Logits [B, top[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
-        dense_BF, ids = unpack(batch, sparse, self.dense_features)
-        vectors = self.embeddings(ids)  # first: their transfer overlaps with the layers below
-        lengths = _lengths_of(ids, (*self.targets, *self.histories))
-        targets = {name: self._target(vectors, name, lengths[name]) for name in self.targets}
-        interests = [
-            attend(targets[target], vectors[name], lengths[name])
-            for attend, (name, target) in zip(self.attention, self.histories.items(), strict=True)
-        ]
-        return self.top(torch.cat([dense_BF, vectors.values(), *targets.values(), *interests], 1))
-
-    def _target(self, vectors: Vectors, name: str, lengths_B: Tensor) -> Tensor:
-        """[B, D] of a target."""
-        x_ND = vectors[name]
-        if len(x_ND) > len(lengths_B) or (lengths_B.device.type == "cpu" and bool((lengths_B > 1).any())):
-            sample = int((lengths_B > 1).nonzero()[0])
-            raise BatchError(f"feature {name!r} has {int(lengths_B[sample])} ids in sample {sample}", "one target")
-        return sum_by_sample(x_ND, lengths_B)
+        attend = partial(TargetAttention, sizes=attention)
+        super().__init__(embeddings, dense_features, top, histories, attend, dropout, norm)
 
 
 def _sequence_dims(tables: Sequence[Table], histories: Mapping[str, str]) -> dict[str, int]:
@@ -127,8 +163,3 @@ def _sequence_dims(tables: Sequence[Table], histories: Mapping[str, str]) -> dic
             f"sequence feature {min(unused)!r} is neither a history nor a target", hint="name it in histories"
         )
     return dims
-
-
-def _lengths_of(ids: Ids, features: Sequence[str]) -> dict[str, Tensor]:
-    jagged = Jagged.from_keyed(ids)
-    return {name: jagged.lengths_of(name) for name in features}

@@ -17,6 +17,7 @@ from rowwise.models.autoint import AutoInt
 from rowwise.models.dcn import DCN
 from rowwise.models.deepfm import DeepFM
 from rowwise.models.dhen import DHEN
+from rowwise.models.dien import DIEN
 from rowwise.models.din import DIN
 from rowwise.models.dlrm import DLRM
 from rowwise.models.experts import PLE, MMoE
@@ -40,6 +41,7 @@ from rowwise.recipes.model_configs import (
     DcnConfig,
     DeepFmConfig,
     DhenConfig,
+    DienConfig,
     DinConfig,
     DlrmConfig,
     FinalMlpConfig,
@@ -76,6 +78,7 @@ MODELS: dict[type, type[nn.Module]] = {
     DcnConfig: DCN,
     DeepFmConfig: DeepFM,
     DhenConfig: DHEN,
+    DienConfig: DIEN,
     DinConfig: DIN,
     DlrmConfig: DLRM,
     FinalMlpConfig: FinalMLP,

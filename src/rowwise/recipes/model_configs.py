@@ -75,6 +75,19 @@ class DinConfig(_MlpModel, frozen=True, tag="din", tag_field="kind"):
     attention: tuple[int, ...] = (80, 40)  # widths of the layers over a target and an item of a history
 
 
+class DienConfig(_MlpModel, frozen=True, tag="dien", tag_field="kind"):
+    """`rowwise.DIEN` with a last top layer of one logit per label."""
+
+    top: tuple[int, ...] = (200, 80)
+    # The target feature of each history feature, oldest item first; both are in tables with pooling: sequence
+    histories: dict[str, str] = msgspec.field(default_factory=dict)
+    auxiliary: float = 0.1  # factor of the loss of next items, which grows with the length of histories; 0: none
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.auxiliary < math.inf:
+            raise SpecError(f"model.auxiliary={self.auxiliary}", "a finite number, at least 0")
+
+
 class WukongConfig(_MlpModel, frozen=True, tag="wukong", tag_field="kind"):
     """`rowwise.Wukong` with a last top layer of one logit per label."""
 
@@ -263,8 +276,8 @@ class UserModel(Value, frozen=True, tag="own", tag_field="kind"):
 
 
 ClickModel = (
-    DlrmConfig | DeepFmConfig | DcnConfig | DhenConfig | DinConfig | WukongConfig | MaskNetConfig | FinalMlpConfig
-    | AutoIntConfig | XDeepFmConfig | MmoeConfig | PleConfig | WideDeepConfig
+    DlrmConfig | DeepFmConfig | DcnConfig | DhenConfig | DinConfig | DienConfig | WukongConfig | MaskNetConfig
+    | FinalMlpConfig | AutoIntConfig | XDeepFmConfig | MmoeConfig | PleConfig | WideDeepConfig
 )  # fmt: skip
 SequenceModel = SasRecConfig | HstuConfig
 RankingModel = TwoTowerConfig | GraphConfig | SequenceModel  # models that rank items

@@ -17,7 +17,7 @@ from rowwise.ingest.dialect import Dialect
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import Transforms
 from rowwise.planning.planner.machines import parse_size
-from rowwise.recipes.model_configs import DlrmConfig, Model, layers_of, pictures_of
+from rowwise.recipes.model_configs import DienConfig, DlrmConfig, Model, layers_of, pictures_of
 from rowwise.recipes.model_kinds import check_use, family_of
 from rowwise.tables.idmaps import AnyIdMap
 from rowwise.tables.managed import Managed
@@ -235,6 +235,12 @@ class Recipe(Value, frozen=True, kw_only=True):
             )
         if isinstance(self.train.objective, CoTeaching):
             _check_co_teaching(self.train)
+            if isinstance(self.model, DienConfig) and self.model.auxiliary:
+                raise SpecError(
+                    f"train.objective.kind=co_teaching with model.auxiliary={self.model.auxiliary}: samples are chosen "
+                    "by the loss of their labels",
+                    "auxiliary=0",
+                )
         _check_choice(self.model, self.train)
         check_amounts(self)
         if self.train.dense_parallel.recompute and getattr(self.model, "norm", None) == "batch":

@@ -14,7 +14,7 @@ from rowwise.ingest.kinds import is_list
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import unread
 from rowwise.planning.perf.learned import profile_warnings
-from rowwise.recipes.model_configs import INTERACTION_KEYS
+from rowwise.recipes.model_configs import INTERACTION_KEYS, DienConfig
 from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.recipe import TimeShare
 from rowwise.recipes.resolved import ResolvedRecipe
@@ -98,11 +98,12 @@ def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[Unuse
     retrieves, train = family_of(recipe.model).retrieves == "towers", recipe.train
     encoder = getattr(recipe.model, "encoder", None)
     no_bottom = not columns.dense and getattr(recipe.model, "bottom", ()) != ()
+    of_histories = ("auxiliary" if isinstance(recipe.model, DienConfig) else "attention",)
     no_histories = not getattr(recipe.model, "histories", True)
     ranks_items, ranking = family_of(recipe.model).ranks_items, "the model is measured by ranking all items"
     validates, no_rows = resolved.rows.valid is not None, "there are no validation rows"
     return (
-        UnusedRule("model", ("attention",), no_histories, "model.histories is empty"),
+        UnusedRule("model", of_histories, no_histories, "model.histories is empty"),
         UnusedRule("model", ("bottom",), no_bottom, "there are no dense columns"),
         *_interaction_rules(recipe.model),
         UnusedRule("model", ("layers",), encoder == "graphsage", "model.sizes are the layers of graphsage"),

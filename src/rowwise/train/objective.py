@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rowwise.base.errors import BatchError
+from rowwise.models.dien import DIEN
 from rowwise.models.frequency import ItemFrequency
 from rowwise.models.histories import single_ids
 from rowwise.models.next_item import NextItem, mean_over_lists, sampled_softmax_loss, softmax_loss
@@ -46,6 +47,8 @@ InBatchLoss = Callable[[Tensor, Tensor | Candidates, Tensor | None, Tensor | Non
 class Clicks:
     """A loss summed over labels, times the sample's weight; the mean over samples.
 
+    The auxiliary losses of a `DIEN` are added to those of the labels.
+
     Args:
         model: returns logits.
         task_weights: weight of each label; all 1 by default.
@@ -65,25 +68,28 @@ class Clicks:
 
     def __call__(self, batch: Batch, step: int = 1) -> Outcome:
         if self._weights_K is None and batch.weights_B is None and isinstance(self._loss, LogLoss):
-            logits_BK, labels_BK = self._logits_and_labels(batch)
-            loss = F.binary_cross_entropy_with_logits(logits_BK.float(), labels_BK)
-            return Outcome(loss * labels_BK.shape[1], logits_BK)
+            logits_BK, labels_BK, more_B = self._forward(batch)
+            loss = F.binary_cross_entropy_with_logits(logits_BK.float(), labels_BK) * labels_BK.shape[1]
+            return Outcome(loss if more_B is None else loss + more_B.mean(), logits_BK)
         loss_B, logits_BK = self.losses(batch, step)
         # Divided by the number of samples, not by their weights: a sample's gradient must not depend on its neighbours.
         return Outcome((loss_B if batch.weights_B is None else loss_B * batch.weights_B).mean(), logits_BK)
 
     def losses(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         """The loss [B] of each sample without its weight, and the logits [B, K]."""
-        logits_BK, labels_BK = self._logits_and_labels(batch)
+        logits_BK, labels_BK, more_B = self._forward(batch)
         loss_BK = click_loss(self._loss, self._model, batch, logits_BK.float(), labels_BK, step)
         if self._weights_K is None:
-            return loss_BK.sum(1), logits_BK
-        self._weights_K = self._weights_K.to(loss_BK.device)
-        loss_B = loss_BK @ self._weights_K
-        return loss_B, logits_BK
+            loss_B = loss_BK.sum(1)
+        else:
+            self._weights_K = self._weights_K.to(loss_BK.device)
+            loss_B = loss_BK @ self._weights_K
+        return loss_B if more_B is None else loss_B + more_B, logits_BK
 
-    def _logits_and_labels(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Logits, smoothed labels, and the auxiliary losses [B] of a `DIEN`."""
         logits_BK, labels_BK = self._model(batch), batch.labels_BK
+        more_B = self._model.take_auxiliary() if isinstance(self._model, DIEN) else None
         if logits_BK.shape != labels_BK.shape:
             raise BatchError(
                 f"the model gave logits {tuple(logits_BK.shape)} for labels {tuple(labels_BK.shape)}",
@@ -91,7 +97,7 @@ class Clicks:
             )
         if self._smoothing:
             labels_BK = labels_BK * (1 - self._smoothing) + self._smoothing / 2
-        return logits_BK, labels_BK
+        return logits_BK, labels_BK, more_B
 
 
 @final
