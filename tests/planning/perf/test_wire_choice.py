@@ -39,7 +39,7 @@ def test_a_choice_is_nearly_the_fastest_and_no_link_could_be_less_lossy(seconds_
     chosen = choose_wire(topology, predict)
     wire = chosen.wire
     narrowest = {link: Codecs("int8", "int8") for link in topology.links}
-    fastest_s = predict(Wire(**narrowest, far="int4", error_feedback=True))
+    fastest_s = predict(Wire(**narrowest, far="topk:1%", error_feedback=True))
     limit_s = SLACK * min(fastest_s, chosen.floats_s)
     assert predict(wire) == chosen.step_s <= limit_s
     assert chosen.floats_s == predict(Wire())
@@ -47,7 +47,7 @@ def test_a_choice_is_nearly_the_fastest_and_no_link_could_be_less_lossy(seconds_
         at = VECTORS.index(wire.codecs(link).forward)
         for kind in VECTORS[:at]:  # the types of later links were the narrowest when this one was chosen
             later = {name: narrowest[name] for name in topology.links[topology.links.index(link) + 1 :]}
-            sums = {"far": "int4", "dense": WireType.FP32, "error_feedback": True}
+            sums = {"far": "topk:1%", "dense": WireType.FP32, "error_feedback": True}
             assert predict(structs.replace(wire, **later, **sums, **{link: Codecs(kind, kind)})) > limit_s
     assert wire.has_exact_sums == (not wire.error_feedback)
 
@@ -67,7 +67,9 @@ def test_fast_links_keep_floats_and_slow_ones_do_not():
     half = choose_wire(Topology(hosts=2), predicted({"network": 1.0}, rest_s=24.0))
     assert half.wire.network == Codecs("fp16", "fp16")
     sums = choose_wire(RACKS, predicted({}, sum_s=1.0), sums=True).wire
-    assert (sums.far, sums.dense, sums.error_feedback) == ("int4", "fp32", True)
+    assert (sums.far, sums.dense, sums.error_feedback) == ("topk:1%", "fp32", True)
+    coding = choose_wire(RACKS, lambda wire: predicted({}, sum_s=1.0)(wire) + ("topk" in (wire.far or "")))
+    assert coding.wire.far == "int4"
     assert choose_wire(RACKS, predicted({}, sum_s=1.0), sums=False).wire == Wire(uplink=Codecs())
 
 
@@ -97,8 +99,24 @@ def test_sums_take_what_the_formulas_say():
     assert costs.seconds(Wire(far="int8")) == pytest.approx(n / 2 * coding_s + two_level_s(net, 4 * n, n / 256 * 264))
     twice = SumCosts(topology, net, hardware, (n, n))
     assert twice.seconds(Wire(far="int4")) == pytest.approx(2 * costs.seconds(Wire(far="int4")))
-    order = ("fp32", "bf16", "int8", "int4")
-    assert sorted(SUMS, key=lambda far: -costs.seconds(Wire(far=far))) == list(order)
+    # Where links within a rack dominate, top-k takes longer to encode than its bytes save.
+    slowest_first = sorted(SUMS, key=lambda far: -costs.seconds(wire_far(far)))
+    assert [far for far in slowest_first if far != "topk:1%"] == ["fp32", "bf16", "int8", "int4"]
+    behind = SumCosts(topology, network_of((4, 4), uplink_Bps=1e5).arrays(), hardware, (n,))
+    assert sorted(SUMS, key=lambda far: -behind.seconds(wire_far(far))) == list(SUMS)
+
+
+def wire_far(far):
+    return Wire(far=far, error_feedback=far != "fp32")
+
+
+@pytest.mark.parametrize(("uplink_Bps", "far"), [(1e9, "fp32"), (125e6, "int8"), (12.5e6, "topk:1%")])
+def test_the_slower_the_uplink_the_fewer_bytes_cross_it_and_fast_links_stay_exact(uplink_Bps, far):
+    topology = Topology(hosts=8, groups=(4, 4))
+    net = network_of((4, 4), 1e12, uplink_Bps).arrays()
+    costs = SumCosts(topology, net, hardware_named("cpu"), (1 << 18,))
+    wire = choose_wire(topology, lambda wire: 0.1 + costs.seconds(wire)).wire
+    assert (wire.far, wire.dense, wire.error_feedback) == (far, "fp32", far != "fp32")
 
 
 def test_sums_inside_a_host_take_its_rates():

@@ -17,7 +17,7 @@ from rowwise.tables.spec import Codecs, Topology, Wire, WireType
 MIN_GAIN = 1.005
 SLACK = 1.02  # of the seconds of a step
 VECTORS = (WireType.FP32, WireType.FP16, WireType.INT8)
-SUMS = ("fp32", "bf16", "int8", "int4")  # bf16, as sums have no loss scale that keeps fp16 in its range
+SUMS = ("fp32", "bf16", "int8", "int4", "topk:1%")  # bf16, as sums have no loss scale that keeps fp16 in its range
 Predict = Callable[[Wire], float]
 Change = dict[str, Any]  # fields of a wire and their new values
 
