@@ -234,6 +234,7 @@ NONSENSE = {
     "tune --trials": COUNTS,
     "tune --minutes": SECONDS,
     "tune --nproc": (*COUNTS, "2000"),
+    "tune --ratio": ("0", "1", "-2", "inf", *NUMBERS),
     "tune --out": ("{rows}", "{run}"),
     "predict --out": ("nope/out.parquet", "{folder}", "{fifo}", "out.txt", "out"),
     "predict --data": NO_DATA[:3],

@@ -314,6 +314,30 @@ class StudyOutcome(Value, frozen=True, kw_only=True):
     test: dict[str, dict[str, float | None]]  # metrics of the best trial on the test rows; empty without such rows
 
 
+class PrunedTable(Value, frozen=True, kw_only=True):
+    """Dims of a table, and the rise of the validation log loss by dim in a trained model."""
+
+    name: str
+    rows: int
+    dim: int
+    chosen: int
+    uniform: int
+    curve: dict[int, float]
+
+
+class DimsOutcome(Value, frozen=True, kw_only=True):
+    """Dims under a budget of parameters, and the metric on validation rows of the runs: whole, chosen and uniform."""
+
+    recipe: str
+    metric: str
+    parameters: int
+    budget: int
+    chosen: int  # parameters
+    uniform: int
+    values: dict[str, float]
+    tables: tuple[PrunedTable, ...]
+
+
 # --- `rowwise explain`: explanation.json ---
 
 

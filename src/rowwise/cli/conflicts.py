@@ -91,6 +91,7 @@ RULES: dict[str, tuple[Excludes | Needs | OneOf, ...]] = {
         Excludes("--on", "--json"),
         Needs("--nodes --job --detach", "--on", "for example --on slurm"),
     ),
+    "tune": (Excludes("--ratio", "--trials --minutes --nproc", "dims are chosen by one trained model"),),
     "watch": (
         Excludes("--once", "--port", "--port answers until Ctrl-C"),
         Needs("--host", "--port", "nothing listens without it"),

@@ -5,13 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rowwise.base.errors import SpecError
 from rowwise.base.quantity import format_metric
 from rowwise.cli.options import AsJson, Changes, RecipeName
 from rowwise.cli.progress import splits_bar
-from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line, refuse_nan
+from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line, refuse_nan, say
 
 if TYPE_CHECKING:
-    from rowwise.base.records import StudyOutcome
+    from rowwise.base.records import DimsOutcome, StudyOutcome
+
+MAX_RATIO = 1e6
 
 
 def tune(  # noqa: PLR0913 - one for each option
@@ -19,7 +22,12 @@ def tune(  # noqa: PLR0913 - one for each option
     changes: Changes = None,
     trials: Annotated[int, typer.Option(min=1, max=100_000, help="Total number of trials of the study.")] = 25,
     minutes: Annotated[float | None, typer.Option(min=0, max=1e6, help="Time budget: no trial begins later.")] = None,
-    nproc: Annotated[int, typer.Option(min=1, max=256, help="Number of parallel trials, one process each.")] = 1,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, max=256, help="Number of parallel trials, one process each (default: 1).")
+    ] = None,
+    ratio: Annotated[
+        float | None, typer.Option(metavar="N", help="Instead: dims of tables with N times fewer parameters.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study (default: tune/RECIPE).")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -29,17 +37,32 @@ def tune(  # noqa: PLR0913 - one for each option
     weight decay of rows. The first trial has the settings of the recipe. The same command resumes after a kill, or adds
     trials. The test rows are read once, at the end. Needs Optuna, the extra `tune`.
 
+    With --ratio N it chooses the dim of each table instead, with a sum of parameters N times smaller: by the loss of a
+    trained model whose tables are projected to smaller dims. Trains with them, and with equal dims. Reads no test rows.
+
     Example: rowwise tune movielens-dlrm --trials 25
 
     Example: rowwise tune clicks.yaml --minutes 30 --nproc 2
 
     Example: rowwise train tune/movielens-dlrm/best.yaml
+
+    Example: rowwise tune movielens-dcn --ratio 4
     """
     from rowwise.recipes.tune import tune as search
+    from rowwise.recipes.tune import tune_dims
 
     refuse_nan("--minutes", minutes, "a number of minutes, such as 30")
     console = make_terminal(stderr=True, quiet=as_json)
     folder = out or Path("tune") / Path(recipe).stem
+    if ratio is not None:
+        if not 1 < ratio <= MAX_RATIO:
+            raise SpecError(f"--ratio {ratio:g}", "more than 1, such as 4")
+        dims = tune_dims(recipe, folder, ratio, changes=changes or (), tell=lambda line: say(console, line))
+        if as_json:
+            print_json(dims)
+        else:
+            _show_dims(dims, folder / f"dims-{ratio:g}.yaml")
+        return
     with splits_bar(console, "trials") as tell:
         outcome = search(
             recipe,
@@ -47,7 +70,7 @@ def tune(  # noqa: PLR0913 - one for each option
             trials=trials,
             minutes=minutes,
             changes=changes or (),
-            processes=nproc,
+            processes=nproc or 1,
             tell=lambda trial, done: tell(done, trials),
         )
     if as_json:
@@ -78,3 +101,15 @@ def _show(outcome: "StudyOutcome", folder: Path) -> None:
         shown = [f"{name} {format_metric(x)}" for name, x in values.items() if x is not None and name != "count"]
         print_line(f"test {task}: {', '.join(shown)}")
     print_line(f"recipe  {folder / 'best.yaml'}\nreport  {folder / 'report.html'}")
+
+
+def _show_dims(outcome: "DimsOutcome", recipe: Path) -> None:
+    grid = make_table(("table", "rows", "dim", "chosen", "uniform", "rise of the loss"))
+    for table in outcome.tables:
+        rise = f"{table.curve[table.chosen]:+.5f}"
+        grid.add_row(table.name, f"{table.rows:,}", str(table.dim), str(table.chosen), str(table.uniform), rise)
+    make_terminal().print(grid, markup=False)
+    for name, parameters in (("whole", outcome.parameters), ("chosen", outcome.chosen), ("uniform", outcome.uniform)):
+        value = format_metric(outcome.values[name])
+        print_line(f"{name:<8}{parameters:>14,} parameters of tables, {outcome.metric} on validation rows {value}")
+    print_line(f"recipe  {recipe}")

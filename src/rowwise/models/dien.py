@@ -143,7 +143,8 @@ class DIEN(InterestModel):
     def interests(
         self, ids: Jagged, vectors: Vectors, targets: Mapping[str, Tensor], lengths: Mapping[str, Tensor]
     ) -> list[Tensor]:
-        self._losses, interests = [], []
+        interests: list[Tensor] = []
+        self._losses.clear()
         for evolve, (name, target) in zip(self.attention, self.histories.items(), strict=True):
             history_ND = vectors[name]
             lengths_B = copy_to(lengths[name].long(), history_ND.device)
@@ -156,8 +157,9 @@ class DIEN(InterestModel):
 
     def take_auxiliary(self) -> Tensor | None:
         """The auxiliary losses [B] of the last forward in training, once; None without any."""
-        losses, self._losses = self._losses, []
-        return torch.stack(losses).sum(0) if losses else None
+        total_B = torch.stack(self._losses).sum(0) if self._losses else None
+        self._losses.clear()
+        return total_B
 
 
 def next_item_losses(states_ND: Tensor, history_ND: Tensor, ids_N: Tensor, lengths_B: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ LOCK, COMMAND, WORKERS = "next.lock", "command.lock", "workers.lock"
 STARTUP, WARM = 5, 1  # trials, and evaluations of a trial, without pruning
 MAX_BYTES, MAX_JOURNAL_bytes = 1 << 20, 1 << 30
 NAME = "trials"
+IN_USE = "another command is using it; wait for it, or give another --out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +91,10 @@ def tune(  # noqa: PLR0913 - options of the command
     until_s = float("inf") if minutes is None else monotonic() + 60 * minutes
     plan = StudyPlan(recipe=recipe, changes=tuple(changes), folder=folder, trials=trials, until_s=until_s)
     base = plan.load()
-    _check(base)
-    _claim(plan)
-    with _locked(folder / COMMAND, "another command is using it; wait for it, or give another --out"):
-        with _locked(folder / WORKERS):
+    check_recipe(base)
+    claim(plan)
+    with locked(folder / COMMAND, IN_USE):
+        with locked(folder / WORKERS):
             pass  # processes of a killed command have ended
         study = open_study(plan)
         _requeue_interrupted(study, optuna)
@@ -116,7 +117,8 @@ def import_optuna() -> Any:
     return optuna
 
 
-def _check(recipe: Recipe) -> None:
+def check_recipe(recipe: Recipe) -> None:
+    """Raise for recipes whose runs are not measured on validation rows."""
     if recipe.data.valid is None and not recipe.data.valid_share and recipe.data.dataset.partition(":")[1]:
         raise SpecError("tune needs validation rows", "data.valid or data.valid_share in the recipe")
     if recipe.evaluate.metric == "ne":
@@ -152,7 +154,7 @@ def _read(path: Path, kind: type[T]) -> T:
         raise SpecError(f"{path}: {error}", hint="remove it, or give another --out") from None
 
 
-def _claim(plan: StudyPlan) -> None:
+def claim(plan: StudyPlan) -> None:
     """Make the folder of the study; raises if it belongs to another study."""
     plan.folder.mkdir(parents=True, exist_ok=True)
     path, owner = plan.folder / STUDY, _StudyOwner(recipe=plan.recipe, changes=tuple(plan.changes))
@@ -220,7 +222,7 @@ def run_trials(plan: StudyPlan, tell: Callable[[TrialRecord, int], None], worker
     """Run trials of the study until it has all its trials, or the time is up."""
     study, space = open_study(plan, worker), plan.space()
     while monotonic() < plan.until_s:
-        with _locked(plan.folder / LOCK):
+        with locked(plan.folder / LOCK):
             if len(records(study)) + _running_trials(study) >= plan.trials:
                 return
             trial = study.ask()
@@ -233,7 +235,7 @@ def run_trials(plan: StudyPlan, tell: Callable[[TrialRecord, int], None], worker
 
 
 @contextlib.contextmanager
-def _locked(path: Path, refused: str | None = None, *, shared: bool = False) -> Iterator[None]:
+def locked(path: Path, refused: str | None = None, *, shared: bool = False) -> Iterator[None]:
     """An exclusive or a shared file lock; waits for it, or raises at once with the text `refused`."""
     with path.open("w") as file:
         try:
@@ -361,7 +363,7 @@ def _run_worker(plan: StudyPlan, number: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if parent is None or not parent.is_alive():
         return
-    with _locked(plan.folder / WORKERS, shared=True), contextlib.suppress(KeyboardInterrupt):
+    with locked(plan.folder / WORKERS, shared=True), contextlib.suppress(KeyboardInterrupt):
         run_trials(plan, lambda trial, done: None, number)
 
 
