@@ -174,6 +174,7 @@ def place_of(name: str, kind: type[msgspec.Struct]) -> tuple[tuple[str | int, ..
             "Dialect": (("data", "text"), {}),
             "Workers": (("data", "workers"), {}),
             "DenseParallel": (("train", "dense_parallel"), {}),
+            "Augment": (("train", "augment"), {}),
             "TableChanges": (("tables", "all"), {}),
             "Schedule": (("train", "schedule"), {"warmup_steps": 2, "decay_steps": 5}),
             "Codecs": (("wire", "host"), {}),

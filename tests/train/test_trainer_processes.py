@@ -10,7 +10,7 @@ from trainings import fast
 from rowwise.parallel.comm import run_processes
 from rowwise.train.loss_settings import LogLoss, Smc
 from rowwise.train.saved import CheckpointFolder
-from rowwise.train.settings import Log, Saving
+from rowwise.train.settings import Augment, Log, Saving
 
 linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory without a name needs Linux")
 ways = pytest.mark.parametrize("shared", [False, pytest.param(True, marks=linux)], ids=["gloo", "shared memory"])
@@ -27,11 +27,11 @@ def elastic(folder, plan=0, **train) -> Ranked:
 @ways
 @pytest.mark.parametrize("loss", [LogLoss(), Smc(steps=4)])
 def test_elastic_processes_train_as_one_with_dropout(tmp_path, shared, threads, loss):
-    """Two processes for half of it, four for the rest, by another plan, against one that does all."""
+    """Two processes up to the middle of an epoch, four for the rest, by another plan, against one that does all."""
     threads(1)
     train(elastic(tmp_path / "whole", objective=loss), 1)
     folder = tmp_path / "cut"
-    how, later = elastic(folder, 1, steps=3, objective=loss), elastic(folder, 2, objective=loss)
+    how, later = elastic(folder, 1, steps=2, objective=loss), elastic(folder, 2, objective=loss)
     run_processes(2, process_ranks.run, how, timeout_s=TIMEOUT_S, shared_memory=shared)
     ranks = run_processes(4, process_ranks.run, later, "last", timeout_s=TIMEOUT_S, shared_memory=shared)
     assert len({progress for _, progress, _ in ranks}) == 1
@@ -39,15 +39,18 @@ def test_elastic_processes_train_as_one_with_dropout(tmp_path, shared, threads, 
     assert tensor_bits(folder) == tensor_bits(tmp_path / "whole")
 
 
-def test_ranks_draw_numbers_of_their_own_and_the_same_ones_again(tmp_path):
-    """Dropout in `run`: stopped and resumed is uninterrupted."""
-    how = fast(train={"epochs": 2}, log=Log(every=2), save=Saving(every=5, keep=9))
+@pytest.mark.parametrize(
+    ("train", "end"), [({}, 4), ({"objective": Smc(steps=4), "augment": Augment(drop_ids=0.2)}, 3)]
+)
+def test_ranks_draw_numbers_of_their_own_and_the_same_ones_again(tmp_path, train, end):
+    """Dropout in `run`: stopped and resumed is uninterrupted. A step of smc meets the signal in its first forward."""
+    how = fast(train={"epochs": 2} | train, log=Log(every=2), save=Saving(every=5, keep=9))
     whole, cut = Ranked(how, tmp_path / "whole"), Ranked(how, tmp_path / "cut")
     ranks = run_processes(3, process_ranks.run, whole, timeout_s=TIMEOUT_S)
     assert len({seed for seed, *_ in ranks}) == 3
     assert ranks[0][0] == 0
-    assert run_processes(3, process_ranks.stopped_by_a_signal, cut, timeout_s=TIMEOUT_S) == [(4, False)] * 3
-    assert CheckpointFolder(cut.folder / "ckpt").steps() == [4]
+    assert run_processes(3, process_ranks.stopped_by_a_signal, cut, timeout_s=TIMEOUT_S) == [(end, False)] * 3
+    assert CheckpointFolder(cut.folder / "ckpt").steps() == [end]
     run_processes(3, process_ranks.run, cut, "last", timeout_s=TIMEOUT_S)
     assert tensor_bits(cut.folder) == tensor_bits(whole.folder)
 

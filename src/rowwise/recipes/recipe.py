@@ -17,14 +17,14 @@ from rowwise.ingest.dialect import Dialect
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import Transforms
 from rowwise.planning.planner.machines import parse_size
-from rowwise.recipes.model_configs import DienConfig, DlrmConfig, Model, layers_of, pictures_of
+from rowwise.recipes.model_configs import DienConfig, DlrmConfig, Model, kind_of, layers_of, pictures_of
 from rowwise.recipes.model_kinds import check_use, family_of
 from rowwise.tables.idmaps import AnyIdMap
 from rowwise.tables.managed import Managed
 from rowwise.tables.row_optimizers import RowOptimizer
 from rowwise.tables.spec import Init, Pooling, RowType, Table, Value, Wire
 from rowwise.train.loss_settings import AmountLoss, CoTeaching, Smc
-from rowwise.train.settings import DenseParallel, Evaluation, Log, Saving, Training
+from rowwise.train.settings import Augment, DenseParallel, Evaluation, Log, Saving, Training
 
 MAX_ROWS = 1 << 34  # of synthetic data
 MIN_CACHE_bytes = 1_000_000
@@ -227,12 +227,14 @@ class Recipe(Value, frozen=True, kw_only=True):
         dropout = getattr(self.model, "dropout", 0.0)
         if not 0 <= dropout < 1:
             raise SpecError(f"model.dropout={dropout}", "at least 0 and less than 1")
-        if isinstance(self.train.objective, Smc) and dropout == 0.0 and hasattr(self.model, "dropout"):
+        plain = dropout == 0.0 and hasattr(self.model, "dropout") and self.train.augment == Augment()
+        if isinstance(self.train.objective, Smc) and plain:
             raise SpecError(
-                "train.objective.kind=smc with model.dropout=0: without dropout both passes of the model over a batch "
-                "are equal",
-                "dropout, such as 0.2",
+                "train.objective.kind=smc with model.dropout=0 and no train.augment: its two predictions of a sample "
+                "differ by one update only",
+                "dropout, such as 0.2, or train.augment",
             )
+        _check_augment(self.model, self.train.augment)
         if isinstance(self.train.objective, CoTeaching):
             _check_co_teaching(self.train)
             if isinstance(self.model, DienConfig) and self.model.auxiliary:
@@ -272,6 +274,21 @@ def _check_pin(pin: int | None, device: str) -> None:
     if pin is not None and device != "cpu":
         problem = f"pin={pin} with train.device={device}: a GPU caches the rows of recent batches"
         raise SpecError(problem, "pin=null, or train.device=cpu")
+
+
+def _check_augment(model: Model | str, augment: Augment) -> None:
+    """Raise for augmentations that take ids away that a model requires."""
+    if augment != Augment() and family_of(model).ranks_items:
+        raise SpecError(
+            f"train.augment with model.kind={kind_of(model)}: it would leave out items that the model learns to rank",
+            "no train.augment",
+        )
+    if augment.drop_features and getattr(model, "histories", {}):
+        raise SpecError(
+            f"train.augment.drop_features={augment.drop_features} with model.histories: a target has one id in each "
+            "sample",
+            "drop_ids or crop_lists",
+        )
 
 
 def _check_co_teaching(train: Training) -> None:

@@ -38,11 +38,11 @@ class GeneralisedCrossEntropy(Value, frozen=True, tag="gce", tag_field="kind"):
 
 
 class Smc(Value, frozen=True, tag="smc", tag_field="kind"):
-    """Log loss and the divergence from a second pass over the batch: "Self-discipline on multiple channels"."""
+    """Log loss, and the divergence from predictions before the last update (Zhao, Luo & Wang 2023)."""
 
     steps: int  # over which the weight of the divergence rises from 0 to alpha; about the steps of the run
     alpha: float = 0.9  # final weight of the divergence; the log loss then has 1 - alpha
-    temperature: float = 1.5  # divides both passes' logits in the divergence
+    temperature: float = 1.5  # divides the logits of both predictions in the divergence
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:

@@ -6,14 +6,14 @@ With z a logit, p = sigmoid(z), y the label and H(y, z) = -y log p - (1 - y) log
     gce         y (1 - p**q) / q + (1 - y) (1 - (1 - p)**q) / q
     smc         (1 - a) H(y, z) + a KL(sigmoid(z' / T), sigmoid(z / T)),    KL(t, s) = H(t, logit s) - H(t, logit t)
 
-In smc, z' are the logits of a second pass of the model over the batch, with other dropout and without gradient; a is
-`smc_weight`. Labels between 0 and 1, from label smoothing, are accepted. Losses of amounts are in `amounts.py`.
+In smc, z' are the soft labels: logits of a pass without gradient over the same samples, with other dropout and another
+augmentation, before the last update (see `soft_labels.py`); a is `smc_weight`. Labels between 0 and 1, from label
+smoothing, are accepted. Losses of amounts are in `amounts.py`.
 
 - bootstrap: Reed et al. 2014, arXiv 1412.6596
 - gce: Zhang & Sabuncu 2018, arXiv 1805.07836
-- smc: Zhao, Luo & Wang 2023, arXiv 2304.14224. There the second pass has the parameters of one update before, and reads
-  another augmentation of the samples; here both passes have the same parameters and samples, so that a step depends on
-  no other step
+- smc, with two channels: Zhao, Luo & Wang 2023, arXiv 2304.14224. There the pass without gradient updates running
+  statistics, here the one with gradient: both count each batch once
 """
 
 import math
@@ -39,9 +39,9 @@ from rowwise.train.loss_settings import (
 
 
 def click_loss(
-    settings: LabelLoss, model: nn.Module, batch: Batch, logits_BK: Tensor, labels_BK: Tensor, step: int
+    settings: LabelLoss, logits_BK: Tensor, labels_BK: Tensor, step: int, soft_BK: Tensor | None = None
 ) -> Tensor:
-    """The loss [B, K] of a batch; for smc the model runs once more."""
+    """The loss [B, K] of a batch; smc requires soft labels."""
     match settings:
         case LogLoss():
             return log_loss(logits_BK, labels_BK)
@@ -50,7 +50,8 @@ def click_loss(
         case GeneralisedCrossEntropy(q=q):
             return generalised_cross_entropy(logits_BK, labels_BK, q)
         case Smc():
-            weight, soft_BK = smc_weight(settings.alpha, step, settings.steps), second_pass(model, batch)
+            assert soft_BK is not None
+            weight = smc_weight(settings.alpha, step, settings.steps)
             return smc_loss(logits_BK, soft_BK, labels_BK, weight, settings.temperature)
         case Squared() | Poisson():
             return amount_loss(settings, logits_BK, labels_BK)
@@ -75,7 +76,7 @@ def generalised_cross_entropy(logits_BK: Tensor, labels_BK: Tensor, q: float) ->
 
 
 def smc_loss(logits_BK: Tensor, soft_BK: Tensor, labels_BK: Tensor, weight: float, temperature: float) -> Tensor:
-    """Log loss, and with `weight` the divergence from the logits of the second pass."""
+    """Log loss, and with `weight` the divergence from the soft labels, given as logits."""
     soft_BK, sharp_BK = soft_BK / temperature, logits_BK / temperature
     targets_BK = soft_BK.sigmoid()
     divergence_BK = log_loss(sharp_BK, targets_BK) - log_loss(soft_BK, targets_BK)
@@ -90,7 +91,7 @@ def smc_weight(alpha: float, step: int, steps: int) -> float:
 
 @torch.no_grad()
 def second_pass(model: nn.Module, batch: Batch) -> Tensor:
-    """Logits of the batch with other dropout; does not update running statistics."""
+    """Logits of the batch, without an update of running statistics."""
     with _fixed_statistics(model):
         return model(batch).float()
 

@@ -26,8 +26,9 @@ from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.solo import solo
 from rowwise.parallel.comm.status import all_gather_uneven, raising_on_all_ranks
 from rowwise.tables.batch import Batch
-from rowwise.train.loss_settings import CoTeaching, LabelLoss, LogLoss
-from rowwise.train.losses import click_loss
+from rowwise.train.loss_settings import CoTeaching, LabelLoss, LogLoss, Smc
+from rowwise.train.losses import click_loss, second_pass
+from rowwise.train.soft_labels import SoftLabels
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Clicks:
         loss: LabelLoss = LOG_LOSS,
     ) -> None:
         self._model, self._smoothing, self._loss = model, label_smoothing, loss
+        self.soft = SoftLabels() if isinstance(loss, Smc) else None
         self._weights_K = torch.tensor(task_weights) if any(w != 1 for w in task_weights) else None
 
     def __call__(self, batch: Batch, step: int = 1) -> Outcome:
@@ -78,7 +80,10 @@ class Clicks:
     def losses(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         """The loss [B] of each sample without its weight, and the logits [B, K]."""
         logits_BK, labels_BK, more_B = self._forward(batch)
-        loss_BK = click_loss(self._loss, self._model, batch, logits_BK.float(), labels_BK, step)
+        soft_BK = None if self.soft is None else self.soft.take(step, len(labels_BK))
+        if self.soft is not None and soft_BK is None:  # called without a trainer
+            soft_BK = second_pass(self._model, batch)
+        loss_BK = click_loss(self._loss, logits_BK.float(), labels_BK, step, soft_BK)
         if self._weights_K is None:
             loss_B = loss_BK.sum(1)
         else:

@@ -38,7 +38,7 @@ from rowwise.tables.ids.managed.embeddings import ManagedEmbeddings
 from rowwise.tables.ops.faults import check_faults
 from rowwise.train.groups import UpdateGroup, UpdateGroups
 from rowwise.train.late import LateUpdates
-from rowwise.train.step import StepContext, StepResult, run_step, split_batches, start_header
+from rowwise.train.step import LaterSteps, StepContext, StepResult, run_step, split_batches, start_header
 from rowwise.train.step_header import GlobalStatus
 
 
@@ -99,12 +99,23 @@ class Pipeline:
         if isinstance(step.pieces, RowwiseError):
             raise step.pieces
         self._began, self._status = False, step.header.finish()
-        stepped = run_step(self._context, step.batches, step.pieces, self._status, step.number, self._overlap)
+        later = LaterSteps(self._overlap, self._following(self._status))
+        stepped = run_step(self._context, step.batches, step.pieces, self._status, step.number, later)
         self._steps.popleft()
         self._number = step.number + 1
         self._prefetched = [tables for tables in self._prefetched if tables.were_used(step.pieces)]
         self._verified = True
         return stepped
+
+    def _following(self, status: GlobalStatus) -> Sequence[Batch]:
+        """The pieces of the step after the one that begins, if a loss needs them; an error is raised by that step."""
+        if self._context.soft is None or not status.following:
+            return ()
+        if len(self._steps) > 1:
+            pieces = self._steps[1].pieces
+        else:
+            pieces = self._split(self._groups.fill(self._newest, status.following).batches, status.following_samples_W)
+        return () if isinstance(pieces, RowwiseError) else pieces
 
     def settle(self) -> None:
         """Wait for collectives in flight, and apply late updates, before an evaluation or a checkpoint; collective."""

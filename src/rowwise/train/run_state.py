@@ -26,7 +26,7 @@ from rowwise.train.recorder import Recorder
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import FAILED, CheckpointFolder, CheckpointReduction
 from rowwise.train.settings import Saving
-from rowwise.train.snapshot import collect, restore
+from rowwise.train.snapshot import RANDOM, collect, restore
 from rowwise.train.step import StepContext, do_nothing
 
 
@@ -77,6 +77,8 @@ class RunState:
         shards, data = collect(self._context.model, self._optimizers, self._context.comm, self._residuals())
         tensors, numbers = self._recorder.state()
         shards += [LocalShard.whole(name, tensor, shared=False) for name, tensor in tensors.items()]
+        if self._context.soft is not None:
+            shards += self._context.soft.shards(progress.step + 1)
         data |= {"progress": msgspec.to_builtins(progress), "recorder": numbers, "products": current_library()}
         # Positions differ if each rank reads data of its own; all of them are saved then, in rank order.
         positions = gather_object(self._context.comm, progress.position, "positions")
@@ -110,6 +112,8 @@ class RunState:
         """Restore the run, and remove checkpoints and lines of later steps."""
         with _keeping_hyperparameters(self._context.optimizer):
             restore(checkpoint, self._context.model, self._optimizers, self._context.comm, self._residuals())
+        if (soft := self._context.soft) is not None and self._keeps_order(checkpoint):
+            soft.restore(checkpoint, progress.step + 1, self._context.settings.device)
         # oneDNN and torch round dense products differently. Measuring again which is faster might choose the other.
         with reading_data(checkpoint.folder):
             products = msgspec.convert(checkpoint.manifest.data.get("products"), GemmLibrary)
@@ -119,6 +123,10 @@ class RunState:
         if self._checkpoints is not None:
             self._checkpoints.remove_after(progress.step)
             self._checkpoints.set_base(checkpoint.folder, self.collect(progress)[0])
+
+    def _keeps_order(self, checkpoint: Checkpoint) -> bool:
+        """Whether the samples of all ranks in the next step are in the order that the checkpoint's ranks had."""
+        return self._context.settings.accumulate == 1 or checkpoint.entry(RANDOM).rows == len(self._context.comm.ranks)
 
     def _residuals(self) -> dict[int, Tensor] | None:
         """Error feedback of dense gradients by bucket; None for elastic or sharded gradients."""

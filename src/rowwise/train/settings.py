@@ -85,6 +85,19 @@ class DenseParallel(Value, frozen=True):
             raise SpecError(f"train.dense_parallel: shards={self.shards} with kind={self.kind}", "kind=hybrid")
 
 
+class Augment(Value, frozen=True):
+    """What is randomly left out of training samples, each time anew. Evaluations read samples as they are."""
+
+    drop_features: float = 0.0  # probability that a feature of a sample is left out: no ids, or a number of 0
+    drop_ids: float = 0.0  # probability that an id is left out of a list of several ids
+    crop_lists: float = 0.0  # maximum share of a list's ids that is cut off at its ends
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not 0 <= getattr(self, name) < 1:
+                raise SpecError(f"train.augment.{name}={getattr(self, name)}", "at least 0 and less than 1")
+
+
 class Training(Value, frozen=True):
     """Batch size, epochs, optimizer and precision of the steps."""
 
@@ -103,6 +116,7 @@ class Training(Value, frozen=True):
     # Loss of the labels: log_loss of 0 and 1, squared or poisson of amounts; other kinds are for labels with errors
     objective: AnyLoss = LogLoss()
     label_smoothing: float = 0.0  # s: the loss is that of labels s / 2 and 1 - s / 2; metrics take labels as they are
+    augment: Augment = Augment()  # of training samples; default: none
     # Whether torch.compile compiles the model's layers, for batches of this size; on CPUs only, needs a C++ compiler.
     # The last digits of results change
     compile: bool = False

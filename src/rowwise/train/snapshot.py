@@ -10,8 +10,8 @@ indices or ranks. So a model with a new layer or table, or under another plan, c
     rng/torch                          state of torch's generator, a row per rank
     held/<bucket>                      error feedback of dense gradients (lossy wires), a row per rank
 
-Names with other prefixes are other tensors of a run (`recorder/`) and are ignored here. Rows saved in another row
-type are rounded to the table's. Buffers may differ between ranks; those of rank 0 are saved. On another number of
+Names with other prefixes are other tensors of a run (`recorder/`, `soft/`) and are ignored here. Rows saved in another
+row type are rounded to the table's. Buffers may differ between ranks; those of rank 0 are saved. On another number of
 ranks, rank 0 continues with its random numbers, the others get seeds derived from them, and error feedback starts at
 zero.
 """

@@ -16,7 +16,7 @@ code. Torch's threads and generators belong to the process: ranks that are threa
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Self
 
@@ -38,16 +38,19 @@ from rowwise.tables.ids.managed.embeddings import ManagedEmbeddings
 from rowwise.tables.ops.threads import one_thread
 from rowwise.tables.ops.update import run_all
 from rowwise.tables.spec import Wire
+from rowwise.train.augment import augment
 from rowwise.train.breakdown import Breakdown
 from rowwise.train.compiled import compile_dense
 from rowwise.train.dense import DenseGradients
 from rowwise.train.dense_parallel import FsdpGradients, has_dtensors, local_part, shards_of
 from rowwise.train.elastic import ElasticGradients
 from rowwise.train.late import LateUpdates
-from rowwise.train.objective import Objective, Outcome
+from rowwise.train.losses import second_pass
+from rowwise.train.objective import Clicks, Objective, Outcome
 from rowwise.train.on_device import DeviceCopies, KnownNumbers, StepNumbers, clip_and_mask, prepare_device
 from rowwise.train.optimizers import make_optimizer, set_rate
-from rowwise.train.settings import Training
+from rowwise.train.settings import Augment, Training
+from rowwise.train.soft_labels import SoftLabels
 from rowwise.train.step_header import (
     DENSE,
     LOSS,
@@ -100,6 +103,11 @@ class StepContext:
     @property
     def device(self) -> torch.device:
         return torch.device(self.settings.device)
+
+    @property
+    def soft(self) -> SoftLabels | None:
+        """The soft labels of a loss that has some."""
+        return self.objective.soft if isinstance(self.objective, Clicks) else None
 
     @classmethod
     def create(
@@ -198,6 +206,16 @@ def do_nothing() -> None:
     """The default of callbacks."""
 
 
+class LaterSteps(NamedTuple):
+    """What a step does for later ones."""
+
+    prepare: Callable[[], None] = do_nothing  # called while collectives are in flight
+    following: Sequence[Batch] = ()  # the pieces of the next step, for soft labels; none at the end of an epoch
+
+
+NOTHING_LATER = LaterSteps()
+
+
 def step(context: StepContext, batches: Sequence[Batch], number: int, header: StepHeader = NOTHING) -> StepResult:
     """One update from the samples of all batches of all ranks together; `number` counts from 1."""
     with context.clock.phase("status"):
@@ -232,22 +250,22 @@ def run_step(
     pieces: Sequence[Batch],
     status: GlobalStatus,
     number: int,
-    overlap: Callable[[], None] = do_nothing,
+    later: LaterSteps = NOTHING_LATER,
 ) -> StepResult:
-    """One update from pieces of the batches of all ranks, whose headers were exchanged.
-
-    `overlap` prepares the next steps; it is called while collectives are in flight.
-    """
+    """One update from pieces of the batches of all ranks, whose headers were exchanged."""
+    overlap = later.prepare
     if not status.samples:
         raise BatchError(f"step {number} has no samples on any rank", "at least one sample")
     if context.optimizer is not None:
         context.optimizer.zero_grad()
     try:
         with one_thread() if context.shards else nullcontext():
-            context.copies.wait_for(batches)
+            context.copies.wait_for([*batches, *later.following])
             _observe_ids(context, batches)
             for late in context.late.values():
                 late.apply_before(number)
+            if context.soft is not None:
+                _make_soft_labels(context, context.soft, pieces, later.following, status, number)
             losses, outcomes = _differentiate(context, pieces, status.samples, number, overlap)
             with context.clock.phase("backward"):
                 numbers, may_overflow = _check_and_clip(context, losses, number)
@@ -328,6 +346,37 @@ def _observe_ids(context: StepContext, batches: Sequence[Batch]) -> None:
             managed.begin_step([batch.sparse for batch in batches])
 
 
+def _make_soft_labels(
+    context: StepContext,
+    soft: SoftLabels,
+    pieces: Sequence[Batch],
+    following: Sequence[Batch],
+    status: GlobalStatus,
+    number: int,
+) -> None:
+    """Logits for the samples of the next step, and for those of this step if the last has made none; a collective."""
+
+    def logits(pieces: Sequence[Batch], channel: int) -> Tensor:
+        logits: list[Tensor] = []
+        for index, piece in enumerate(pieces):
+            # A copy of the ids: what is prepared for a batch is used up by its first lookup.
+            other = _augmented(context, replace(piece, sparse=replace(piece.sparse)))
+            shards = context.shards
+            draws = shards.seeded_draws(number, channel * shards.count + index) if shards else nullcontext()
+            with context.clock.phase("forward"), autocast(context.settings.device, context.settings.precision), draws:
+                logits.append(second_pass(context.model, other))
+        return torch.cat(logits)
+
+    soft.begin(number, status.samples_W, context.comm.rank, lambda: logits(pieces, 1))
+    if following:
+        soft.hold(number + 1, logits(following, 2), status.following_samples_W, context.comm.rank)
+
+
+def _augmented(context: StepContext, batch: Batch) -> Batch:
+    settings = context.settings.augment
+    return batch if settings == Augment() else augment(batch, settings)
+
+
 def _differentiate(
     context: StepContext, pieces: Sequence[Batch], samples: int, number: int, overlap: Callable[[], None]
 ) -> tuple[list[LossPart], list[Outcome]]:
@@ -338,7 +387,7 @@ def _differentiate(
     for index, piece in enumerate(pieces):
         draws = context.shards.seeded_draws(number, index) if context.shards else nullcontext()
         with context.clock.phase("forward"), autocast(context.settings.device, context.settings.precision), draws:
-            outcome = context.objective(piece, number)
+            outcome = context.objective(_augmented(context, piece), number)
         share = len(piece.labels_BK) / samples
         # The mean over no samples is NaN, but its gradients times 0 are zeros. The backward still has to run, as the
         # other ranks wait for its collectives.
