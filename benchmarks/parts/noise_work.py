@@ -17,6 +17,7 @@ from rowwise.recipes.compose import make_evaluator, make_model, make_settings, r
 from rowwise.recipes.find import load
 from rowwise.recipes.resolved import ResolvedRecipe, evaluation_batches
 from rowwise.train.evaluate import Evaluator, Scores
+from rowwise.train.objective import Objective
 from rowwise.train.trainer import Trainer
 
 PARTS = ("train", "valid", "test")
@@ -33,6 +34,7 @@ class World(NamedTuple):
         changes: to the recipe; {} is the folder.
         metric: measured on rows whose labels are right; higher is better.
         steps: of a training.
+        augment: changes to the recipe that augment the samples.
     """
 
     write: Callable[[Path, Path, float], None]
@@ -40,6 +42,7 @@ class World(NamedTuple):
     changes: tuple[str, ...]
     metric: str
     steps: int
+    augment: tuple[str, ...] = ("train.augment.drop_features=0.1",)
 
 
 def wrong_labels(labels_N: np.ndarray, share: float, classes: int) -> np.ndarray:
@@ -117,7 +120,12 @@ WORLDS = {
         600,
     ),
     "digits": World(
-        write_digits, "{}/digits.yaml", ("train.epochs=40", "model.dropout=0.5", *OWN_ROWS), "accuracy", 400
+        write_digits,
+        "{}/digits.yaml",
+        ("train.epochs=40", "model.dropout=0.5", *OWN_ROWS),
+        "accuracy",
+        400,
+        ("train.augment.drop_ids=0.1",),
     ),
 }
 
@@ -143,12 +151,16 @@ def accuracy(resolved: ResolvedRecipe, model: nn.Module) -> float:
         return float(torch.cat([model(one).argmax(1) == one.labels_BK.argmax(1) for one in batches]).float().mean())
 
 
-def run(world: World, folder: Path, seed: int, changes: list[str]) -> dict[str, float]:
+def run(
+    world: World, folder: Path, seed: int, changes: list[str], make_objective: Callable[[nn.Module], Objective] | None
+) -> dict[str, float]:
     """The metric on test rows at the end of a training; and on validation rows at its best and at its end."""
     fixed = [change.format(folder) for change in world.changes]
     resolved = resolve(load(world.recipe.format(folder), [*fixed, f"seed={seed}", "train.threads=1", *changes]))
     model = make_model(resolved)
     job = job_of(resolved, model)
+    if make_objective is not None:
+        job = replace(job, objective=make_objective(model))
     assert job.evaluate is not None
 
     def measure(scores: Scores) -> float:
