@@ -6,7 +6,7 @@ from itertools import cycle, islice
 import pytest
 import torch
 from msgspec import structs
-from small import check_resumed, trained
+from small import check_resumed, sections, trained
 from torch import nn
 from trainings import clicks, work_of
 
@@ -139,6 +139,13 @@ MODEL = {"kind": "dlrm", "bottom": [8], "top": [8], "dropout": 0.3}
 def test_a_run_with_augmentation_is_resumed_to_the_same_bits(tmp_path, accumulate):
     train = RUN | {"augment": {"drop_features": 0.1, "drop_ids": 0.1, "crop_lists": 0.3}, "accumulate": accumulate}
     check_resumed(tmp_path, 2, train, model=MODEL)
+
+
+@pytest.mark.slow
+def test_ids_of_managed_tables_may_be_new_to_a_soft_label(tmp_path):
+    tables = sections(tmp_path)["tables"]["list"]
+    managed = {"list": [tables[0] | {"managed": {}}, *tables[1:]]}
+    check_resumed(tmp_path, 2, RUN | {"augment": {"drop_ids": 0.1}}, model=MODEL, tables=managed)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from ranked import ELASTIC, ELASTIC_ROWS, Ranked, tensor_bits, train
 from trainings import fast
 
 from rowwise.parallel.comm import run_processes
-from rowwise.train.loss_settings import LogLoss, Smc
+from rowwise.train.loss_settings import Smc
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.settings import Augment, Log, Saving
 
@@ -25,14 +25,14 @@ def elastic(folder, plan=0, **train) -> Ranked:
 
 
 @ways
-@pytest.mark.parametrize("loss", [LogLoss(), Smc(steps=4)])
-def test_elastic_processes_train_as_one_with_dropout(tmp_path, shared, threads, loss):
+@pytest.mark.parametrize("how", [{}, {"objective": Smc(steps=4), "augment": Augment(drop_ids=0.2, crop_lists=0.5)}])
+def test_elastic_processes_train_as_one_with_dropout(tmp_path, shared, threads, how):
     """Two processes up to the middle of an epoch, four for the rest, by another plan, against one that does all."""
     threads(1)
-    train(elastic(tmp_path / "whole", objective=loss), 1)
+    train(elastic(tmp_path / "whole", **how), 1)
     folder = tmp_path / "cut"
-    how, later = elastic(folder, 1, steps=2, objective=loss), elastic(folder, 2, objective=loss)
-    run_processes(2, process_ranks.run, how, timeout_s=TIMEOUT_S, shared_memory=shared)
+    first, later = elastic(folder, 1, steps=2, **how), elastic(folder, 2, **how)
+    run_processes(2, process_ranks.run, first, timeout_s=TIMEOUT_S, shared_memory=shared)
     ranks = run_processes(4, process_ranks.run, later, "last", timeout_s=TIMEOUT_S, shared_memory=shared)
     assert len({progress for _, progress, _ in ranks}) == 1
     assert all(finished for _, _, finished in ranks)

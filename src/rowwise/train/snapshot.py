@@ -49,7 +49,7 @@ from rowwise.train.id_maps import check_maps
 
 Optimizers = Mapping[str, Optimizer]
 PREFIXES = ("model/", "rows/", "optimizer/", "rng/", "held/")
-NO_MODEL = ("optimizer/", "rng/", "held/")
+NO_MODEL = ("optimizer/", "rng/", "held/", "soft/")
 Residuals = dict[int, Tensor]  # see `CodedSum.residuals`
 RANDOM = "rng/torch"
 SLOTS = {"AdamW": ("step", "exp_avg", "exp_avg_sq"), "Adagrad": ("step", "sum")}  # state required by torch's step
