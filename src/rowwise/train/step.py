@@ -360,11 +360,11 @@ def _make_soft_labels(
         logits: list[Tensor] = []
         for index, piece in enumerate(pieces):
             # A copy of the ids: what is prepared for a batch is used up by its first lookup.
-            other = _augmented(context, replace(piece, sparse=replace(piece.sparse)))
+            other = replace(piece, sparse=replace(piece.sparse))
             shards = context.shards
             draws = shards.seeded_draws(number, channel * shards.count + index) if shards else nullcontext()
             with context.clock.phase("forward"), autocast(context.settings.device, context.settings.precision), draws:
-                logits.append(second_pass(context.model, other))
+                logits.append(second_pass(context.model, _augmented(context, other)))
         return torch.cat(logits)
 
     soft.begin(number, status.samples_W, context.comm.rank, lambda: logits(pieces, 1))
