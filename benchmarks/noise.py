@@ -54,8 +54,9 @@ LOSSES = {
 def measure(args: argparse.Namespace, folder: Path) -> list[dict]:
     """A row for each training; seeds are in the outer loop, so that rows up to any time are a table of fewer seeds."""
     shares, seeds = ((0.0, 0.2), 1) if args.quick else (args.shares, args.seeds)
-    rows: list[dict] = [row for file in args.measured for row in json.loads(file.read_text())["rows"]]
-    known = {tuple(row[key] for key in KEYS) for row in rows}
+    measured = (row for file in args.measured for row in json.loads(file.read_text())["rows"])
+    known = {tuple(row[key] for key in KEYS): row for row in measured}
+    rows: list[dict] = list(known.values())
     with Progress() as progress:
         task = progress.add_task("training", total=len(args.only) * len(shares) * len(args.losses) * seeds)
         for seed in range(seeds):

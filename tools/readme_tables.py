@@ -540,7 +540,8 @@ def noisy_labels(result: dict) -> Parts:
 
         def cells(found: tuple[str, list[dict]], field: str = metric.lower()) -> str:
             of_share = by(found[1], "wrong")
-            return " | ".join([found[0], *(f"{mean(of_share[share], field):.4f}" for share in shares)])
+            means = (f"{mean(of_share[share], field):.4f}" if share in of_share else "not run" for share in shares)
+            return " | ".join([found[0], *means])
 
         titles = " | ".join(f"{share:.0%} wrong" for share in shares)
         yield table(f"{WORLDS[world]}: {metric} at the end | {titles}", cells, by(rows, "loss").items())
@@ -549,10 +550,10 @@ def noisy_labels(result: dict) -> Parts:
         if loss in losses and base in losses:
             titles = " | ".join(f"{share:.0%} wrong" for share in shares)
             head = f"gain of {loss} on {base}, of the same seed | {titles}"
-            yield table(head, partial(_gains, loss, base), by(rows, "world").items())
+            yield table(head, partial(_gains, (loss, base), shares), by(rows, "world").items())
     yield [
-        f"Means over {_seeds_by_share(rows)}, after the last epoch and without early stopping; test labels are right. "
-        "In brackets: the range over seeds.",
+        f"Means over {_seeds(rows)}, after the last epoch and without early stopping; test labels are right. In "
+        "brackets: the range over seeds.",
         *(LITTLE_OF_GCE if "gce" in losses else ()),
         *("{name}: {value:+.4f}.".format_map(floor) for floor in result["floors"]),
         *(() if "augmented" in losses else ("smc was that of versions whose second pass had the current parameters.",)),
@@ -565,26 +566,28 @@ LITTLE_OF_GCE = (
 )
 
 
-def _seeds_by_share(rows: list[dict]) -> str:
-    """Seeds by share of wrong labels, such as "3 seeds (0%, 20% wrong) and 1 seed (10% wrong)"."""
-    shares: dict[int, list[str]] = {}
-    for share, of_share in sorted(by(rows, "wrong").items()):
-        shares.setdefault(len(by(of_share, "seed")), []).append(f"{share:.0%}")
-    if len(shares) == 1:
-        return f"{next(iter(shares))} seeds"
-    counts = sorted(shares.items(), reverse=True)
-    return " and ".join(f"{n} seed{'s' * (n > 1)} ({', '.join(names)} wrong)" for n, names in counts)
+def _seeds(rows: list[dict]) -> str:
+    """The number of seeds, such as "1 to 3 seeds"."""
+    counts = {
+        len(of_loss)
+        for cell in by(rows, "world").values()
+        for of_share in by(cell, "wrong").values()
+        for of_loss in by(of_share, "loss").values()
+    }
+    least, most = min(counts), max(counts)
+    return f"{most} seeds" if least == most else f"{least} to {most} seeds"
 
 
-def _gains(loss: str, base: str, of_world: tuple[str, list[dict]]) -> str:
-    """What a loss gains on another with the same data and seed, by share of wrong labels."""
+def _gains(pair: tuple[str, str], shares: list[float], of_world: tuple[str, list[dict]]) -> str:
+    """What the first loss of a pair gains on the second with the same data and seed, by share of wrong labels."""
     world, rows = of_world
     cells, metric = [WORLDS[world]], "accuracy" if world == "digits" else "auc"
-    for _, of_share in sorted(by(rows, "wrong").items()):
-        first, second = ({row["seed"]: row[metric] for row in of_share if row["loss"] == x} for x in (loss, base))
+    for share in shares:
+        of_share = [row for row in rows if row["wrong"] == share]
+        first, second = ({row["seed"]: row[metric] for row in of_share if row["loss"] == loss} for loss in pair)
         gains = [first[seed] - second[seed] for seed in first.keys() & second.keys()]
-        between = f" ({min(gains):+.4f} to {max(gains):+.4f})" if len(gains) > 1 else ""
-        cells.append(f"{fmean(gains):+.4f}{between}")
+        between = f" ({min(gains):+.4f} to {max(gains):+.4f}, {len(gains)} seeds)" if len(gains) > 1 else ""
+        cells.append(f"{fmean(gains):+.4f}{between}" if gains else "not run")
     return " | ".join(cells)
 
 
