@@ -54,6 +54,7 @@ TYPES_OF_BATCHES = TYPES | {
 OF_MODULE = {
     "contributions": TYPES_OF_ROUTE, "cache": TYPES_OF_CACHE, "rearrange": TYPES_OF_BATCHES,
     "idmap": TYPES_OF_BATCHES | {"words": "*i64"},
+    "graph": TYPES | {"vectors": "*fp32", "ids": "*i32", "nodes": "i32", "rows": "i32"},
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from rowwise import Table
 from rowwise.tables.ops._triton import (
     cache,
     contributions,
+    graph,
     idmap,
     interact,
     jagged,
@@ -18,13 +19,14 @@ from rowwise.tables.ops._triton import (
     update,
 )
 from rowwise.tables.ops._triton.operators import ONE_WARP, constants_of
-from rowwise.tables.ops.layout import FeatureDescriptor, TableDescriptor, TablePiece, lay_out_tables, make_group
+from rowwise.tables.ops.layout import Choice, FeatureDescriptor, TableDescriptor, TablePiece, lay_out_tables, make_group
 from rowwise.tables.ops.reference.idmap import SectionKind
 from rowwise.tables.row_optimizers import OPTIMIZERS, RowWiseAdagrad
 from rowwise.tables.spec import RowType
 
 DIMS = (4, 16, 64, 128, 256)
 POOLINGS = (1.0, 1.5, 20.0)
+SAMPLED = 32  # edges into a node
 VECTORS = 27  # of a sample: 26 features and the dense vector
 
 
@@ -80,6 +82,11 @@ def variants() -> dict[str, Variant]:
 def _variants_of_dense() -> dict[str, Variant]:
     found: dict[str, Variant] = {}
     for dim in DIMS:
+        for choice in Choice:
+            name = f"sum_sampled {choice.name.lower()} dim {dim}"
+            sums = {"WIDTH": SAMPLED, "CHOICE": int(choice), "RESCALED": True}
+            sums |= specialise.sampled_constants(dim, SAMPLED)
+            found[name] = Variant(name, graph.sum_sampled, sums, RowType.FP32, dim)
         for kernel in (interact.interact, interact.interact_grad):
             shape = specialise.interact_shape(VECTORS, nvidia=True)
             if shape is not None:

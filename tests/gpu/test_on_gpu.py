@@ -14,6 +14,7 @@ from rowwise.parallel.plan import Tile
 from rowwise.parallel.shard.apply import copy_tables
 from rowwise.parallel.shard.embeddings import ShardedEmbeddings
 from rowwise.tables.ops.faults import FaultWord, check_faults
+from rowwise.tables.ops.graph import Graph, aggregate
 from rowwise.tables.ops.layout import FeatureDescriptor
 from rowwise.tables.ops.linear import linear
 from rowwise.tables.ops.reference import FeatureBags
@@ -126,6 +127,21 @@ def test_interactions_are_close(vectors, dim):
     found = ops.interact_grad(dense.cuda(), pooled.cuda(), grad.cuda())
     for one, other in zip(found, ops.interact_grad(dense, pooled, grad), strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("how", [None, "first", "spread", "stride"])
+@pytest.mark.parametrize("dim", [5, 64, 130])
+def test_sums_over_neighbours(how, dim):
+    targets_E, sources_E = (torch.rand(50_000) ** 3 * 300).long(), torch.randint(400, (50_000,))
+    found = []
+    for device in ("cuda", "cpu"):
+        graph = Graph.of_edges(targets_E.to(device), sources_E.to(device), (300, 400))
+        vectors_SD = torch.randn(400, dim, generator=torch.Generator().manual_seed(0)).to(device).requires_grad_()
+        out_TD = aggregate(graph if how is None else graph.sampled(32, how), vectors_SD)
+        out_TD.square().sum().backward()
+        found.append((out_TD.detach(), vectors_SD.grad))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one.cpu(), other)
 
 
 @pytest.mark.parametrize(("dim", "group"), [(1, 0), (5, 0), (64, 0), (20, 16), (100, 48), (33, 16)])

@@ -133,7 +133,9 @@ def learn_the_same(folder, made, more=None, atol=1e-5):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [{}, {"encoder": "graphsage", "sizes": [8]}, {"sampled": 4}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"encoder": "graphsage", "sizes": [8]}, {"sampled": 4, "sampled_by": "stride"}], ids=str
+)
 def test_a_version_of_a_graph_needs_no_graph(tmp_path, more):
     """It answers with the logits of the run, and finds the items that the run ranks first."""
     run = trained(tmp_path, GRAPH | more, train={"epochs": 2})
@@ -178,6 +180,7 @@ def test_what_a_graph_cannot_be_is_refused(tmp_path):
         ({"user": "item"}, "graph: feature item is in both towers"),
         ({"layers": 0}, "model.layers=0: expected at least 1"),
         ({"sampled": 0}, "model.sampled=0: expected at least 1"),
+        ({"sampled": 5_000_000}, "most=5000000: expected 1 to 4,194,304 edges into a node"),
     ):
         with pytest.raises(SpecError, match=text):
             trained(tmp_path, GRAPH | changes)

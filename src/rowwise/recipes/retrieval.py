@@ -261,7 +261,7 @@ class GraphFamily(VectorFamily):
         users = tower.embeddings.tables[0].rows
         sides = (("users", slice(0, users)), ("items", slice(users, None)))
         nodes = [_facts_of_nodes(name, tower.graph, where) for name, where in sides]
-        sampled = None if tower.sampled is tower.graph else len(tower.sampled.sources_E)
+        sampled = None if tower.sampled is tower.graph else tower.sampled.edges_read
         return {"graph": {"edges": len(tower.graph.sources_E) // 2, "sampled": sampled, "nodes": nodes}}
 
     def _sides(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
@@ -280,7 +280,7 @@ class GraphFamily(VectorFamily):
         pairs, weights = options.pairs or Pairs.none(), "symmetric" if is_light else "mean"
         graph = user_item_graph(*pairs, user.rows, item.rows, weights)
         encoder: nn.Module = LightGCN(config.layers) if is_light else GraphSage(user.dim, config.sizes)
-        sampled = None if config.sampled is None else graph.sampled(config.sampled)
+        sampled = None if config.sampled is None else graph.sampled(config.sampled, config.sampled_by)
         return GraphTower(embeddings, graph, encoder, sampled=sampled, temperature=config.temperature)
 
 

@@ -96,7 +96,7 @@ def _data_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
 def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[UnusedRule, ...]:
     recipe, columns, alone = resolved.recipe, resolved.columns, topology.world == 1
     retrieves, train = family_of(recipe.model).retrieves == "towers", recipe.train
-    encoder = getattr(recipe.model, "encoder", None)
+    encoder, reads_all = getattr(recipe.model, "encoder", None), getattr(recipe.model, "sampled", None) is None
     no_bottom = not columns.dense and getattr(recipe.model, "bottom", ()) != ()
     of_histories = ("auxiliary" if isinstance(recipe.model, DienConfig) else "attention",)
     no_histories = not getattr(recipe.model, "histories", True)
@@ -107,6 +107,7 @@ def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[Unuse
         UnusedRule("model", ("bottom",), no_bottom, "there are no dense columns"),
         *_interaction_rules(recipe.model),
         UnusedRule("model", ("layers",), encoder == "graphsage", "model.sizes are the layers of graphsage"),
+        UnusedRule("model", ("sampled_by",), reads_all, "model.sampled is null"),
         UnusedRule("model", ("sizes",), encoder == "lightgcn", "layers of lightgcn have no weights"),
         UnusedRule("columns", ("weight",), retrieves, "the in-batch loss weights all pairs equally"),
         UnusedRule("columns", ("time",), not family_of(recipe.model).reads_times, "only user models read it"),

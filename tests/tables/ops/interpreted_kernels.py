@@ -28,7 +28,7 @@ from rowwise.tables.ops import reference
 from rowwise.tables.ops._triton import launch, operators, slots
 from rowwise.tables.ops.faults import FaultWord
 from rowwise.tables.ops.host_rows import HostRows
-from rowwise.tables.ops.layout import FeatureDescriptor
+from rowwise.tables.ops.layout import Choice, FeatureDescriptor
 from rowwise.tables.ops.reference import FeatureBags, UpdateMemory
 from rowwise.tables.ops.update import next_step
 from rowwise.tables.store.row_store import SlotIds
@@ -203,6 +203,22 @@ def test_rows_of_four_bits_have_the_bits_of_the_reference(dim):
     assert torch.equal(unpacked.nan_to_num(7.0), reference.unpack4(want, dim).nan_to_num(7.0))
     finite = torch.tensor([0, 1, 2, 3, 5, 7, 8])
     assert same(unpacked[finite], reference.unpack4(want, dim)[finite])
+
+
+@pytest.mark.parametrize("choice", Choice)
+@pytest.mark.parametrize(("dim", "rescaled"), [(5, True), (64, False)])
+def test_sampled_edges_have_the_bits_of_the_reference(choice, dim, rescaled):
+    """Of nodes without edges, with few, with many, and with a degree that the prime of strides divides."""
+    starts = torch.tensor([0, 0, 577, 579, 586, 596])
+    ids = torch.cat((torch.arange(577) % 6, torch.randint(6, (19,), generator=torch.Generator().manual_seed(0)))).int()
+    args = torch.randn(6, dim), ids, starts, torch.rand(len(ids))
+    with watch(shuffle=1) as seen:
+        got = operators.sum_sampled(*args, 4, int(choice), rescaled)
+    check_clean(seen)
+    assert same(got, reference.sum_sampled(*args, 4, int(choice), rescaled))
+    ids[3] = 6
+    with pytest.raises(DeviceError, match="outside its table"):
+        operators.sum_sampled(*args, 600, int(choice), rescaled)
 
 
 def bad_ids():

@@ -2,12 +2,14 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rowwise import BatchError, SpecError
+from rowwise.tables.ops import reference
 from rowwise.tables.ops.graph import COPIED_BYTES, COPIED_READS, Graph, aggregate
 
 TARGETS, SOURCES, DIM = 6, 9, 5
@@ -26,6 +28,35 @@ def dense(graph):
 
 def whole_numbers(rows, seed):
     return torch.randint(-8, 9, (rows, DIM), generator=torch.Generator().manual_seed(seed)).float()
+
+
+HOWS = ["first", "spread", "stride"]
+
+
+def chosen_places(degree, most, how):
+    """The edges of a node by the formulas, in the order of choice; a list of whole numbers."""
+    s = np.arange(min(degree, most))
+    if degree <= most or how == "first":
+        return s.tolist()
+    if how == "spread":
+        return np.floor(s * degree / most).astype(int).tolist()
+    places = s * 577 % degree
+    return (places if degree % 577 else (s * 577 + s // (degree // 577)) % degree).tolist()
+
+
+def listed(graph, most, how, *, rescaled=True):
+    """A graph of the sampled edges alone."""
+    starts, edges, targets, scales = graph.starts_T1.tolist(), [], [], []
+    for target, (begin, end) in enumerate(pairwise(starts)):
+        places = chosen_places(end - begin, most, how)
+        edges += [begin + place for place in places]
+        targets += [target] * len(places)
+        scale = np.float32(end - begin) / np.float32(most) if rescaled and end - begin > most else np.float32(1)
+        scales += [scale] * len(places)
+    at = torch.tensor(edges, dtype=torch.int64)
+    weights_E = graph.weights_E[at] * torch.tensor(np.array(scales, dtype=np.float32))
+    shape = graph.targets, graph.sources
+    return Graph.of_edges(torch.tensor(targets, dtype=torch.int64), graph.sources_E[at], shape, weights_E)
 
 
 def star(degree):
@@ -63,45 +94,91 @@ def test_parts_of_a_graph_have_the_sums_of_the_whole_graph(edges, parts):
     torch.testing.assert_close(vectors_TD.grad, dense(graph).t() @ grad_TD)
 
 
-@given(EDGES, st.integers(1, 12), st.sampled_from(["first", "spread"]))
-def test_a_sampled_graph_keeps_so_many_edges_and_scales_them(edges, most, how):
-    graph = make_graph([(target, source, 1) for target, source, _ in edges])
-    sampled = graph.sampled(most, how)
-    assert torch.equal(sampled.degrees_T, graph.degrees_T.clamp(max=most))
-    for target in range(TARGETS):
-        all_of, kept = (one.sources_E[one.starts_T1[target] : one.starts_T1[target + 1]] for one in (graph, sampled))
-        if len(all_of) <= most or how == "first":
-            assert torch.equal(kept, all_of[:most])
-        counts = torch.bincount(all_of, minlength=SOURCES) - torch.bincount(kept, minlength=SOURCES)
-        assert (counts >= 0).all()
-    ones_S1 = torch.ones(SOURCES, 1)
-    torch.testing.assert_close(aggregate(sampled, ones_S1), graph.degrees_T.float().unsqueeze(1))
+@given(EDGES, st.integers(1, 12), st.sampled_from(HOWS), st.booleans())
+def test_sampled_sums_and_their_gradients_have_the_bits_of_the_edges_that_formulas_choose(edges, most, how, rescaled):
+    graph, vectors_SD = make_graph(edges), torch.randn(SOURCES, DIM, requires_grad=True)
+    sampled = graph.sampled(most, how, rescaled=rescaled)
+    out_TD, grad_TD = aggregate(sampled, vectors_SD), torch.randn(TARGETS, DIM)
+    want_TD = aggregate(listed(graph, most, how, rescaled=rescaled), vectors_SD)
+    assert torch.equal(out_TD, want_TD)
+    grads = [torch.autograd.grad(x_TD, vectors_SD, grad_TD)[0] for x_TD in (out_TD, want_TD)]
+    assert torch.equal(*grads)
+    assert sampled.edges_read == int(graph.degrees_T.clamp(max=most).sum())
 
 
-@given(EDGES, st.integers(1, 12), st.sampled_from(["first", "spread"]))
-def test_targets_with_few_edges_have_the_bits_of_the_whole_graph(edges, most, how):
-    graph, vectors_SD = make_graph(edges), torch.randn(SOURCES, DIM)
-    few_T = graph.degrees_T <= most
-    exact_TD, sampled_TD = aggregate(graph, vectors_SD), aggregate(graph.sampled(most, how), vectors_SD)
-    assert torch.equal(sampled_TD[few_T], exact_TD[few_T])
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("degree", [575, 576, 577, 578, 1154, 577 * 34, 577 * 2 * 3 * 7])
+@pytest.mark.parametrize("most", [1, 100, 576, 1000, 1100])
+def test_large_degrees(how, degree, most):
+    """Each edge is the basis vector of its number, so that sums show which are kept, and how often."""
+    graph = star(degree)
+    counts_E = torch.zeros(degree + 1)
+    counts_E[chosen_places(degree, most, how)] = 1
+    sampled, ones_T1 = graph.sampled(most, how, rescaled=False), torch.tensor([[1.0], [0.0]])
+    assert counts_E.sum() == min(most, degree)
+    vectors_S1 = torch.zeros(degree + 1, 1, requires_grad=True)
+    aggregate(sampled, vectors_S1).backward(ones_T1)
+    assert torch.equal(vectors_S1.grad[:, 0], counts_E)
+    numbers_S1 = torch.arange(degree + 1.0).unsqueeze(1)
+    assert float(aggregate(sampled, numbers_S1)[0]) == pytest.approx(float(numbers_S1[:, 0] @ counts_E), rel=1e-5)
+    if degree > most > 1 and how == "spread":  # from all over the edges
+        assert counts_E[:degree].nonzero()[:, 0].diff().max() <= degree // most + 1
 
 
-@pytest.mark.parametrize("degree", [576, 577, 578, 1154, 577 * 2 * 3])
-@pytest.mark.parametrize("most", [1, 100, 575])
-def test_edges_are_spread_evenly_and_do_not_repeat(degree, most):
-    sampled = star(degree).sampled(most)
-    kept = sampled.sources_E[: sampled.starts_T1[1]]
-    assert len(kept.unique()) == most
-    assert (kept < degree).all()
-    if most > 1:  # from all over the edges
-        assert kept.diff().max() <= degree // most + 1
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("most", [1, 3, 600])
+def test_native_sums_are_those_of_the_reference(how, most):
+    """With more edges than a list in the cache holds, and with ids of 64 bits."""
+    generator = torch.Generator().manual_seed(0)
+    targets_E = torch.cat((torch.zeros(2000, dtype=torch.int64), torch.randint(300, (3000,), generator=generator)))
+    graph = Graph.of_edges(targets_E, torch.randint(9, (5000,), generator=generator), (300, 9)).sampled(most, how)
+    vectors_SD = torch.randn(9, 20, generator=generator)
+    for ids_E in (graph.sources_E, graph.sources_E.long()):
+        args = vectors_SD, ids_E, graph.starts_T1, graph.weights_E, *graph.sampling
+        assert torch.equal(torch.ops.rowwise.sum_sampled(*args), reference.sum_sampled(*args))
 
 
+def test_parts_of_a_sampled_graph_have_its_bits():
+    generator = torch.Generator().manual_seed(1)
+    ends = torch.randint(40, (2, 2000), generator=generator)
+    graph = Graph.of_edges(*ends, (40, 40), torch.rand(2000, generator=generator)).sampled(20, "stride")
+    vectors_ND = torch.randn(40, DIM, generator=generator)
+    parts = [graph.part(*some, lambda _: vectors_ND) for some in pairwise(graph.cuts(3))]
+    assert torch.equal(torch.cat([aggregate(part, vectors_ND) for part in parts]), aggregate(graph, vectors_ND))
+
+
+WRONG = {
+    "ids": (lambda a: a | {"ids": torch.tensor([0, 3, 1], dtype=torch.int32)}, "id 3 at position 1 is outside"),
+    "a negative id": (lambda a: a | {"ids": torch.tensor([0, 1, -1])}, "id -1 at position 2 is outside"),
+    "starts": (lambda a: a | {"starts": torch.tensor([0, 2, 1, 3])}, "starts do not ascend"),
+    "an end": (lambda a: a | {"starts": torch.tensor([0, 2, 4])}, "starts do not ascend"),
+    "weights": (lambda a: a | {"weights": torch.ones(2)}, "a weight for each edge"),
+    "a width": (lambda a: a | {"width": 0}, "a width of 0"),
+    "a choice": (lambda a: a | {"choice": 3}, "choice 3"),
+    "no starts": (lambda a: a | {"starts": torch.empty(0, dtype=torch.int64)}, "starts .T . 1."),
+    "types": (lambda a: a | {"vectors": torch.ones(3, 2).double()}, "vectors must be"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_operator_reads_nothing_outside_of_its_tensors(wrong):
+    good = {
+        "vectors": torch.ones(3, 2), "ids": torch.tensor([0, 1, 2]), "starts": torch.tensor([0, 2, 3]),
+        "weights": torch.ones(3), "width": 2, "choice": 0, "rescaled": True,
+    }  # fmt: skip
+    change, message = WRONG[wrong]
+    assert torch.equal(torch.ops.rowwise.sum_sampled(*good.values()), torch.tensor([[2.0, 2.0], [1.0, 1.0]]))
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.rowwise.sum_sampled(*change(good).values())
+
+
+@pytest.mark.parametrize("how", [None, *HOWS])
 @pytest.mark.parametrize("dim", [1, 7, 64, 130])
-def test_any_number_of_threads_gives_the_same_bits(threads, dim):
+def test_any_number_of_threads_gives_the_same_bits(threads, dim, how):
     generator = torch.Generator().manual_seed(0)
     targets_E = (torch.rand(20_000, generator=generator) ** 3 * 300).long()
     graph = Graph.of_edges(targets_E, torch.randint(400, (20_000,), generator=generator), (300, 400))
+    graph = graph if how is None else graph.sampled(30, how)
     found = []
     for count in (1, 2, 4):
         threads(count)
@@ -157,7 +234,7 @@ def test_what_is_no_edge_is_named():
         aggregate(graph, torch.ones(3, 4))
     with pytest.raises(BatchError, match=r"vectors of torch.int64"):
         aggregate(graph, torch.ones(2, 4, dtype=torch.int64))
-    with pytest.raises(SpecError, match="most=0: expected at least"):
+    with pytest.raises(SpecError, match="most=0: expected 1 to 4,194,304"):
         graph.sampled(0)
-    with pytest.raises(SpecError, match="'first' or 'spread'"):
+    with pytest.raises(SpecError, match="'first', 'spread' or 'stride'"):
         graph.sampled(1, "random")

@@ -27,7 +27,7 @@ SAMPLE = (
     "route cut", "route find_bounds",
     "batch copy_segments", "batch copy_bags 20 ids", "batch find_buckets", "batch place_ids", "batch write_ids",
     "batch write_distinct", "batch find_newer", "batch map_section listed", "batch map_section quotient",
-    "pack4 dim 256", "unpack4 dim 128",
+    "pack4 dim 256", "unpack4 dim 128", "sum_sampled spread dim 64", "sum_sampled stride dim 128",
 )  # fmt: skip
 
 

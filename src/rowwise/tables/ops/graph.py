@@ -8,31 +8,42 @@ is the same kernel over the transposed graph.
 Large vectors are copied to huge pages first, as the rows of tables lie: a row that is read at random from a page of
 4 kB misses the translation cache of the processor, which takes as long as the read itself.
 
-`Graph.sampled` keeps at most n edges into each target, as ES-SpMM does (Lin, Luo & Ceze 2021, arXiv 2104.10716),
-with three differences. The edges are chosen once, not in each product. Weights of the edges kept grow, so that sums
-keep their size; the paper's code has that for means only. The paper's second way of choosing takes edge 577 k modulo
-the degree for k = 0, 1, ..., which repeats edges of a degree that 577 divides, and takes the first edges of degree 576;
-`spread` takes evenly spaced edges.
+`Graph.sampled` is the same graph, of which a product reads at most n edges into each target, as in ES-SpMM (Lin, Luo &
+Ceze 2021, arXiv 2104.10716). The kernel chooses them while it reads, and no sampled graph is in memory. A backward
+lists the chosen edges by source, once, as the backward of all edges lists all. The paper's choices are `first` and
+`stride`, edge 577 k modulo the degree for k = 0, 1, ...; it repeats edges of a degree that 577 divides, so there each
+round starts one edge further. `spread` is ours: evenly spaced edges. Weights of the edges kept grow, so that sums keep
+their size; the paper's code has that for means only, and takes other weights as they are.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, final
+from typing import Any, Literal, NamedTuple, final, get_args
 
 import torch
 from torch import Tensor
 
 import rowwise.tables.ops  # noqa: F401 - loads the operators
 from rowwise.base.errors import BatchError, SpecError
-from rowwise.tables.ops.layout import TYPES, FeatureDescriptor, Mode
+from rowwise.tables.ops import reference
+from rowwise.tables.ops.layout import TYPES, Choice, FeatureDescriptor, Mode
 from rowwise.tables.ops.output_cache import empty_cached
 from rowwise.tables.spec import RowType
 
-Sampling = Literal["first", "spread"]
+SampledBy = Literal["first", "spread", "stride"]
 # Least bytes, and least reads per row, of vectors that are copied: fewer bytes are mostly cached, and fewer reads
 # do not pay for the copy.
 COPIED_BYTES, COPIED_READS = 16 << 20, 8
+MAX_SAMPLED = 1 << 22  # kernels of GPUs count in 32 bits
+
+
+class Sampling(NamedTuple):
+    """Which edges of a graph a product reads."""
+
+    most: int  # edges into a target
+    choice: Choice
+    rescaled: bool  # whether weights of cut targets grow
 
 
 @final
@@ -45,6 +56,7 @@ class Graph:
     weights_E: Tensor  # float32
     sources: int  # nodes that edges may come from
     gather: Callable[[Tensor], Tensor] | None = None  # in a part: its vectors -> those of all sources
+    sampling: Sampling | None = None  # None: all edges
 
     @classmethod
     def of_edges(
@@ -94,9 +106,19 @@ class Graph:
         return targets_T.repeat_interleave(self.degrees_T, output_size=len(self.sources_E))
 
     @cached_property
+    def edges_read(self) -> int:
+        """The number of edges that a product reads."""
+        return len(self.sources_E) if self.sampling is None else int(self.degrees_T.clamp(max=self.sampling.most).sum())
+
+    @cached_property
     def transposed(self) -> "Graph":
-        """The graph with the direction of all edges reversed."""
-        return Graph.of_edges(self.sources_E, self.targets_E, (self.sources, self.targets), self.weights_E)
+        """The graph with the direction of all edges reversed; of a sampled one the edges that products read."""
+        shape = self.sources, self.targets
+        if self.sampling is None:
+            return Graph.of_edges(self.sources_E, self.targets_E, shape, self.weights_E)
+        chosen_M, scales_M, counts_T = reference.choose_edges(self.starts_T1, *self.sampling)
+        targets_M = torch.arange(self.targets, device=counts_T.device).repeat_interleave(counts_T)
+        return Graph.of_edges(self.sources_E[chosen_M], targets_M, shape, self.weights_E[chosen_M] * scales_M)
 
     def cuts(self, parts: int) -> list[int]:
         """Bounds that cut the targets into `parts` ranges of about equal edges plus targets."""
@@ -108,29 +130,25 @@ class Graph:
         """The edges into some of the targets; `aggregate` takes the vectors of these and gathers those of all nodes."""
         edges = slice(int(self.starts_T1[begin]), int(self.starts_T1[end]))
         starts_T1 = self.starts_T1[begin : end + 1] - self.starts_T1[begin]
-        return Graph(starts_T1, self.sources_E[edges], self.weights_E[edges], self.sources, gather)
+        return replace(
+            self, starts_T1=starts_T1, sources_E=self.sources_E[edges], weights_E=self.weights_E[edges], gather=gather
+        )
 
-    def sampled(self, most: int, how: Sampling = "spread") -> "Graph":
-        """The graph with min(degree, most) edges into each target; weights of cut targets grow by degree / most.
+    def sampled(self, most: int, how: SampledBy = "spread", *, rescaled: bool = True) -> "Graph":
+        """The graph, of which products read min(degree, most) edges into each target; it shares the edges' memory.
 
-        `first` keeps the first edges of a target, `spread` every degree / most-th. Both keep the order of edges.
+        Args:
+            most: edges into a target. The kernel of CPUs lists the edges that it chose in 8 or 12 bytes each: up to
+                2,000 are in a first-level cache beside the vectors.
+            how: `first` reads the first edges of a target, `spread` every degree / most-th, `stride` every 577th modulo
+                the degree.
+            rescaled: whether weights of cut targets grow by degree / most.
         """
-        if most < 1:
-            raise SpecError(f"most={most}", "at least one edge into a node")
-        if how not in ("first", "spread"):
-            raise SpecError(f"how={how!r}", "'first' or 'spread'")
-        degrees_T = self.degrees_T
-        large_R = (degrees_T > most).nonzero().squeeze(1)
-        degrees_R = degrees_T[large_R]
-        kept_M = torch.arange(most, device=large_R.device)
-        span_R = degrees_R if how == "spread" else torch.full_like(degrees_R, most)
-        places_RM = kept_M * span_R.unsqueeze(1) // most
-        kept_E = (degrees_T <= most)[self.targets_E]
-        kept_E[(self.starts_T1[large_R].unsqueeze(1) + places_RM).flatten()] = True
-        weights_E = self.weights_E * (degrees_T / most).clamp(min=1)[self.targets_E]
-        starts_T1 = torch.zeros_like(self.starts_T1)
-        torch.cumsum(degrees_T.clamp(max=most), 0, out=starts_T1[1:])
-        return Graph(starts_T1, self.sources_E[kept_E], weights_E[kept_E], self.sources)
+        if not 1 <= most <= MAX_SAMPLED:
+            raise SpecError(f"most={most}", f"1 to {MAX_SAMPLED:,} edges into a node")
+        if how not in get_args(SampledBy):
+            raise SpecError(f"how={how!r}", "'first', 'spread' or 'stride'")
+        return replace(self, sampling=Sampling(most, Choice[how.upper()], rescaled))
 
 
 def aggregate(graph: Graph, vectors_SD: Tensor) -> Tensor:
@@ -155,26 +173,27 @@ class _Aggregate(torch.autograd.Function):
     @staticmethod
     def forward(*args: Any, **_: Any) -> Tensor:
         ctx, vectors_SD, ctx.graph = args
-        return _pool(ctx.graph, vectors_SD)
+        return _product(ctx.graph, vectors_SD)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        return _pool(ctx.graph.transposed, grad_outputs[0]), None
+        return _product(ctx.graph.transposed, grad_outputs[0]), None
 
 
-def _pool(graph: Graph, vectors_SD: Tensor) -> Tensor:
-    """The lookup kernel over the vectors as a table of fp32 rows."""
+def _product(graph: Graph, vectors_SD: Tensor) -> Tensor:
+    """The lookup kernel over the vectors as a table of fp32 rows, or the kernel that samples edges."""
     rows, dim = vectors_SD.shape
     if not rows:  # a part without nodes
         return vectors_SD.new_zeros(graph.targets, dim)
+    vectors_SD = vectors_SD.contiguous()
+    if vectors_SD.nbytes >= COPIED_BYTES and graph.edges_read >= COPIED_READS * rows and vectors_SD.is_cpu:
+        vectors_SD = empty_cached(vectors_SD.shape, vectors_SD).copy_(vectors_SD)  # large blocks are on huge pages
+    edges = graph.sources_E, graph.starts_T1, graph.weights_E
+    if graph.sampling is not None:
+        return torch.ops.rowwise.sum_sampled(vectors_SD, *edges, *graph.sampling)
     feature = FeatureDescriptor(
         source=0, table=0, base=0, rows=rows, dim=dim, column=0, mode=Mode.WEIGHTED, type=TYPES.index(RowType.FP32),
         scale_group=0,
     )  # fmt: skip
-    is_large = vectors_SD.nbytes >= COPIED_BYTES and len(graph.sources_E) >= COPIED_READS * rows
-    if is_large and vectors_SD.device.type == "cpu":
-        vectors_SD = empty_cached(vectors_SD.shape, vectors_SD).copy_(vectors_SD)  # large blocks are on huge pages
-    table, features_FC = vectors_SD.contiguous().view(torch.uint8).flatten(), torch.tensor([feature])
-    return torch.ops.rowwise.pool(
-        table, features_FC, graph.sources_E, graph.starts_T1, graph.weights_E, graph.targets, dim
-    )
+    table, features_FC = vectors_SD.view(torch.uint8).flatten(), torch.tensor([feature])
+    return torch.ops.rowwise.pool(table, features_FC, *edges, graph.targets, dim)

@@ -31,6 +31,17 @@ class Mode(enum.IntEnum):
     WEIGHTED = 2
 
 
+class Choice(enum.IntEnum):
+    """Which edges into a node are sampled, by its number in the kernels; see [Note: Sampled edges]."""
+
+    FIRST = 0
+    SPREAD = 1
+    STRIDE = 2
+
+
+STRIDE_PRIME = 577
+
+
 # A sequence looks up bags of one id each, so its gradient is that of a sum: neither scaled nor weighted.
 MODES = {Pooling.SUM: Mode.SUM, Pooling.MEAN: Mode.MEAN, Pooling.WEIGHTED: Mode.WEIGHTED, Pooling.SEQUENCE: Mode.SUM}
 # The kernels know a row type and an optimizer by its index here; `native.check_library` compares the names.

@@ -29,6 +29,7 @@ OPERATORS: dict[str, Operator] = {
     "gather": Operator("triton", flat.gather, shapes.gather),
     "update": Operator("triton", flat.update, shapes.nothing),
     "mark": Operator("triton", flat.mark, shapes.nothing),
+    "sum_sampled": Operator("triton", reference.sum_sampled, shapes.sum_sampled),
     "interact": Operator("triton", reference.interact, shapes.interact),
     "interact_grad": Operator("triton", reference.interact_grad, shapes.pair_grads),
     "pack": Operator("triton", reference.pack, shapes.pack),

@@ -107,14 +107,6 @@ bool whole_lines(const Features& fs, int64_t columns) {
   return whole;
 }
 
-void check_ids(const Fault& fault, const Tensor& values) {
-  if (!fault.found()) return;
-  const int64_t at = fault.position.load();
-  const int64_t id = values.scalar_type() == ScalarType::Long ? values.const_data_ptr<int64_t>()[at]
-                                                              : values.const_data_ptr<int32_t>()[at];
-  STD_TORCH_CHECK(false, "rowwise: id ", id, " at position ", at, " is outside its table");
-}
-
 Tensor offsets_of(const Tensor& lengths) {
   const bool wide = lengths.scalar_type() == ScalarType::Long;
   check_tensor(lengths, wide ? ScalarType::Long : ScalarType::Int, "lengths");

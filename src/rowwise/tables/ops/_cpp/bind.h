@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "memory.h"
+#include "tables.h"
 
 namespace rowwise {
 
@@ -24,6 +25,14 @@ constexpr int64_t streamed_bytes = 4 << 20;  // larger outputs leave the caches 
 inline void check_tensor(const Tensor& t, ScalarType type, const char* name) {
   STD_TORCH_CHECK(t.is_contiguous() && t.scalar_type() == type && t.is_cpu(), "rowwise: ", name,
                   " must be a contiguous CPU tensor of the operator's type");
+}
+
+inline void check_ids(const Fault& fault, const Tensor& values) {
+  if (!fault.found()) return;
+  const int64_t at = fault.position.load();
+  const int64_t id = values.scalar_type() == ScalarType::Long ? values.const_data_ptr<int64_t>()[at]
+                                                              : values.const_data_ptr<int32_t>()[at];
+  STD_TORCH_CHECK(false, "rowwise: id ", id, " at position ", at, " is outside its table");
 }
 
 // A tensor of 32- or 64-bit integers: ids, lengths or offsets, which a batch may hold as either.

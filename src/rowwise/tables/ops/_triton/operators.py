@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rowwise.base.errors import BatchError
 from rowwise.tables.ops import reference, shapes
+from rowwise.tables.ops._triton import graph as graph_kernels
 from rowwise.tables.ops._triton import interact as interact_kernels
 from rowwise.tables.ops._triton import jagged, route, specialise
 from rowwise.tables.ops._triton import lookup as lookup_kernels
@@ -100,6 +101,21 @@ def gather(arena: Tensor, features: Tensor, values: Tensor, offsets: Tensor, bat
         lookup_kernels.gather[programs, len(launch.chosen)](
             arena, out, values, offsets, starts_F, device_features, launch.chosen, fault, batch,
             OUT_ALIGN=align, IDS=shape.bags, **constants_of(launch.bucket),
+        )  # fmt: skip
+    end(device)
+    return out
+
+
+def sum_sampled(
+    vectors: Tensor, ids: Tensor, starts: Tensor, weights: Tensor, width: int, choice: int, rescaled: bool
+) -> Tensor:
+    device, (rows, dim), nodes = vectors.device, vectors.shape, starts.shape[0] - 1
+    fault, out = begin(device), torch.empty(nodes, dim, device=device)
+    if nodes:
+        constants = specialise.sampled_constants(dim, min(width, ids.shape[0] / nodes))
+        graph_kernels.sum_sampled[over(nodes, constants["NODES"])](
+            vectors, out, ids, starts, weights, fault, nodes, rows, WIDTH=width, CHOICE=choice, RESCALED=rescaled,
+            **constants,
         )  # fmt: skip
     end(device)
     return out
@@ -250,6 +266,7 @@ LAUNCHES: dict[str, Callable[..., Any]] = {
     "pool_weight_grad": pool_weight_grad,
     "gather": gather,
     "mark": mark,
+    "sum_sampled": sum_sampled,
     "update": update,
     "interact": interact,
     "interact_grad": interact_grad,

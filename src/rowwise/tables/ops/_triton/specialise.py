@@ -73,6 +73,14 @@ def lookup_shape(bucket: Bucket, pooling: float) -> LookupShape:
     return LookupShape(tiles, min(16, bags), ids)
 
 
+def sampled_constants(dim: int, pooling: float) -> dict[str, int]:
+    """The constants of sums over edges, `pooling` of them into a node on average."""
+    bucket = Bucket(TYPES.index(RowType.FP32), power_of_two(dim), align_of([4 * dim], VECTOR), align_of([dim], 16), 0)
+    _, nodes, ids = lookup_shape(bucket, pooling)
+    shape = {"DIM": dim, "BLOCK": bucket.block, "NODES": nodes, "IDS": ids}
+    return shape | {"num_warps": warps(bucket), "enable_fp_fusion": False}
+
+
 def expand_shape(pooling: float) -> tuple[int, int]:
     """Bags of a program, and ids of a bag at a time."""
     ids = min(16, power_of_two(max(1, round(pooling))))

@@ -13,6 +13,8 @@ from rowwise.tables.ops.reference.apply import UpdateMemory as UpdateMemory
 from rowwise.tables.ops.reference.apply import update as update
 from rowwise.tables.ops.reference.exchange import pack_ids as pack_ids
 from rowwise.tables.ops.reference.exchange import place as place
+from rowwise.tables.ops.reference.graph import choose_edges as choose_edges
+from rowwise.tables.ops.reference.graph import sum_sampled as sum_sampled
 from rowwise.tables.ops.reference.idmap import map_ids as map_ids
 from rowwise.tables.ops.reference.interact import dots as dots
 from rowwise.tables.ops.reference.interact import interact as interact
