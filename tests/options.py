@@ -302,7 +302,7 @@ NONSENSE = {
     "data pictures source": ("nope", "{fifo}", "{rows}", "{rows}:nope:user", "{rows}:user:user", "{run}", ""),
     "data pictures dest": ("{rows}", "{home}", "{run}"),
     "data pictures --sizes": ("x", "4", "8,x", "0", "5000", ""),
-    "data pictures --ssim": ("x", "0", "1.1", "-1", "nan"),
+    "data pictures --ssim": ("x", "0", "1.1", "-1", "nan", "16:0.9", "16:x", "16"),
     "data pictures --quality": ("x", "0", "101", "1.5"),
     "data convert source": ("nope", "{fifo}", "{folder}", ""),
     "data convert dest": ("{rows}", "{home}", "{run}"),

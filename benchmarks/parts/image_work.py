@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rowwise.ingest.pictures import PictureFolder, write_pictures
+from rowwise.ingest.pictures import PictureFolder, calibrate, write_pictures
 from rowwise.models.image_tower import ImageTower, labels_of_parts
 
 CANVAS, CLASSES, NOISE = 128, 10, 30
@@ -50,10 +50,30 @@ def make_scenes(path: Path, digits: NDArray[np.int64], count: int, sizes: tuple[
     random = np.random.default_rng(seed)
     chosen = random.choice(digits, count)
     pictures = ((k, draw_scene(images[digit].reshape(8, 8), random)) for k, digit in enumerate(chosen))
-    folder = write_pictures(path, pictures, sizes)
-    rows_N = np.arange(count)
-    copies = {size: torch.from_numpy(folder.read(rows_N, size)) for size in sizes}
-    return Scenes(folder, torch.from_numpy(labels[chosen]), copies)
+    return _read(write_pictures(path, pictures, sizes), torch.from_numpy(labels[chosen]))
+
+
+def _read(folder: PictureFolder, digits_N: Tensor) -> Scenes:
+    """Each file is read once, as far as its longest prefix."""
+    rows_N, held = np.arange(len(digits_N)), dict[int, bytes]()
+    copies = {size: torch.from_numpy(folder.read(rows_N, size, held)) for size in folder.sizes}
+    assert folder.bytes_read == sum(map(len, held.values()))
+    return Scenes(folder, digits_N, copies)
+
+
+def with_similar(path: Path, scenes: Scenes, similar: dict[int, float]) -> Scenes:
+    """The same files with prefixes of these SSIMs."""
+    return _read(write_pictures(path, scenes.folder.files(), tuple(similar), similar=similar), scenes.digits_N)
+
+
+def calibrated_on(model: ImageTower, scenes: Scenes) -> dict[int, float]:
+    """The SSIM of each size at which a backbone is as accurate as on whole files."""
+
+    def accuracy(copies: NDArray[np.uint8], _: int) -> float:
+        named_N = logits_of(model, torch.from_numpy(copies)).argmax(1)
+        return float((named_N == scenes.digits_N).double().mean())
+
+    return calibrate(scenes.folder, accuracy)
 
 
 def fit(model: ImageTower, scenes: Scenes, rows_N: Tensor, steps: int, seed: int) -> ImageTower:

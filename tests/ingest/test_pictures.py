@@ -15,11 +15,13 @@ from pyarrow import parquet as pq
 from rowwise.base.errors import DataError, SpecError, StorageError
 from rowwise.ingest.pictures import (
     PictureFolder,
+    calibrate,
     decode,
     pictures_in,
     pictures_of_rows,
     scan_ends,
     scans_needed,
+    similarities,
     ssim,
     to_progressive,
     write_pictures,
@@ -69,6 +71,61 @@ def test_a_size_reads_the_bytes_that_it_needs(folder, photos):
     assert folder.bytes_read - before == folder.bytes_of(rows, 32).sum() < 3 * 8000
 
 
+def test_prefixes_are_continued(folder, photos, tmp_path):
+    """What was read once may change in the file: it is not read again."""
+    written = write_pictures(
+        tmp_path / "one", photos[:4], SIZES, similar={8 * k: 0.9 + k / 1000 for k in (2, 4, 8, 14, 20)}
+    )
+    rows, held = np.array([2, 0]), dict[int, bytes]()
+    wanted = {size: written.read(rows, size) for size in SIZES}
+    small = PictureFolder.open(tmp_path / "one")
+    np.testing.assert_array_equal(small.read(rows, 32, held), wanted[32])
+    assert [len(held[row]) for row in rows.tolist()] == small.bytes_of(rows, 32).tolist()
+    index = pq.read_table(tmp_path / "one/index.parquet")
+    with (tmp_path / "one/pictures.jpegs").open("r+b") as file:
+        for row in rows.tolist():
+            file.seek(index["begin"][row].as_py())
+            file.write(bytes(len(held[row])))
+    for size in (64, 16, 160, 112):
+        np.testing.assert_array_equal(small.read(rows, size, held), wanted[size])
+    assert small.bytes_read == small.bytes_of(rows, 160).sum() == sum(map(len, held.values()))
+
+
+def least_scans(reached_NK, wanted_NK, drop):
+    """The scans of the least SSIM whose mean of `wanted_NK` is that of the last scan less `drop`, or more."""
+    least = np.mean([wanted[-1] for wanted in wanted_NK]) - drop
+    for similar in sorted({x for reached in reached_NK for x in reached}):
+        scans_N = [next(k for k, x in enumerate(reached) if x >= similar) for reached in reached_NK]
+        if np.mean([wanted[k] for wanted, k in zip(wanted_NK, scans_N, strict=True)]) >= least:
+            return [k + 1 for k in scans_N]
+    raise AssertionError
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.05, 0.3])
+def test_ssim_is_calibrated_to_the_accuracy_of_a_network(tmp_path, photos, drop):
+    """The network's accuracy is how near copies are to those of whole files; the oracle tries every threshold."""
+    written = write_pictures(tmp_path / "one", photos[:4], (16, 32), similar=1)
+    whole = {size: np.stack([decode(jpeg, size, "") for _, jpeg in photos[:4]]).astype(float) for size in (16, 32)}
+
+    def near(copies, size):
+        return 1 - np.abs(copies - whole[size]).mean((1, 2, 3)) / 20
+
+    found = calibrate(written, lambda copies, size: float(near(copies, size).mean()), drop=drop, steps=14)
+    for size, least in found.items():
+        reached_NK, wanted_NK = [], []
+        for n, (_, jpeg) in enumerate(photos[:4]):
+            copies = [decode(jpeg[:end], size, "").astype(float) for end in scan_ends(jpeg, "")]
+            reached_NK.append([ssim(copy, copies[-1]) for copy in copies])
+            wanted_NK.append([1 - np.abs(copy - whole[size][n]).mean() / 20 for copy in copies])
+        assert [scans_needed(reached, least) for reached in reached_NK] == least_scans(reached_NK, wanted_NK, drop)
+    again = write_pictures(tmp_path / "two", written.files(), (16, 32), similar=found)
+    assert (tmp_path / "two/pictures.jpegs").read_bytes() == (tmp_path / "one/pictures.jpegs").read_bytes()
+    for size in (16, 32):
+        accuracy = near(again.read(np.arange(4), size), size).mean()
+        assert accuracy >= near(whole[size], size).mean() - drop
+        assert (again.bytes_of(np.arange(4), size) <= written.bytes_of(np.arange(4), size)).all()
+
+
 def test_copies_are_like_those_of_whole_files(folder, photos):
     for size in SIZES:
         copies = folder.read(np.arange(16), size)
@@ -108,7 +165,7 @@ def test_a_damaged_file_is_an_error_or_a_picture(photos, at, byte, number, size)
     with suppress(DataError):
         content, _ = to_progressive(bytes(jpeg), "picture 'a'")
         ends = scan_ends(content, "picture 'a'")
-        assert 1 <= scans_needed(content, ends, size, 0.95, "picture 'a'") <= len(ends)
+        assert 1 <= scans_needed(similarities(content, ends, size, "picture 'a'"), 0.95) <= len(ends)
 
 
 @pytest.mark.parametrize(
@@ -218,6 +275,16 @@ def test_sources_are_folders_and_columns(tmp_path, photos, command):
     code, _, err = command("data", "pictures", source, str(tmp_path / "out"))
     assert code != 0
     assert "exists already" in err
+    how = str(tmp_path / "out"), str(tmp_path / "less"), "--sizes", "16,64", "--ssim"
+    code, out, err = command("data", "pictures", *how, "16:0.5,64:0.8")
+    assert code == 0, err
+    less, more = (PictureFolder.open(tmp_path / name) for name in ("less", "out"))
+    assert list(less.files()) == list(more.files())
+    assert less.bytes_of(np.arange(3), 64).sum() < more.bytes_of(np.arange(3), 64).sum()
+    for wrong in ("x", "16:0.9,64", "16:0.9"):
+        code, _, err = command("data", "pictures", *how[:1], str(tmp_path / "no"), *how[2:], wrong)
+        assert code != 0
+        assert "SSIM" in err or "--ssim" in err
 
 
 @pytest.mark.parametrize(
@@ -239,6 +306,15 @@ def test_bad_pictures_leave_no_folder(tmp_path, pictures, sizes, error, text):
     with pytest.raises(error, match=text):
         write_pictures(tmp_path / "out", pictures, sizes)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_ssim_by_size_names_each_size(tmp_path, folder):
+    with pytest.raises(SpecError, match="an SSIM of the sizes 8, 16: expected one of each size, 8"):
+        write_pictures(tmp_path / "out", [("a", GREY)], (8,), similar={8: 0.9, 16: 0.9})
+    with pytest.raises(SpecError, match="an SSIM of 0: expected more"):
+        write_pictures(tmp_path / "out", [("a", GREY)], (8,), similar={8: 0})
+    with pytest.raises(SpecError, match=r"drop=1\.5, steps=10: expected a drop"):
+        calibrate(folder, lambda copies, size: 1.0, drop=1.5)
 
 
 def test_a_folder_of_something_else(tmp_path, folder):

@@ -2,7 +2,9 @@
 
 A progressive JPEG is a header and scans, each of which adds detail to the whole picture. A small copy of the picture
 needs only the first scans: less than half of the bytes of most files. `write_pictures` determines their number, by the
-structural similarity (SSIM) of the copy made from a prefix to the copy made from all scans.
+structural similarity (SSIM) of the copy made from a prefix to the copy made from all scans. `calibrate` finds the SSIM
+that each size needs for a network's accuracy, as in "Characterizing and Taming Resolution in Convolutional Neural
+Networks" (Yan, Luo and Ceze 2021, arXiv 2110.14819). A read may continue the prefixes of an earlier one.
 
     folder/pictures.jpegs   the files, one after the other
            index.parquet    a row for each: key, begin, scan_ends (bytes from begin), width, height, scans_SIZE
@@ -14,7 +16,7 @@ import importlib.util
 import io
 import mmap
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
@@ -173,13 +175,16 @@ def ssim(a: Pixels, b: Pixels) -> float:
     return float((numerator / denominator).mean())
 
 
-def scans_needed(jpeg: bytes, ends: Sequence[int], size: int, similar: float, what: str) -> int:
-    """The minimum number of scans for a copy with at least this SSIM to the copy from all scans."""
+def similarities(jpeg: bytes, ends: Sequence[int], size: int, what: str) -> Iterator[float]:
+    """The SSIM of the copies from one scan, from two, and so on, to the copy from all scans."""
     whole = decode(jpeg, size, what)
-    for scans, end in enumerate(ends[:-1], 1):
-        if ssim(decode(jpeg[:end], size, what), whole) >= similar:
-            return scans
-    return len(ends)
+    yield from (ssim(decode(jpeg[:end], size, what), whole) for end in ends[:-1])
+    yield 1.0
+
+
+def scans_needed(similarities: Iterable[float], similar: float) -> int:
+    """The minimum number of scans for a copy with at least this SSIM."""
+    return next(scans for scans, reached in enumerate(similarities, 1) if reached >= similar)
 
 
 def write_pictures(
@@ -187,7 +192,7 @@ def write_pictures(
     pictures: Iterable[Picture],
     sizes: Sequence[int],
     *,
-    similar: float = 0.95,
+    similar: float | Mapping[int, float] = 0.95,
     quality: int = QUALITY,
     tell: Callable[[int], None] | None = None,
 ) -> "PictureFolder":
@@ -197,15 +202,20 @@ def write_pictures(
         folder: appears when it is complete.
         pictures: each with a key, all keys whole numbers or all text.
         sizes: of copies that will be read.
-        similar: minimum SSIM of a copy to that of the whole file.
+        similar: minimum SSIM of a copy to that of the whole file, for all sizes or by size; see `calibrate`.
         quality: JPEG quality of converted files, from 1 to 95.
         tell: called with the number of pictures done.
     """
     sizes = tuple(sorted(set(sizes)))
     if not sizes or not SMALLEST <= sizes[0] <= sizes[-1] <= LARGEST:
         raise SpecError(f"sizes {', '.join(map(str, sizes)) or 'are missing'}", f"some from {SMALLEST} to {LARGEST}")
-    if not 0 < similar <= 1:
-        raise SpecError(f"an SSIM of {similar}", "more than 0, and at most 1")
+    by_size = dict(similar) if isinstance(similar, Mapping) else dict.fromkeys(sizes, similar)
+    if by_size.keys() != set(sizes):
+        listing = ", ".join(map(str, sorted(by_size)))
+        raise SpecError(f"an SSIM of the sizes {listing}", f"one of each size, {', '.join(map(str, sizes))}")
+    for least in by_size.values():
+        if not 0 < least <= 1:
+            raise SpecError(f"an SSIM of {least}", "more than 0, and at most 1")
     if not 1 <= quality <= 95:
         raise SpecError(f"a quality of {quality}", "1 to 95")
     begin, seen, rows = 0, set[str | int](), list[dict[str, Any]]()
@@ -218,7 +228,10 @@ def write_pictures(
                 jpeg, ends = to_progressive(content, what, quality)
                 with open_picture(jpeg, what) as picture:
                     shape = {"width": picture.width, "height": picture.height}
-                scans = {f"{SCANS}{size}": scans_needed(jpeg, ends, size, similar, what) for size in sizes}
+                scans = {
+                    f"{SCANS}{size}": scans_needed(similarities(jpeg, ends, size, what), least)
+                    for size, least in sorted(by_size.items())
+                }
                 rows.append({"key": key, "begin": begin, "scan_ends": ends} | shape | scans)
                 begin += out.write(jpeg)
                 if tell is not None:
@@ -232,6 +245,38 @@ def write_pictures(
         with (unfinished / INDEX).open("wb") as file:  # a file, as pyarrow may mistake a path for a URL
             pq.write_table(index, file)
     return PictureFolder.open(folder)
+
+
+Accuracy = Callable[[Pixels, int], float]  # of copies [N, C, S, S] of all pictures at a size
+
+
+def calibrate(
+    folder: "PictureFolder", accuracy: Accuracy, *, drop: float = 0.0005, steps: int = 10
+) -> dict[int, float]:
+    """The least SSIM, by size, at which accuracy is that of whole files less `drop` at most: a binary search.
+
+    Args:
+        folder: pictures that the network was not trained on.
+        accuracy: of a network on copies of all pictures in their order, and their size.
+        drop: of accuracy; the paper's is .05 points of 100.
+        steps: halvings of the range of SSIM, whose upper end always keeps the accuracy.
+    """
+    if not (0 <= drop < 1 and steps >= 1):
+        raise SpecError(f"drop={drop}, steps={steps}", "a drop from 0 to less than 1, and at least 1 step")
+    found: dict[int, float] = {}
+    for size in folder.sizes:
+        reached = [folder.similarities(row, size) for row in range(len(folder))]
+
+        def accuracy_at(similar: float, size: int = size, reached: list[list[float]] = reached) -> float:
+            copies = [folder.copy(row, scans_needed(of_row, similar), size) for row, of_row in enumerate(reached)]
+            return accuracy(np.stack(copies), size)
+
+        least, low, high = accuracy_at(1.0) - drop, 0.0, 1.0
+        for _ in range(steps):
+            middle = (low + high) / 2
+            low, high = (low, middle) if accuracy_at(middle) >= least else (middle, high)
+        found[size] = high
+    return found
 
 
 def _check_key(key: object, what: str, seen: Collection[object]) -> None:
@@ -308,7 +353,7 @@ class PictureFolder:
         if nulls:
             raise ValueError(f"column {nulls[0]} of {INDEX} has nulls")
         self._begins, self._ends, offsets = columns["begin"].to_numpy(), ends.values.to_numpy(), ends.offsets.to_numpy()
-        self._first = offsets[:-1]
+        self._first, self._last = offsets[:-1], offsets[1:]
         self.sizes = tuple(int(name.removeprefix(SCANS)) for name in names)
         self._scans = {size: columns[name].to_numpy() for size, name in zip(self.sizes, names, strict=True)}
         with (folder / FILES).open("rb") as file:
@@ -350,15 +395,51 @@ class PictureFolder:
             raise DataError(f"{self.folder}: no picture has the number {bad}", f"0 to {len(self) - 1}")
         return self._ends[self._first[rows_N] + self._scans[size][rows_N] - 1]
 
-    def read(self, rows_N: Ints, size: int) -> Pixels:
-        """Copies [N, C, S, S] of pictures, by picture number."""
+    def read(self, rows_N: Ints, size: int, held: dict[int, bytes] | None = None) -> Pixels:
+        """Copies [N, C, S, S] of pictures, by picture number.
+
+        Args:
+            rows_N: numbers of pictures.
+            size: one of `sizes`.
+            held: prefixes by picture number, which are continued and kept for the next read, so that no byte of a file
+                is read twice; None: whole prefixes are read.
+        """
         lengths_N = self.bytes_of(rows_N, size)
         out = np.empty((len(rows_N), CHANNELS, size, size), np.uint8)
         for place, (row, length) in enumerate(zip(rows_N.tolist(), lengths_N.tolist(), strict=True)):
-            begin = int(self._begins[row])
-            out[place] = decode(self._map[begin : begin + length], size, f"{self.folder}: picture {self.keys[row]}")
-        self.bytes_read += int(lengths_N.sum())
+            prefix = b"" if held is None else held.get(row, b"")
+            if len(prefix) < length:
+                prefix += self._part(row, len(prefix), length)
+                if held is not None:
+                    held[row] = prefix
+            out[place] = decode(prefix[:length], size, self._name(row))
         return out
+
+    def _part(self, row: int, first: int, last: int) -> bytes:
+        begin = int(self._begins[row])
+        self.bytes_read += last - first
+        return self._map[begin + first : begin + last]
+
+    def _name(self, row: int) -> str:
+        return f"{self.folder}: picture {self.keys[row]}"
+
+    def files(self) -> Iterator[Picture]:
+        """Keys and whole files, as `write_pictures` takes them."""
+        ends_N = np.append(self._begins[1:], len(self._map))
+        for key, begin, end in zip(self.keys.to_pylist(), self._begins.tolist(), ends_N.tolist(), strict=True):
+            yield key, self._map[begin:end]
+
+    def similarities(self, row: int, size: int) -> list[float]:
+        """The SSIM of a picture's copies from one scan, from two, and so on, to that of the whole file."""
+        ends = self._ends_of(row)
+        return list(similarities(self._part(row, 0, ends[-1]), ends, size, self._name(row)))
+
+    def copy(self, row: int, scans: int, size: int) -> Pixels:
+        """A picture's copy from so many scans."""
+        return decode(self._part(row, 0, self._ends_of(row)[scans - 1]), size, self._name(row))
+
+    def _ends_of(self, row: int) -> list[int]:
+        return self._ends[self._first[row] : self._last[row]].tolist()
 
     def costs(self) -> list[SizeCost]:
         """The mean bytes read for each size."""

@@ -176,11 +176,14 @@ def _make_item_tower(embeddings: AnyTables, config: TwoTowerConfig) -> Tower:
 
 
 def decoded_bytes(model: object, tables: Sequence[Table]) -> int:
-    """Bytes of the decoded pictures of a recipe's items, at all sizes, on each rank."""
+    """Bytes of the decoded pictures of a recipe's items, at all sizes, and of prefixes, on each rank: at most."""
     if not isinstance(model, TwoTowerConfig) or model.item_pictures is None:
         return 0
     rows = next((table.rows for table in tables if model.item in table.feature_names), 0)
-    return rows * CHANNELS * sum(size**2 for size in DecodedPictures(model.item_pictures, rows).sizes)
+    pictures = DecodedPictures(model.item_pictures, rows)
+    held = pictures.bytes_of(np.flatnonzero(pictures.numbers_I >= 0), pictures.sizes[-1]).sum()
+    decoded = rows * CHANNELS * sum(size**2 for size in pictures.sizes)
+    return decoded + (int(held) if len(pictures.sizes) > 1 else 0)
 
 
 @final
@@ -204,6 +207,7 @@ class DecodedPictures:
             sizes = ", ".join(map(str, self.folder.sizes))
             raise SpecError(problem, f"{'some' if unknown else 'several'} of {sizes}")
         self._decoded: dict[int, Tensor] = {}
+        self._prefixes: dict[int, bytes] = {}  # of pictures that are not decoded at each size
         self._is_decoded = {size: self.numbers_I < 0 for size in self.sizes}
 
     def read(self, items_N: Tensor, size: int) -> Tensor:
@@ -214,8 +218,12 @@ class DecodedPictures:
         indices_N = items_N.cpu()
         fresh_M = np.unique(indices_N.numpy()[~self._is_decoded[size][indices_N.numpy()]])
         if len(fresh_M):
-            self._decoded[size][fresh_M] = torch.from_numpy(self.folder.read(self.numbers_I[fresh_M], size))
+            rows_M = self.numbers_I[fresh_M]
+            self._decoded[size][fresh_M] = torch.from_numpy(self.folder.read(rows_M, size, self._prefixes))
             self._is_decoded[size][fresh_M] = True
+            done_M = np.logical_and.reduce([done_I[fresh_M] for done_I in self._is_decoded.values()])
+            for row in rows_M[done_M].tolist():
+                self._prefixes.pop(row, None)
         return self._decoded[size][indices_N].to(items_N.device)
 
     def bytes_of(self, items_N: Ints, size: int) -> Ints:
