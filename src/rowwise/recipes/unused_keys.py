@@ -96,7 +96,8 @@ def _data_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
 def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[UnusedRule, ...]:
     recipe, columns, alone = resolved.recipe, resolved.columns, topology.world == 1
     retrieves, train = family_of(recipe.model).retrieves == "towers", recipe.train
-    encoder, reads_all = getattr(recipe.model, "encoder", None), getattr(recipe.model, "sampled", None) is None
+    encoder = getattr(recipe.model, "encoder", None)
+    reads_all = encoder is not None and getattr(recipe.model, "sampled", None) is None
     no_bottom = not columns.dense and getattr(recipe.model, "bottom", ()) != ()
     of_histories = ("auxiliary" if isinstance(recipe.model, DienConfig) else "attention",)
     no_histories = not getattr(recipe.model, "histories", True)
