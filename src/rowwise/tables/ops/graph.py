@@ -38,7 +38,7 @@ COPIED_BYTES, COPIED_READS = 16 << 20, 8
 MAX_SAMPLED = 1 << 22  # kernels of GPUs count in 32 bits
 
 
-class Sampling(NamedTuple):
+class EdgeSampling(NamedTuple):
     """Which edges of a graph a product reads."""
 
     most: int  # edges into a target
@@ -56,7 +56,7 @@ class Graph:
     weights_E: Tensor  # float32
     sources: int  # nodes that edges may come from
     gather: Callable[[Tensor], Tensor] | None = None  # in a part: its vectors -> those of all sources
-    sampling: Sampling | None = None  # None: all edges
+    sampling: EdgeSampling | None = None  # None: all edges
 
     @classmethod
     def of_edges(
@@ -148,7 +148,7 @@ class Graph:
             raise SpecError(f"most={most}", f"1 to {MAX_SAMPLED:,} edges into a node")
         if how not in get_args(SampledBy):
             raise SpecError(f"how={how!r}", "'first', 'spread' or 'stride'")
-        return replace(self, sampling=Sampling(most, Choice[how.upper()], rescaled))
+        return replace(self, sampling=EdgeSampling(most, Choice[how.upper()], rescaled))
 
 
 def aggregate(graph: Graph, vectors_SD: Tensor) -> Tensor:
