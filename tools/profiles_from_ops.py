@@ -18,7 +18,7 @@ import saved_results
 from msgspec import structs
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks"))  # behind the tests, of which some have the same names
 
 from ops import OPTIMIZERS  # noqa: E402
 from parts.batches import tables_of  # noqa: E402
