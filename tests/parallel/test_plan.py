@@ -92,12 +92,24 @@ BAD = {
     "rank negative": ((tile(USERS, -1),), "tile users[0:100, 0:16] on rank -1: the plan has ranks 0 to 3"),
     "rows past the end": (
         (tile(USERS, 0, (0, 101)),),
-        "tile users[0:101, 0:16] on rank 0: outside table 'users' (100 x 16)",
+        "tile users[0:101, 0:16] on rank 0: expected a rectangle inside table 'users' (100 x 16)",
     ),
-    "columns past the end": ((tile(USERS, 0, None, (0, 20)),), "on rank 0: outside table 'users' (100 x 16)"),
-    "rows before the start": ((tile(USERS, 0, (-1, 100)),), "on rank 0: outside table 'users' (100 x 16)"),
-    "no rows": ((tile(USERS, 0), tile(USERS, 1, (5, 5))), "tile users[5:5, 0:16] on rank 1: outside table 'users'"),
-    "rows backwards": ((tile(USERS, 0, (100, 0)),), "tile users[100:0, 0:16] on rank 0: outside table 'users'"),
+    "columns past the end": (
+        (tile(USERS, 0, None, (0, 20)),),
+        "on rank 0: expected a rectangle inside table 'users' (100 x 16)",
+    ),
+    "rows before the start": (
+        (tile(USERS, 0, (-1, 100)),),
+        "on rank 0: expected a rectangle inside table 'users' (100 x 16)",
+    ),
+    "no rows": (
+        (tile(USERS, 0), tile(USERS, 1, (5, 5))),
+        "tile users[5:5, 0:16] on rank 1: expected a rectangle inside table 'users'",
+    ),
+    "rows backwards": (
+        (tile(USERS, 0, (100, 0)),),
+        "tile users[100:0, 0:16] on rank 0: expected a rectangle inside table 'users'",
+    ),
     "column cut inside a block": (
         grid(USERS, [], [6], [[0], [1]]),
         "tile users[0:100, 0:6] on rank 0: cuts columns at 6: expected a cut at a multiple of 4",

@@ -288,6 +288,7 @@ NEAR = {  # by class and key: another value, which makes another run
         "layers": 1,
         "sizes": [4],
         "sampled": 2,
+        "sampled_by": "stride",
         **RETRIEVAL,
     },
     "PictureConfig": {"folder": "nowhere", "dim": 4, "widths": [4], "sizes": [8], "choose": {"widths": [4]}},
