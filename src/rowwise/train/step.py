@@ -217,7 +217,10 @@ NOTHING_LATER = LaterSteps()
 
 
 def step(context: StepContext, batches: Sequence[Batch], number: int, header: StepHeader = NOTHING) -> StepResult:
-    """One update from the samples of all batches of all ranks together; `number` counts from 1."""
+    """One update from the samples of all batches of all ranks together, in a loop without a `Pipeline`.
+
+    `number` counts from 1.
+    """
     with context.clock.phase("status"):
         status = start_header(context, batches, number, header).finish()
     pieces = split_batches(context, batches, status.samples_W)
@@ -261,7 +264,7 @@ def run_step(
     try:
         with one_thread() if context.shards else nullcontext():
             context.copies.wait_for([*batches, *later.following])
-            _observe_ids(context, batches)
+            _assign_rows(context, batches)
             for late in context.late.values():
                 late.apply_before(number)
             if context.soft is not None:
@@ -339,7 +342,7 @@ def dense_parameters(model: nn.Module) -> tuple[nn.Parameter, ...]:
     return tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
 
 
-def _observe_ids(context: StepContext, batches: Sequence[Batch]) -> None:
+def _assign_rows(context: StepContext, batches: Sequence[Batch]) -> None:
     """Assign rows to ids of managed tables, in the order of all samples of the step: virtual shards reorder them."""
     with context.clock.phase("forward"):
         for managed in context.managed:

@@ -29,7 +29,7 @@ from rowwise.tables.store.row_stream import InitialValues, RowStream
 CHUNK = 1 << 22  # weights initialised at a time
 
 
-class PinnedBags(NamedTuple):
+class KernelBags(NamedTuple):
     """The ids of a batch and the features that look them up, as kernels take them."""
 
     features_FC: Tensor
@@ -124,7 +124,7 @@ class Arena:
         return dict(zip(self.cached, firsts, strict=False))
 
     @contextmanager
-    def pinned(self, bags: "PinnedBags", *, changes: bool = False, counts: bool = False) -> Iterator[Tensor]:
+    def pinned(self, bags: "KernelBags", *, changes: bool = False, counts: bool = False) -> Iterator[Tensor]:
         """The ids of a batch as kernels take them: slots ([Note: Rows in slots]), valid in the context, or places."""
         if self.places is not None:
             bags = bags._replace(values_N=self.places.find(*bags))
@@ -134,19 +134,19 @@ class Arena:
         with self.store.pin(self._slot_ids(bags), changes=changes, counts=counts) as slots_N:
             yield slots_N
 
-    def pool(self, bags: "PinnedBags", weights: Tensor | None, columns: int) -> Tensor:
+    def pool(self, bags: "KernelBags", weights: Tensor | None, columns: int) -> Tensor:
         """The pooled vectors [B, columns] of a batch; raises RuntimeError for an id outside its table."""
         with self.pinned(bags, counts=True) as values_N:
             features_FC, _, offsets, batch = bags
             return torch.ops.rowwise.pool(self.rows, features_FC, values_N, offsets, weights, batch, columns)
 
-    def gather(self, bags: "PinnedBags") -> Tensor:
+    def gather(self, bags: "KernelBags") -> Tensor:
         """The rows of all ids of a batch, flat, feature after feature; raises as `pool` does."""
         with self.pinned(bags, counts=True) as values_N:
             return torch.ops.rowwise.gather(self.rows, bags.features_FC, values_N, bags.offsets, bags.batch_size)
 
     def update(
-        self, bags: "PinnedBags", tables_TC: Tensor, hyper_and_keys: tuple[Tensor, Tensor], weights: Tensor | None,
+        self, bags: "KernelBags", tables_TC: Tensor, hyper_and_keys: tuple[Tensor, Tensor], weights: Tensor | None,
         grad: Tensor, *, per_id: bool,
     ) -> None:  # fmt: skip
         """Mark the rows of a batch, see [Note: Touched rows], and update each of them once."""
@@ -159,19 +159,19 @@ class Arena:
                 batch, per_id, self.slot_rows,
             )  # fmt: skip
 
-    def read_ahead(self, bags: "PinnedBags") -> None:
+    def read_ahead(self, bags: "KernelBags") -> None:
         """Prefetch the rows of the next lookup into their slots."""
         if self.store is not None and bags.batch_size:
             self.store.read_ahead(self._slot_ids(bags))
 
-    def _slot_ids(self, bags: "PinnedBags") -> SlotIds:
+    def _slot_ids(self, bags: "KernelBags") -> SlotIds:
         return SlotIds(bags.values_N, bags.offsets[:: bags.batch_size], self._cached_features(bags))
 
     def _numbers_of_cached(self) -> dict[int, int]:
         """{first byte in the arena: number of the cached table}; descriptors of features have the first byte only."""
         return {self.offsets[index].base: number for number, index in enumerate(self.cached)}
 
-    def _cached_features(self, bags: "PinnedBags") -> list[int]:
+    def _cached_features(self, bags: "KernelBags") -> list[int]:
         """The number of the cached table of each feature of a batch; -1 for tables without a cache."""
         sources = (len(bags.offsets) - 1) // bags.batch_size
         key = sources, bags.features_FC.numpy().tobytes()

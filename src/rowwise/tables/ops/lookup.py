@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rowwise.tables.batch import Jagged
 from rowwise.tables.ops import check
-from rowwise.tables.ops.arena import Arena, PinnedBags
+from rowwise.tables.ops.arena import Arena, KernelBags
 from rowwise.tables.ops.halves import in_halves
 from rowwise.tables.ops.layout import SOURCE, TableGroup
 
@@ -42,8 +42,8 @@ class LookupCall:
         return type(self).of(self.group, jagged, per_id=self.per_id)
 
     @property
-    def bags(self) -> PinnedBags:
-        return PinnedBags(self.features_FC, self.jagged.values_N, self.offsets, self.jagged.batch_size)
+    def bags(self) -> KernelBags:
+        return KernelBags(self.features_FC, self.jagged.values_N, self.offsets, self.jagged.batch_size)
 
     def rows(self, arena: Arena, weights: Tensor | None) -> Tensor:
         """Pooled vectors [B, S], or the flat rows of all ids; raises an `IdError` for an id outside its table."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rowwise.tables.ops.arena import Arena, PinnedBags
+from rowwise.tables.ops.arena import Arena, KernelBags
 from rowwise.tables.ops.jagged import deduplicate
 from rowwise.tables.ops.layout import RULES, SOURCE, FeatureDescriptor, Mode, TableDescriptor
 from rowwise.tables.ops.lookup import StagedGradients
@@ -48,7 +48,7 @@ def merge_staged(staged: StagedGradients) -> list[MergedGradients]:
         f._replace(source=k, base=sum_tables[f.table].base, rows=sum_tables[f.table].rows, type=0, scale_group=0)
         for k, f in enumerate(FeatureDescriptor.read(group.features_FC))
     ]
-    bags = PinnedBags(_int_matrix(features), numbers, torch.ops.rowwise.offsets(lengths), batch)
+    bags = KernelBags(_int_matrix(features), numbers, torch.ops.rowwise.offsets(lengths), batch)
     finite = _add_up(sums, sum_tables, bags, weights if batch_weights else None, staged.grad, per_id=call.per_id)
     finite &= ids.device.type == "cpu"  # kernels of a GPU raise a step later
     merged: list[MergedGradients] = []
@@ -64,7 +64,7 @@ def merge_ids(ids_N: Tensor, offsets_B1: Tensor, grad_ND: Tensor, rows: int) -> 
     table = TableDescriptor(0, max(1, rows), dim, 0, 0, RULES[Sgd], 0, 1, 0, 0, 0, 0)
     feature = FeatureDescriptor(0, 0, 0, max(1, rows), dim, 0, Mode.SUM, 0, 0)
     sums = torch.full((max(1, rows), dim), -0.0, device=grad_ND.device)
-    bags = PinnedBags(_int_matrix([feature]), ids_N, offsets_B1.contiguous(), len(offsets_B1) - 1)
+    bags = KernelBags(_int_matrix([feature]), ids_N, offsets_B1.contiguous(), len(offsets_B1) - 1)
     if not _add_up(sums.view(torch.uint8).flatten(), [table], bags, None, grad_ND.reshape(-1), per_id=True):
         _mark_nan(sums)
     return sums[:rows]
@@ -82,13 +82,13 @@ def apply_merged(
     own = [t._replace(first_feature=k, num_features=1) for k, t in enumerate(tables)]
     lengths = torch.tensor([len(m.rows_U) for m in merged], dtype=torch.int64, device=arena.rows.device)
     # One sample, whose bag of each feature holds all the feature's rows.
-    bags = PinnedBags(features_FC, torch.cat([m.rows_U.long() for m in merged]), torch.ops.rowwise.offsets(lengths), 1)
+    bags = KernelBags(features_FC, torch.cat([m.rows_U.long() for m in merged]), torch.ops.rowwise.offsets(lengths), 1)
     grad = torch.cat([m.grad_UD.reshape(-1) for m in merged])
     arena.update(bags, _int_matrix(own), hyper_and_keys, None, grad, per_id=True)
 
 
 def _add_up(
-    sums: Tensor, tables: Sequence[TableDescriptor], bags: PinnedBags, weights: Tensor | None, grad: Tensor, *,
+    sums: Tensor, tables: Sequence[TableDescriptor], bags: KernelBags, weights: Tensor | None, grad: Tensor, *,
     per_id: bool,
 ) -> bool:  # fmt: skip
     """Add contributions to rows of `sums`, except to rows whose sum is not finite; returns whether all were finite."""

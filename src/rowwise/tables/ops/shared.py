@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rowwise.tables.batch import Jagged, SharedBags
-from rowwise.tables.ops.arena import Arena, PinnedBags
+from rowwise.tables.ops.arena import Arena, KernelBags
 from rowwise.tables.ops.halves import in_halves
 from rowwise.tables.ops.layout import FeatureDescriptor, TableGroup
 from rowwise.tables.ops.output_cache import empty_cached
@@ -82,9 +82,9 @@ class FeatureSubset:
         return in_halves(jagged, lambda part: arena.gather(_bags(self.features_FC, part)), self.features_FC)
 
 
-def _bags(features_FC: Tensor, jagged: Jagged) -> PinnedBags:
+def _bags(features_FC: Tensor, jagged: Jagged) -> KernelBags:
     offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
-    return PinnedBags(features_FC, jagged.values_N, offsets, jagged.batch_size)
+    return KernelBags(features_FC, jagged.values_N, offsets, jagged.batch_size)
 
 
 def merge_vectors(parts: Sequence["FeatureVectors"], shared: SharedBags | None) -> Tensor:

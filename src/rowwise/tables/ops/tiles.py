@@ -16,7 +16,7 @@ from torch import Tensor
 from rowwise.base.errors import BatchError, GradientError, IdError, SpecError
 from rowwise.tables.batch import Jagged, SharedBags
 from rowwise.tables.ops import check
-from rowwise.tables.ops.arena import Arena, PinnedBags
+from rowwise.tables.ops.arena import Arena, KernelBags
 from rowwise.tables.ops.bad_gradient import find_bad_gradient
 from rowwise.tables.ops.halves import floats_by_feature
 from rowwise.tables.ops.host_rows import HostRows
@@ -110,7 +110,7 @@ class Tiles:
             return
         features_FC = torch.cat([group.for_sources(jagged.features) for group in (self.pooled, self.sequence)])
         offsets = torch.ops.rowwise.offsets(jagged.lengths_FB)
-        self.arena.read_ahead(PinnedBags(features_FC, jagged.values_N, offsets, jagged.batch_size))
+        self.arena.read_ahead(KernelBags(features_FC, jagged.values_N, offsets, jagged.batch_size))
 
     def pool(self, jagged: Jagged) -> Tensor:
         """The pooled vectors [B, columns] of a batch's own (not shared) features; stages nothing."""
