@@ -18,11 +18,13 @@ import saved_results
 from msgspec import structs
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "benchmarks"))  # behind the tests, of which some have the same names
+sys.path.append(str(ROOT / "benchmarks"))
 
 from ops import OPTIMIZERS  # noqa: E402
 from parts.batches import tables_of  # noqa: E402
 from parts.ops_work import rows_for  # noqa: E402
+
+sys.path.pop()  # tests have packages of the same names, which processes that they start would miss
 
 from rowwise.planning.calibrate.fit import FittedProfile, MachineDescription, fit_profile  # noqa: E402
 from rowwise.planning.calibrate.samples import SetSample  # noqa: E402

@@ -863,8 +863,8 @@ def planning(result: dict) -> Parts:
             "Above the bound: cost of the plan over a lower bound that no plan can beat.",
             "`856x16 70 %`: 856 synthetic tables after published statistics, which fill 70 % of the memory of 16 "
             "devices. Other names are published lists of tables, with all layouts allowed.",
-            "12 T parameters: with host memory. Plans of rows that name their devices got 20 seconds; the other is on "
-            "128. Rows on the host of several GPUs never ran.",
+            "12 T parameters: with host memory. Where a row names its devices, its plan got 20 seconds. A row without "
+            "devices is of an earlier version, on 128. Rows on the host of several GPUs never ran.",
         ]
     yield facts
 

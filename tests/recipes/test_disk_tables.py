@@ -5,14 +5,16 @@ from collections import Counter
 from dataclasses import replace
 from itertools import islice
 
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from pyarrow import parquet as pq
 from small import recipe, write_rows
 
-from rowwise import Adam, Plan, RowWiseAdagrad, SpecError, Table, Topology
+from rowwise import Adam, DataError, Plan, RowWiseAdagrad, SpecError, Table, Topology
 from rowwise.base.errors import RowwiseError, TableMemoryError
 from rowwise.checkpoint.read import Checkpoint
 from rowwise.parallel.plan import Tile
@@ -232,6 +234,19 @@ def test_rows_are_counted_exactly_and_the_hottest_come_first(large):
     assert counted.hot_rows["item"].tolist() == [row for row, count in expected if count > 1]
     assert counted.workloads[1].access.pooling == len(ids) / 384
     assert [workload.table.name for workload in counted.workloads] == ["user", "item", "seen"]
+
+
+def test_bad_rows_that_a_run_leaves_out_are_not_counted(large, tmp_path):
+    made, model = large
+    rows = pq.read_table(tmp_path / "rows.parquet")
+    labels = rows["label"].to_numpy().copy()
+    labels[3] = 7
+    place = rows.schema.get_field_index("label")
+    pq.write_table(rows.set_column(place, "label", pa.array(labels)), tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match="row 3"):
+        count_rows(resolve(made), model, 10_000)
+    made = structs.replace(made, data=structs.replace(made.data, on_bad_rows="quarantine"))
+    assert count_rows(resolve(made), model, 10_000).workloads[0].access.pooling > 0
 
 
 def test_counts_do_not_depend_on_how_ids_arrive():

@@ -24,6 +24,7 @@ SYSTEMS = (  # of papers, each in a recipe
     "movielens-dhen-hybrid",
     "movielens-din-sessions",
     "movielens-lightgcn",
+    "movielens-smc",
 )
 WANTED = {
     "kill-rank": {"SIGKILL of rank 1 in a step", "SIGKILL of rank 0 in a save", "SIGKILL of rank 1 in a save"},

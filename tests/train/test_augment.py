@@ -99,3 +99,8 @@ def test_a_malformed_batch_is_left_to_the_lookup_that_raises_on_all_ranks():
     sparse = Jagged(features=("a",), values_N=torch.tensor([1, 2]), lengths_FB=torch.tensor([3, -1]))
     batch = Batch(dense_BF=torch.ones(2, 0), sparse=sparse, labels_BK=torch.zeros(2, 1))
     assert augment(batch, Augment(drop_ids=0.5)) is batch
+    shared = SharedBags(jagged=Jagged.from_lists({"c": [[1], [2]]}), inverse_B=torch.tensor([1, 0]))
+    own = Jagged.from_lists({"a": [[1], [2]]})
+    sparse = Jagged(features=own.features, values_N=own.values_N, lengths_FB=own.lengths_FB, shared=shared)
+    batch = Batch(dense_BF=torch.ones(2, 0), sparse=sparse, labels_BK=torch.zeros(2, 1))
+    assert augment(batch, Augment(drop_ids=0.5)) is batch

@@ -46,6 +46,12 @@ def test_a_step_takes_the_time_of_the_backward_and_not_of_the_sums():
         assert other["seconds"] - rank["seconds"] > 0.6 * hidden_s
 
 
+def test_more_units_than_a_transport_takes_calls():
+    """Shared memory takes 64 calls that nobody has waited for."""
+    for rank in run_processes(4, overlap_ranks.run, 2, 70, 0.0, timeout_s=60, shared_memory=True):
+        assert len(rank["sums"]) == 2 * 70
+
+
 @pytest.mark.parametrize("shards", [2, 4])
 @pytest.mark.parametrize("backwards", [1, 3])
 def test_bits_are_those_of_sums_in_turn(shards, backwards):

@@ -1,22 +1,25 @@
 """Soft labels of `smc`: those of the same samples, by the parameters before the last update, whatever a run does."""
 
 import copy
+from dataclasses import replace
 from itertools import cycle, islice
 
 import pytest
 import torch
 from msgspec import structs
+from ranked import TIMEOUT_S, Ranked, train
 from small import check_resumed, sections, trained
 from torch import nn
-from trainings import clicks, work_of
+from trainings import clicks, fast, work_of
 
 from rowwise import Batch, Embeddings, Jagged, SpecError, Table
 from rowwise.ingest.batcher import Position
+from rowwise.parallel.comm.thread import run_threads
 from rowwise.recipes.text import decode
 from rowwise.tables.row_optimizers import Sgd
 from rowwise.train.loss_settings import Smc
 from rowwise.train.saved import CheckpointFolder
-from rowwise.train.settings import Augment, DenseSgd, Settings, Training
+from rowwise.train.settings import Augment, DenseSgd, Saving, Settings, Training
 from rowwise.train.soft_labels import SoftLabels
 from rowwise.train.trainer import Trainer, TrainingJob
 
@@ -128,6 +131,23 @@ def test_each_rank_takes_the_logits_of_its_own_samples():
     ranks[0].begin(2, (4, 4), 0, lambda: torch.full((4, 1), 9.0))
     assert ranks[0].take(2, 4).flatten().tolist() == [9.0] * 4
     assert ranks[0].shards(2) == []
+
+
+@pytest.mark.slow
+def test_ranks_that_were_resumed_save_what_they_read(tmp_path):
+    """As a step that fails right after a resume does."""
+    how = fast(train={"objective": Smc(steps=4)}, save=Saving(every=2))
+    world = Ranked(how, tmp_path, valid=False)
+    train(replace(world, settings=structs.replace(how, train=structs.replace(how.train, steps=2))), 2)
+    net = world.net()
+
+    def save_again(comm):
+        trainer = world.resumed(comm, net)
+        trainer._state.save_failed(trainer.progress)
+
+    run_threads(2, save_again, TIMEOUT_S)
+    saved, again = (CheckpointFolder(tmp_path / "ckpt").open(which) for which in ("last", "failed"))
+    assert torch.equal(saved.load("soft/labels"), again.load("soft/labels"))
 
 
 RUN = {"epochs": 2, "batch": 256, "objective": {"kind": "smc", "steps": 20}}

@@ -34,7 +34,7 @@ def drill(
     recipe: Annotated[
         str | None,
         typer.Option(
-            metavar="RECIPE", help="Recipe whose first steps are the job (default: a small one; not for serve)."
+            metavar="RECIPE", help="Recipe whose first 30 steps are the job (default: a small job); not for serve."
         ),
     ] = None,
     folder: Annotated[

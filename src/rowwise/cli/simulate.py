@@ -70,7 +70,7 @@ def simulate(  # noqa: PLR0913 - one for each option
         typer.Option(
             metavar="WHAT=A,B,...",
             help="Sweep all combinations: hardware, hosts, devices, memory, network (2x), batch, depth, dense, wire,"
-            " task, counts.",
+            " task (training,inference), counts (ours,published).",
         ),
     ] = None,
     html: HtmlFile = None,

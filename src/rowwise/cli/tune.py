@@ -26,7 +26,7 @@ def tune(  # noqa: PLR0913 - one for each option
         int | None, typer.Option(min=1, max=256, help="Number of parallel trials, one process each (default: 1).")
     ] = None,
     ratio: Annotated[
-        float | None, typer.Option(metavar="N", help="Instead: dims of tables with N times fewer parameters.")
+        float | None, typer.Option(metavar="N", help="Instead, choose dims for N times fewer table parameters.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study (default: tune/RECIPE).")] = None,
     as_json: AsJson = False,
@@ -37,8 +37,9 @@ def tune(  # noqa: PLR0913 - one for each option
     weight decay of rows. The first trial has the settings of the recipe. The same command resumes after a kill, or adds
     trials. The test rows are read once, at the end. Needs Optuna, the extra `tune`.
 
-    With --ratio N it chooses the dim of each table instead, with a sum of parameters N times smaller: by the loss of a
-    trained model whose tables are projected to smaller dims. Trains with them, and with equal dims. Reads no test rows.
+    With --ratio N it chooses the dim of each table instead, so that all tables have N times fewer parameters. It
+    measures one trained model with each table projected to smaller dims, and trains the recipe with the chosen dims and
+    with equal dims. This reads no test rows, and needs no Optuna.
 
     Example: rowwise tune movielens-dlrm --trials 25
 

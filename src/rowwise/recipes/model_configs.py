@@ -234,7 +234,7 @@ class GraphConfig(RetrievalConfig, frozen=True, kw_only=True, tag="graph", tag_f
     layers: int = 3  # layers of lightgcn
     sizes: tuple[int, ...] = (64, 64)  # widths of the layers of graphsage
     sampled: int | None = None  # maximum edges into a node in evaluation; None: all
-    sampled_by: Literal["first", "spread", "stride"] = "spread"  # which edges; stride: every 577th, around
+    sampled_by: Literal["first", "spread", "stride"] = "spread"  # of a node: first, evenly spaced, every 577th modulo
 
     def __post_init__(self) -> None:
         super().__post_init__()

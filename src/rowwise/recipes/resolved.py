@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 
@@ -128,9 +129,12 @@ def make_batcher(
     rows: RowSelection,
     position: Position | None = None,
     shard: BatchShard | None = None,
-    quarantine: Path | None = None,
+    quarantine: Path | Literal[""] | None = None,
 ) -> Batcher:
-    """The training batches, or a rank's shard of each; the recipe says whether bad rows go to the quarantine folder."""
+    """The training batches, or a rank's shard of each.
+
+    The recipe says whether bad rows go to the folder `quarantine`; "" leaves them out and writes nothing.
+    """
     data, train, seed = resolved.recipe.data, resolved.recipe.train, resolved.recipe.seed
     batching = Batching(
         size=train.batch,

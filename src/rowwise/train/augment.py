@@ -13,8 +13,11 @@ from rowwise.train.settings import Augment
 
 def augment(batch: Batch, settings: Augment) -> Batch:
     """The batch without randomly chosen parts of its features."""
-    sparse, dense_BF = batch.sparse.expanded(), batch.dense_BF
+    dense_BF = batch.dense_BF
     try:
+        if batch.sparse.shared is not None:
+            check_lengths(batch.sparse.shared.jagged)
+        sparse = batch.sparse.expanded()
         check_lengths(sparse)
     except BatchError:
         return batch  # its lookup raises on all ranks

@@ -17,6 +17,7 @@ from rowwise.tables.ids.embeddings import MappedEmbeddings
 from rowwise.tables.ops.pinned import pinned
 from rowwise.train.on_device import Move, check_on_host
 from rowwise.train.ranks import empty_batch_template
+from rowwise.train.settings import Augment
 from rowwise.train.step import StepContext, count_samples
 from rowwise.train.step_header import GlobalStatus, StepHeader
 
@@ -80,7 +81,10 @@ class UpdateGroups:
             return self._context.copies.start(batch, ids=False)
         if not self._context.runs_ahead:  # virtual shards are cut before a step waits for copies
             return batch.to(self._context.settings.device, ids=not self._context.routes_on_host)
-        id_maps = [module for module in self._context.id_maps.values() if isinstance(module, MappedEmbeddings)]
+        # Augmented samples are other batches, which their forward maps.
+        read_as_is = self._context.settings.augment == Augment()
+        modules = self._context.id_maps.values() if read_as_is else ()
+        id_maps = [module for module in modules if isinstance(module, MappedEmbeddings)]
 
         def map_ids(copied: Batch, move: Move) -> None:
             for id_map in id_maps:

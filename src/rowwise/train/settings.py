@@ -116,7 +116,7 @@ class Training(Value, frozen=True):
     # Loss of the labels: log_loss of 0 and 1, squared or poisson of amounts; other kinds are for labels with errors
     objective: AnyLoss = LogLoss()
     label_smoothing: float = 0.0  # s: the loss is that of labels s / 2 and 1 - s / 2; metrics take labels as they are
-    augment: Augment = Augment()  # of training samples; default: none
+    augment: Augment = Augment()  # what is randomly left out of training samples; default: nothing
     # Whether torch.compile compiles the model's layers, for batches of this size; on CPUs only, needs a C++ compiler.
     # The last digits of results change
     compile: bool = False

@@ -21,6 +21,7 @@ class SoftStep(NamedTuple):
     logits_NK: Tensor
     first: int  # index of their first sample among those of all ranks
     samples: int  # of all ranks
+    shared: bool = False  # each rank has the logits of all, from a checkpoint
 
 
 @final
@@ -67,11 +68,11 @@ class SoftLabels:
             return []
         rows = held.first, held.first + len(held.logits_NK)
         shape = held.samples, held.logits_NK.shape[1]
-        return [LocalShard(name=NAME, tensor=held.logits_NK, shape=shape, rows=rows)]
+        return [LocalShard(name=NAME, tensor=held.logits_NK, shape=shape, rows=rows, shared=held.shared)]
 
     def restore(self, checkpoint: Checkpoint, number: int, device: str) -> None:
         """The logits of all ranks for a step, if the checkpoint has them."""
         self._ahead.clear()
         if NAME in checkpoint.names():
             logits_NK = checkpoint.load(NAME).to(device)
-            self._ahead[number] = SoftStep(logits_NK, 0, len(logits_NK))
+            self._ahead[number] = SoftStep(logits_NK, 0, len(logits_NK), shared=True)

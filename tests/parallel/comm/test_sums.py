@@ -38,10 +38,11 @@ def tree_oracle(parts, place=0):
 ORACLES = {"halving_doubling": halving_doubling_oracle, "tree": tree_oracle}
 
 
-def join(comm, algorithm, order, min_bytes=0):
+def join(comm, algorithm, order, min_bytes=0, devices=1):
     """The same ranks, with an algorithm of their own."""
     sums = (AllReduceSizes(min_bytes=min_bytes, algorithm=algorithm, order=order),)
-    meeting = Meeting(replace(comm.transport.world, name="with sums"), Topology(hosts=len(comm.ranks)), ())
+    topology = Topology(hosts=len(comm.ranks) // devices, devices=devices)
+    meeting = Meeting(replace(comm.transport.world, name="with sums"), topology, ())
     return meeting.join(sums=sums)
 
 
@@ -53,6 +54,19 @@ def sum_all(comm, algorithm, order):
     found = [work.wait() for work in works], counts.wait().tolist()
     joined.close()
     return found
+
+
+def sum_ranks_of_hosts(comm):
+    joined = join(comm, "tree", (1, 0), devices=2)
+    total = joined.all_reduce(torch.full((4,), comm.rank), "x").wait().tolist()
+    joined.close()
+    return total
+
+
+@pytest.mark.slow
+def test_an_order_of_hosts_is_none_of_ranks_where_a_host_has_several():
+    """As in a resume with more devices of each host than the run began with."""
+    assert run_processes(Topology(hosts=4), sum_ranks_of_hosts, timeout_s=60) == [[6] * 4] * 4
 
 
 @pytest.mark.slow

@@ -275,7 +275,7 @@ def test_hot_rows_on_the_device_leave_few_accesses_to_the_host(monkeypatch):
     stored = sum(t.rows * (t.row_bytes + 4) for t in tables)
     asked = question(tables, Topology(devices=2), 0.15 * stored, access=access, host_bytes=4 * stored)
     mixed = make_plan(asked, seconds=0.3).plan
-    monkeypatch.setattr("rowwise.planning.planner.kinds.CACHED", (0.0,))
+    monkeypatch.setattr("rowwise.planning.planner.pipeline.CACHED", (0.0,))
     whole = make_plan(asked, seconds=0.3).plan
     assert mixed.forecast.step_s < whole.forecast.step_s
     rng, fetched = np.random.default_rng(0), {}

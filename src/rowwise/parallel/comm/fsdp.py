@@ -32,6 +32,7 @@ from rowwise.parallel.comm.interface import Comm, Work
 
 PURPOSE = "dense"
 MAX_SCATTERS = 2  # reduce-scatters in flight
+MAX_SUMS = 8  # units in flight: shared memory keeps a block for each, and has room for 64 calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +182,8 @@ class _GradientSums:
         """Start a unit's sum. Its parameters have no gradients until `finish` adds the earlier ones to the sum."""
         if len(self._pending) >= MAX_SCATTERS:
             self._pending[-MAX_SCATTERS][0].result()
+        while len(self._pending) >= MAX_SUMS:
+            self._finish_first()
         splits = [output.numel()] * len(self._shard.ranks)
         scatter = self._shard.reduce_scatter(gradients, splits, PURPOSE)
         self._pending.append((self._thread.call(partial(self._sum_replicas, scatter, output)), output))
@@ -193,15 +196,19 @@ class _GradientSums:
     def finish(self) -> None:
         """Wait for all sums."""
         while self._pending:
-            scattered, output = self._pending.popleft()
-            work = scattered.result()
-            if work is not None:
-                output.copy_(work.wait())
+            self._finish_first()
         for parameter, earlier in cast(Any, self._earlier):
             if parameter.grad is not None:
                 earlier.to_local().add_(parameter.grad.to_local())
             parameter.grad = earlier
         self._earlier.clear()
+
+    @torch.no_grad()
+    def _finish_first(self) -> None:
+        scattered, output = self._pending.popleft()
+        work = scattered.result()
+        if work is not None:
+            output.copy_(work.wait())
 
     def _sum_replicas(self, scatter: Work, output: Tensor) -> Work | None:
         output.copy_(scatter.wait())

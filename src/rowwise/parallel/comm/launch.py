@@ -145,7 +145,8 @@ class Meeting:
             pids = {ranks_W.index(rank): pid for rank, pid in world.pids.items()}
             world = replace(world, name=f"{world.name}/ordered", rank=ranks_W.index(world.rank), pids=pids)
             topology = structs.replace(topology, groups=order.groups)
-        transport = TorchTransport(world, sums=sums)
+        # A saved order of sums is of hosts: it is one of ranks only where each host has one.
+        transport = TorchTransport(world, sums=sums if topology.devices == 1 else ())
         if shared_memory and HAS_SHARED_MEMORY and topology.devices > 1:
             return TransportComm(SharedMemoryTransport(transport, topology), topology, world.rank)
         return TransportComm(transport, topology, world.rank)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from rowwise.base.errors import DataError, SpecError
 from rowwise.base.records import DimsOutcome, PrunedTable
-from rowwise.base.textfile import decode_json, read_bytes
+from rowwise.base.textfile import decode_json, read_bytes, replace_file
 from rowwise.models.inference import evaluation_mode
 from rowwise.recipes.compose import make_small_model, resolve
 from rowwise.recipes.explain.importance import Scorer
@@ -46,7 +46,7 @@ from rowwise.train.on_device import to_device
 ROWS = 20_000  # of a sample, to find directions and to measure curves
 SECONDS = 60.0  # of reading a sample
 DIMS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-RECIPE, OUTCOME, WHOLE = "dims-{}.yaml", "dims-{}.json", "whole"
+RECIPE, OUTCOME, WHOLE, CURVES = "dims-{}.yaml", "dims-{}.json", "whole", "curves.json"
 AnyDims = Mapping[str, int]
 Tell = Callable[[str], None]
 
@@ -90,8 +90,11 @@ def _choose(recipe: Recipe, folder: Path, ratio: float, tell: Tell) -> DimsOutco
     uniform = uniform_dims(tables, budget - kept)
     runs = partial(_train, recipe, resolved, folder, tell)
     whole = runs(WHOLE, {})
-    tell("measures each table at smaller dims")
-    curves = measure_curves(folder / WHOLE / "1", tables)
+    path = folder / CURVES
+    if not path.is_file():  # kept, as a sample that took too long to read is another one the next time
+        tell("measures each table at smaller dims")
+        replace_file(path, msgspec.json.encode(measure_curves(folder / WHOLE / "1", tables)))
+    curves = decode_json(read_bytes(path), dict[str, dict[int, float]])
     options = {table.name: _options(table, curves[table.name]) for table in tables}
     chosen = {name: int(option.method) for name, option in allocate(options, budget, kept).chosen.items()}
     outcome = DimsOutcome(
