@@ -268,16 +268,17 @@ def question_of_ten():
 
 
 @pytest.mark.slow
-def test_hot_rows_on_the_device_leave_few_accesses_to_the_host(monkeypatch):
+def test_hot_rows_on_the_device_leave_few_accesses_to_the_host():
     """In simulated batches, several times fewer rows come from the host than by the best plan of whole tables."""
     tables = [Table(name=f"t{i}", rows=200_000 * (1 + i % 3), dim=32) for i in range(9)]
     access = [Access(pooling=4 + i % 5, zipf_a=1.05 + 0.05 * (i % 4), zipf_q=5) for i in range(9)]
     stored = sum(t.rows * (t.row_bytes + 4) for t in tables)
     asked = question(tables, Topology(devices=2), 0.15 * stored, access=access, host_bytes=4 * stored)
     mixed = make_plan(asked, seconds=0.3).plan
-    monkeypatch.setattr("rowwise.planning.planner.pipeline.CACHED", (0.0,))
-    whole = make_plan(asked, seconds=0.3).plan
-    assert mixed.forecast.step_s < whole.forecast.step_s
+    problem = make_problem(asked, cached=(0.0,))
+    searched = search(problem, seconds=0.3)
+    whole = problem.plan(searched.placement)
+    assert mixed.forecast.step_s < searched.cost
     rng, fetched = np.random.default_rng(0), {}
     for name, plan in (("mixed", mixed), ("whole", whole)):
         fetched[name] = 0
