@@ -196,6 +196,8 @@ def _be_child(session, files, tickets, sender):
         _run_files(session, files, tickets, sender)
     except KeyboardInterrupt:
         status = 2
+    with contextlib.suppress(FileNotFoundError):  # all forks remove the folders of earlier runs, as they end
+        config._tmp_path_factory._exit_stack.close()
     config.hook.pytest_sessionfinish(session=session, exitstatus=status or (session.testsfailed and 1))
     capture.stop_global_capturing()
     atexit._run_exitfuncs()
