@@ -1,10 +1,11 @@
 """Reads facts about the processor, and makes the choices that depend on its family; no torch.
 
-All functions but one take the text of /proc/cpuinfo, so that tests cover every processor on any. A choice depends
+All functions but two take the text of /proc/cpuinfo, so that tests cover every processor on any. A choice depends
 on the family, never on a measurement at run time: GEMM libraries round differently, and the result of a run must not
 depend on the load of the machine.
 """
 
+import os
 import platform
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -75,6 +76,11 @@ OPTIONAL_FEATURES = (
     MissingFeature("carry-less products", frozenset({"pclmulqdq"}), "checksums of checkpoints are zlib's"),
     BF16,
 )
+
+
+def usable_processors() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def read_processor() -> Processor:

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from rowwise.base.errors import PeerError, SpecError, printable
 from rowwise.base.inside import fault_of_name
+from rowwise.base.processor import usable_processors
 from rowwise.base.storage.folder import as_storage, parse_folder
 from rowwise.base.value import MAX_THREADS
 from rowwise.cli.environment import CommandEnvironment
@@ -124,7 +125,7 @@ def _make_spec(
             raise SpecError(f"--{option} {value!r}", " or ".join(known))
     if device == "cuda":
         _check_cuda(nproc)
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_processors()
     world = nproc or (1 if device == "cuda" else min(cores, DEFAULT_RANKS))
     if transport is not None and world == 1:
         raise SpecError(f"--transport {transport} with one rank", "--nproc 2 or more, or no --transport")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from rowwise.base.errors import SpecError, StorageError
+from rowwise.base.processor import usable_processors
 from rowwise.cli.options import MemoryForRows, Redis
 from rowwise.cli.stored import open_store
 from rowwise.cli.terminal import make_table, make_terminal, print_line
@@ -159,7 +160,7 @@ def serve(  # noqa: PLR0913 - one for each option
             run_worker=partial(
                 run_worker, WorkerTask(partial(open_version, versions.folder, None, tiers=tiers), limits, recording)
             ),
-            workers=workers or len(os.sched_getaffinity(0)),
+            workers=workers or usable_processors(),
             preload=("rowwise.recipes.served", "rowwise.serve.worker"),
             metrics=metrics.path,
             load_s=limits.load_s,

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import rowwise
-from rowwise.base.processor import family_of, missing_features, read_processor
+from rowwise.base.processor import family_of, missing_features, read_processor, usable_processors
 
 UNKNOWN = "unknown"
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -52,7 +52,7 @@ class Environment:
             if processor.flags
             else (UNKNOWN,),
             cores=cores,
-            usable_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores,
+            usable_cores=usable_processors(),
             torch_threads=threads,
             omp_wait_policy=omp_wait_policy,
             huge_pages=_huge_pages(),

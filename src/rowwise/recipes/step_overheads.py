@@ -19,9 +19,9 @@ from time import process_time
 from msgspec import structs
 
 from rowwise.base.errors import PeerError
+from rowwise.base.processor import usable_processors
 from rowwise.base.quantity import round_digits
 from rowwise.ingest.batch_shard import BatchShard
-from rowwise.ingest.service.local import cores
 from rowwise.planning.perf.hardware import Hardware, MakingTimes, StageOverhead
 from rowwise.recipes.compose import resolve
 from rowwise.recipes.find import load
@@ -78,7 +78,7 @@ def measure_batches() -> MakingTimes:
     alone_s, half_s = map(min, zip(*seconds, strict=True))
     encode_s = min(max(2 * (alone_s - half_s), 0.0), alone_s)
     return MakingTimes(
-        cores=cores(),
+        cores=usable_processors(),
         read_s=round_digits(alone_s - encode_s),
         encode_s=round_digits(encode_s),
     )

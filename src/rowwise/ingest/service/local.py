@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, Self, final, get_args
 
 from rowwise.base.errors import PeerError, SpecError
+from rowwise.base.processor import usable_processors
 from rowwise.base.scratch import Scratch
 from rowwise.base.value import check_max
 from rowwise.ingest.prepare import PreparationTask
@@ -66,7 +67,7 @@ class Workers(Value, frozen=True):
             )
 
     def service_config(self, clients: int, task: PreparationTask) -> ServiceConfig:
-        most = self.count or self.most or (cores() if self.on == "processes" else MAX_ON_RAY)
+        most = self.count or self.most or (usable_processors() if self.on == "processes" else MAX_ON_RAY)
         return ServiceConfig(
             clients=clients,
             splits=len(task.splits),
@@ -77,10 +78,6 @@ class Workers(Value, frozen=True):
             ahead=self.ahead,
             lease_s=self.lease_s,
         )
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @final

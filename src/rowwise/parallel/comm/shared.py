@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from rowwise.base.errors import PeerError
+from rowwise.base.processor import usable_processors
 from rowwise.parallel.comm.call import (
     SENDS_FULL_TENSOR,
     CollectiveCall,
@@ -128,7 +129,7 @@ class SharedMemoryTransport:
         near = [p for p, r in enumerate(ranks) if topology.host_of(r) == host]
         self._me, self._near = ranks.index(self.world.rank), range(near[0], near[-1] + 1)  # indices in the group
         # With more ranks than processors, polling would take the processor from the rank that it waits for.
-        self._spins = SPINS if len(near) <= len(os.sched_getaffinity(0)) else 0
+        self._spins = SPINS if len(near) <= usable_processors() else 0
         # Words of a descriptor: full cache lines, or writers would slow readers.
         self._stride = -(-(6 + TEXT_BYTES // 8 + 2 * w) // 8) * 8
         self._calls, self._serials = count(1), count(1)

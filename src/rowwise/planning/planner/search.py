@@ -16,7 +16,6 @@ of moves, so a plan is a function of request, seed and effort; a limit in second
 which the result reports. Runs of annealing share the processors.
 """
 
-import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rowwise.base.processor import usable_processors
 from rowwise.planning.perf.access import Floats
 from rowwise.planning.planner.bound import Bound, OptionTotals, linear_bound, relaxed_options, threshold_bound
 from rowwise.planning.planner.methods.dreamshard import policy_start as learned_start
@@ -93,13 +93,13 @@ def search_best(
         starts = candidates[:finalists]
         efforts = [effort._replace(seed=(seed * 2 + number) * 64 + k) for k in range(len(starts))]
         # Where moves are slow, each run has its share of the time.
-        run_s = left_s * share / -(-len(starts) // _processors()) if tiered else np.inf
+        run_s = left_s * share / -(-len(starts) // usable_processors()) if tiered else np.inf
 
         def anneal(start: Candidate, effort: AnnealingEffort, run_s: float = run_s) -> Candidate:
             limit_s = max(min(run_s, end_s - time.monotonic()), 0.0)
             return native.anneal(start.placement, effort._replace(limit_s=limit_s, timed=tiered))
 
-        with ThreadPoolExecutor(_processors()) as pool:
+        with ThreadPoolExecutor(usable_processors()) as pool:
             better = list(pool.map(anneal, starts, efforts))
         moves += sum(c.moves for c in better)
         out_of_time = out_of_time or any(c.out_of_time for c in better)
@@ -114,10 +114,6 @@ def search_best(
 def time_limit_s(seconds: float) -> float:
     """Time for slow moves, up to `LONG_s`; longer budgets are the limit themselves."""
     return max(MIN_TIME_LIMIT_s, min(TIME_LIMIT_FACTOR * seconds, LONG_s), seconds)
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _distinct_costs(candidates: list[Candidate], count: int) -> list[Candidate]:
