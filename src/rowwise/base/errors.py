@@ -22,6 +22,8 @@
 `UnknownIdWarning` counts ids that were mapped to the last row of a table with `unknown='last_row'`.
 """
 
+from collections.abc import Iterable
+
 
 class RowwiseError(Exception):
     """Base of every error that rowwise raises on purpose.
@@ -129,3 +131,11 @@ def printable(text: str) -> str:
     r"""A text for a terminal: control characters are escaped, as \x1b; the narrow space of numbers is a plain one."""
     text = text.replace("\u202f", " ")
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """A question with the most similar of the known names; empty if none is similar."""
+    import difflib  # slow to import, and only errors need it
+
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f"did you mean {near[0]!r}?" if near else ""

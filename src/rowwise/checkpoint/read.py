@@ -5,7 +5,6 @@ Others are read a few rows at a time: columns are selected, and rows of another 
 Equal row types are copied without rounding. If a chunk is damaged, the target keeps what was read before.
 """
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from rowwise.base.errors import CheckpointError, DamageError, printable
+from rowwise.base.errors import CheckpointError, DamageError, did_you_mean, printable
 from rowwise.base.storage.folder import Folder, OpenRange, open_range
 from rowwise.checkpoint.delta import decode_rows
 from rowwise.checkpoint.files import CODES, BUFFER_bytes, ByteRange, FileHeader, as_bytes, reading_file
@@ -394,9 +393,8 @@ def _initial_rows(entry: TensorEntry, chunk: TensorChunk, at: int, count: int) -
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
     words = list(known)
-    matches = difflib.get_close_matches(name, words, n=1, cutoff=0.5)
-    if matches:
-        return f"did you mean {matches[0]!r}?"
+    if guess := did_you_mean(name, words, cutoff=0.5):
+        return guess
     suffix = f" and {len(words) - 8} more" if len(words) > 8 else ""
     return f"there are {', '.join(words[:8]) or 'none'}{suffix}"
 

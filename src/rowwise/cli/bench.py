@@ -6,7 +6,6 @@ line that it prints is its result as JSON. `cache` is built in, and needs no che
 """
 
 import ast
-import difflib
 import json
 import os
 import signal
@@ -21,7 +20,7 @@ from typing import IO, Annotated
 import typer
 
 import rowwise
-from rowwise.base.errors import RowwiseError
+from rowwise.base.errors import RowwiseError, did_you_mean
 
 SIGNAL_BASE = 128  # shells report 128 + signal for a command that a signal ended
 LAST_LINES = 30  # of output printed for a failed benchmark
@@ -92,9 +91,9 @@ def bench(  # noqa: PLR0913 - one for each option
         print("\n".join(describe_benchmarks(scripts)))
         return
     if name not in scripts:
-        close = difflib.get_close_matches(name, scripts, n=1)
-        guess = f"; did you mean {close[0]!r}?" if close else f": expected one of {', '.join(scripts)}."
-        raise RowwiseError(f"no benchmark {name!r}{guess} See rowwise bench --list")
+        guess = did_you_mean(name, scripts)
+        advice = f"; {guess}" if guess else f": expected one of {', '.join(scripts)}."
+        raise RowwiseError(f"no benchmark {name!r}{advice} See rowwise bench --list")
     code = subprocess.run([sys.executable, str(scripts[name]), *options, *(extra or [])], check=False).returncode
     raise typer.Exit(code if code >= 0 else SIGNAL_BASE - code)
 

@@ -3,7 +3,6 @@
 Arguments are checked before anything is trained. Trials are saved: the same command resumes them.
 """
 
-import difflib
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-from rowwise.base.errors import SpecError
+from rowwise.base.errors import SpecError, did_you_mean
 from rowwise.cli.code import load_recipe
 from rowwise.cli.convert import parse_size
 from rowwise.cli.environment import CommandEnvironment
@@ -127,9 +126,9 @@ def _parse_goal(ratio: float | None, budget: str | None, methods: str | None) ->
     names = tuple(dict.fromkeys(name.strip() for name in methods.split(","))) if methods is not None else tuple(METHODS)
     for name in names:
         if name not in METHODS:
-            close = difflib.get_close_matches(name, METHODS, n=1)
-            guess = f"; did you mean {close[0]!r}?" if close else "."
-            raise SpecError(f"--methods: no method {name!r}{guess} There are {', '.join(METHODS)}")
+            guess = did_you_mean(name, METHODS)
+            ending = f"; {guess}" if guess else "."
+            raise SpecError(f"--methods: no method {name!r}{ending} There are {', '.join(METHODS)}")
     return CompressionGoal(ratio=ratio, budget_bytes=budget_bytes, methods=names)
 
 

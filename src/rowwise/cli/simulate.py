@@ -4,7 +4,6 @@ Tables from a file and layers by their widths need no torch; the layers of a rec
 """
 
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from rowwise.base.errors import SpecError
+from rowwise.base.errors import SpecError, did_you_mean
 from rowwise.cli.code import load_recipe
 from rowwise.cli.options import BATCH, AsJson, Changes, Dim, GlobalBatch, HtmlFile
 from rowwise.cli.plan import check_outputs, read_plan, write_atomically
@@ -128,8 +127,7 @@ def _read_published(name: str, changes: list[str] | None) -> "PublishedModel | N
 
     published = read_published(name)
     if published is None and not name.endswith(ENDINGS) and not Path(name).exists() and name not in names():
-        near = get_close_matches(name, [*names(), *published_names()], n=1)
-        hint = f"did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, [*names(), *published_names()])
         expected = f"a recipe of `rowwise ls`, a path, or one of {', '.join(published_names())}"
         raise SpecError(f"no recipe or published model {name!r}", expected, hint=hint)
     if published is not None and changes:

@@ -5,7 +5,6 @@ splits to workers need no more: a split is a small value, and reading it has no 
 `parquet`, `delimited`, `frames`, `generator`; tests/ingest/test_reader.py checks the same properties of all.
 """
 
-import difflib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from rowwise.base.errors import DataError
+from rowwise.base.errors import DataError, did_you_mean
 from rowwise.tables.spec import Value
 
 GLOB = set("*?[")
@@ -59,9 +58,9 @@ def check_columns(names: Sequence[str], schema: pa.Schema, source: str) -> None:
         if name not in times:
             # Comparing takes time quadratic in the length of a name.
             short = [known for known in schema.names[:MAX_GUESSES] if len(known) <= MAX_GUESSES]
-            near = difflib.get_close_matches(name, short, n=1, cutoff=0.5)
-            guess = f"; did you mean {near[0]!r}?" if near else "."
-            raise DataError(f"{source}: no column {name!r}{guess} There are {_join(schema.names) or 'none'}")
+            guess = did_you_mean(name, short, cutoff=0.5)
+            ending = f"; {guess}" if guess else "."
+            raise DataError(f"{source}: no column {name!r}{ending} There are {_join(schema.names) or 'none'}")
         if times[name] > 1:
             raise DataError(f"{source}: {times[name]} columns are called {name!r}", "each name once")
 

@@ -1,10 +1,9 @@
 """Finds recipes: built-in ones by name, others by path."""
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
-from rowwise.base.errors import SpecError
+from rowwise.base.errors import SpecError, did_you_mean
 from rowwise.base.textfile import read_bytes
 from rowwise.recipes.recipe import Recipe
 from rowwise.recipes.text import read
@@ -26,10 +25,8 @@ def find(name: str) -> Path:
             raise SpecError(f"{name}: no such file", "a recipe file, or a name from rowwise ls")
         return path
     if name not in names():
-        near = difflib.get_close_matches(name, names(), n=1)
-        guess = f"did you mean {near[0]!r}?" if near else ""
         expected = f"one of {', '.join(names())}, or a path that ends in .yaml"
-        raise SpecError(f"no recipe {name!r}", expected, hint=guess)
+        raise SpecError(f"no recipe {name!r}", expected, hint=did_you_mean(name, names()))
     return LIBRARY / f"{name}.yaml"
 
 

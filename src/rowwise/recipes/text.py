@@ -4,7 +4,6 @@ Unlike YAML 1.1: duplicate keys are errors, `no` is a string, `1e-3` a number, a
 base 60. Known limit: writing a recipe drops its comments.
 """
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
@@ -17,7 +16,7 @@ import yaml
 from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
-from rowwise.base.errors import SpecError
+from rowwise.base.errors import SpecError, did_you_mean
 from rowwise.base.plainyaml import MAX_BYTES, NotPlainError, PlainLoader, load_yaml
 from rowwise.base.textfile import parse_whole, read_text
 from rowwise.recipes.recipe import Recipe
@@ -270,10 +269,10 @@ def _explain_error(error: msgspec.ValidationError, sections: Mapping[str, Any]) 
         return str(error).replace("`$.", "`").replace(" in `$`", " of the recipe") + hint
     keys = _keys(unknown["at"])
     known = sorted(_fields_at(Recipe, keys, sections))
-    near = difflib.get_close_matches(unknown["field"], known, n=1)
-    guess = f"; did you mean {near[0]!r}?" if near else "."
+    guess = did_you_mean(unknown["field"], known)
+    ending = f"; {guess}" if guess else "."
     section = f" in {'.'.join(keys).replace('.[', '[')}" if keys else ""
-    return f"no key {unknown['field']!r}{section}{guess} There are {', '.join(known)}"
+    return f"no key {unknown['field']!r}{section}{ending} There are {', '.join(known)}"
 
 
 def _keys(at: str | None) -> list[str]:

@@ -1,11 +1,10 @@
 """Datasets by name: known ones, and `parquet:PATH` and `csv:PATH` for any files."""
 
-import difflib
 import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from rowwise.base.errors import DataError
+from rowwise.base.errors import DataError, did_you_mean
 from rowwise.ingest.datasets import display_ads, platforms, ratings
 from rowwise.ingest.datasets.complete_journey import complete_journey, complete_journey_tuning, get_complete_journey
 from rowwise.ingest.datasets.criteo import CRITEO_DOWNLOADS, criteo, criteo_terabyte, explain_download
@@ -160,7 +159,7 @@ def _place(name: str, folder: Path) -> Path:
 def _known(name: str) -> str:
     if name in STORED:
         return name
-    near = difflib.get_close_matches(name, STORED, n=1)
-    guess = f"; did you mean {near[0]!r}?" if near else "."
+    guess = did_you_mean(name, STORED)
+    ending = f"; {guess}" if guess else "."
     names = ", ".join(["synthetic", *STORED, "parquet:PATH", "csv:PATH"])
-    raise DataError(f"no dataset {name!r}{guess} There are {names}")
+    raise DataError(f"no dataset {name!r}{ending} There are {names}")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rowwise.base.errors import SpecError
+from rowwise.base.errors import SpecError, did_you_mean
 from rowwise.base.textfile import decode_json, parse_whole, read_bytes
 from rowwise.planning.perf.access import Access, Workload
 from rowwise.planning.perf.dense_parallel import DenseSide
@@ -98,7 +98,8 @@ class TableEntry(NamedTuple):
             return default
         member = known.get(value) if isinstance(value, str) else None
         if member is None:
-            raise self.error(field, f"one of {', '.join(known)}{_did_you_mean(str(value), known)}")
+            guess = did_you_mean(str(value).lower(), known)
+            raise self.error(field, f"one of {', '.join(known)}{f'; {guess}' if guess else ''}")
         return member
 
 
@@ -153,13 +154,6 @@ def _read_text(path: Path) -> str:
         raise SpecError(
             f"{path}, line {line}: byte {data[error.start]:#04x} is not UTF-8", "a CSV or JSON file in UTF-8"
         ) from None
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    import difflib  # slow to import, and only errors need it
-
-    near = difflib.get_close_matches(name.lower(), list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _columns_by_field(place: str, titles: Sequence[str]) -> dict[str, str]:
