@@ -17,7 +17,7 @@ from rowwise.ingest.dialect import Dialect
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import Transforms
 from rowwise.planning.planner.machines import parse_size
-from rowwise.recipes.model_configs import DienConfig, DlrmConfig, Model, kind_of, layers_of, pictures_of
+from rowwise.recipes.model_configs import DlrmConfig, Model, kind_of, layers_of, pictures_of
 from rowwise.recipes.model_kinds import check_use, family_of
 from rowwise.tables.idmaps import AnyIdMap
 from rowwise.tables.managed import Managed
@@ -227,7 +227,7 @@ class Recipe(Value, frozen=True, kw_only=True):
         dropout = getattr(self.model, "dropout", 0.0)
         if not 0 <= dropout < 1:
             raise SpecError(f"model.dropout={dropout}", "at least 0 and less than 1")
-        plain = dropout == 0.0 and hasattr(self.model, "dropout") and self.train.augment == Augment()
+        plain = dropout == 0.0 and hasattr(self.model, "dropout") and self.train.augment.keeps_all
         if isinstance(self.train.objective, Smc) and plain:
             raise SpecError(
                 "train.objective.kind=smc with model.dropout=0 and no train.augment: its two predictions of a sample "
@@ -237,9 +237,9 @@ class Recipe(Value, frozen=True, kw_only=True):
         _check_augment(self.model, self.train.augment)
         if isinstance(self.train.objective, CoTeaching):
             _check_co_teaching(self.train)
-            if isinstance(self.model, DienConfig) and self.model.auxiliary:
+            if auxiliary := getattr(self.model, "auxiliary", 0.0):
                 raise SpecError(
-                    f"train.objective.kind=co_teaching with model.auxiliary={self.model.auxiliary}: samples are chosen "
+                    f"train.objective.kind=co_teaching with model.auxiliary={auxiliary}: samples are chosen "
                     "by the loss of their labels",
                     "auxiliary=0",
                 )
@@ -278,7 +278,7 @@ def _check_pin(pin: int | None, device: str) -> None:
 
 def _check_augment(model: Model | str, augment: Augment) -> None:
     """Raise for augmentations that take ids away that a model requires."""
-    if augment != Augment() and not isinstance(model, str) and family_of(model).ranks_items:
+    if not augment.keeps_all and not isinstance(model, str) and family_of(model).ranks_items:
         raise SpecError(
             f"train.augment with model.kind={kind_of(model)}: it would leave out items that the model learns to rank",
             "no train.augment",

@@ -14,7 +14,7 @@ from rowwise.ingest.kinds import is_list
 from rowwise.ingest.service.local import Workers
 from rowwise.ingest.transform import unread
 from rowwise.planning.perf.learned import profile_warnings
-from rowwise.recipes.model_configs import INTERACTION_KEYS, DienConfig
+from rowwise.recipes.model_configs import INTERACTION_KEYS
 from rowwise.recipes.model_kinds import family_of
 from rowwise.recipes.recipe import TimeShare
 from rowwise.recipes.resolved import ResolvedRecipe
@@ -99,7 +99,7 @@ def _training_rules(resolved: ResolvedRecipe, topology: Topology) -> tuple[Unuse
     encoder = getattr(recipe.model, "encoder", None)
     reads_all = encoder is not None and getattr(recipe.model, "sampled", None) is None
     no_bottom = not columns.dense and getattr(recipe.model, "bottom", ()) != ()
-    of_histories = ("auxiliary" if isinstance(recipe.model, DienConfig) else "attention",)
+    of_histories = tuple(key for key in ("attention", "auxiliary") if hasattr(recipe.model, key))
     no_histories = not getattr(recipe.model, "histories", True)
     ranks_items, ranking = family_of(recipe.model).ranks_items, "the model is measured by ranking all items"
     validates, no_rows = resolved.rows.valid is not None, "there are no validation rows"

@@ -12,7 +12,9 @@ from rowwise.train.settings import Augment
 
 
 def augment(batch: Batch, settings: Augment) -> Batch:
-    """The batch without randomly chosen parts of its features."""
+    """The batch without randomly chosen parts of its features; the batch itself if settings leave nothing out."""
+    if settings.keeps_all:
+        return batch
     dense_BF = batch.dense_BF
     try:
         if batch.sparse.shared is not None:

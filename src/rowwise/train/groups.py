@@ -17,7 +17,6 @@ from rowwise.tables.ids.embeddings import MappedEmbeddings
 from rowwise.tables.ops.pinned import pinned
 from rowwise.train.on_device import Move, check_on_host
 from rowwise.train.ranks import empty_batch_template
-from rowwise.train.settings import Augment
 from rowwise.train.step import StepContext, count_samples
 from rowwise.train.step_header import GlobalStatus, StepHeader
 
@@ -82,8 +81,7 @@ class UpdateGroups:
         if not self._context.runs_ahead:  # virtual shards are cut before a step waits for copies
             return batch.to(self._context.settings.device, ids=not self._context.routes_on_host)
         # Augmented samples are other batches, which their forward maps.
-        read_as_is = self._context.settings.augment == Augment()
-        modules = self._context.id_maps.values() if read_as_is else ()
+        modules = self._context.id_maps.values() if self._context.settings.augment.keeps_all else ()
         id_maps = [module for module in modules if isinstance(module, MappedEmbeddings)]
 
         def map_ids(copied: Batch, move: Move) -> None:

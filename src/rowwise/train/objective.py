@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rowwise.base.errors import BatchError
-from rowwise.models.dien import DIEN
 from rowwise.models.frequency import ItemFrequency
 from rowwise.models.histories import single_ids
 from rowwise.models.next_item import NextItem, mean_over_lists, sampled_softmax_loss, softmax_loss
@@ -48,7 +47,7 @@ InBatchLoss = Callable[[Tensor, Tensor | Candidates, Tensor | None, Tensor | Non
 class Clicks:
     """A loss summed over labels, times the sample's weight; the mean over samples.
 
-    The auxiliary losses of a `DIEN` are added to those of the labels.
+    A model with `take_auxiliary`, such as `DIEN`, has losses [B] of its own, which are added to those of the labels.
 
     Args:
         model: returns logits.
@@ -65,6 +64,7 @@ class Clicks:
         loss: LabelLoss = LOG_LOSS,
     ) -> None:
         self._model, self._smoothing, self._loss = model, label_smoothing, loss
+        self._take_auxiliary: Callable[[], Tensor | None] = getattr(model, "take_auxiliary", lambda: None)
         self.soft = SoftLabels() if isinstance(loss, Smc) else None
         self._weights_K = torch.tensor(task_weights) if any(w != 1 for w in task_weights) else None
 
@@ -92,9 +92,9 @@ class Clicks:
         return loss_B if more_B is None else loss_B + more_B, logits_BK
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Logits, smoothed labels, and the auxiliary losses [B] of a `DIEN`."""
+        """Logits, smoothed labels, and the auxiliary losses [B] of the model."""
         logits_BK, labels_BK = self._model(batch), batch.labels_BK
-        more_B = self._model.take_auxiliary() if isinstance(self._model, DIEN) else None
+        more_B = self._take_auxiliary()
         if logits_BK.shape != labels_BK.shape:
             raise BatchError(
                 f"the model gave logits {tuple(logits_BK.shape)} for labels {tuple(labels_BK.shape)}",

@@ -97,6 +97,11 @@ class Augment(Value, frozen=True):
             if not 0 <= getattr(self, name) < 1:
                 raise SpecError(f"train.augment.{name}={getattr(self, name)}", "at least 0 and less than 1")
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is left out."""
+        return not (self.drop_features or self.drop_ids or self.crop_lists)
+
 
 class Training(Value, frozen=True):
     """Batch size, epochs, optimizer and precision of the steps."""

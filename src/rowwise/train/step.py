@@ -49,7 +49,7 @@ from rowwise.train.losses import second_pass
 from rowwise.train.objective import Clicks, Objective, Outcome
 from rowwise.train.on_device import DeviceCopies, KnownNumbers, StepNumbers, clip_and_mask, prepare_device
 from rowwise.train.optimizers import make_optimizer, set_rate
-from rowwise.train.settings import Augment, Training
+from rowwise.train.settings import Training
 from rowwise.train.soft_labels import SoftLabels
 from rowwise.train.step_header import (
     DENSE,
@@ -367,17 +367,12 @@ def _make_soft_labels(
             shards = context.shards
             draws = shards.seeded_draws(number, channel * shards.count + index) if shards else nullcontext()
             with context.clock.phase("forward"), autocast(context.settings.device, context.settings.precision), draws:
-                logits.append(second_pass(context.model, _augmented(context, other)))
+                logits.append(second_pass(context.model, augment(other, context.settings.augment)))
         return torch.cat(logits)
 
     soft.begin(number, status.samples_W, context.comm.rank, lambda: logits(pieces, 1))
     if following:
         soft.hold(number + 1, logits(following, 2), status.following_samples_W, context.comm.rank)
-
-
-def _augmented(context: StepContext, batch: Batch) -> Batch:
-    settings = context.settings.augment
-    return batch if settings == Augment() else augment(batch, settings)
 
 
 def _differentiate(
@@ -390,7 +385,7 @@ def _differentiate(
     for index, piece in enumerate(pieces):
         draws = context.shards.seeded_draws(number, index) if context.shards else nullcontext()
         with context.clock.phase("forward"), autocast(context.settings.device, context.settings.precision), draws:
-            outcome = context.objective(_augmented(context, piece), number)
+            outcome = context.objective(augment(piece, context.settings.augment), number)
         share = len(piece.labels_BK) / samples
         # The mean over no samples is NaN, but its gradients times 0 are zeros. The backward still has to run, as the
         # other ranks wait for its collectives.
