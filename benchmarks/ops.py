@@ -23,20 +23,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import torch
 from parts import BENCHMARKS
-from parts.batches import bags_of, names_of, tables_of
+from parts.batches import OPTIMIZERS, bags_of, names_of, tables_of
 from parts.limits import Rows
 from parts.ops_work import FbgemmPeer, Work, ids_for, rows_for
 from parts.report import at_least, environment, exactly, finish, geomean, has_peer, options, parsed, save, show
 
-from rowwise import Adagrad, Adam, Embeddings, Jagged, Lamb, RowType, RowWiseAdagrad, Sgd
-
-OPTIMIZERS = {
-    "rowwise_adagrad": RowWiseAdagrad(lr=0.01),
-    "sgd": Sgd(lr=0.01),
-    "adagrad": Adagrad(lr=0.01),
-    "adam": Adam(lr=0.01),
-    "lamb": Lamb(lr=0.01),
-}
+from rowwise import Embeddings, Jagged, RowType
 
 
 class Ours:

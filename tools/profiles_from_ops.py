@@ -8,31 +8,23 @@ those of the preset `cpu`. The same results give the same profile on the same ma
 """
 
 import argparse
-import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 import saved_results
+from from_benchmarks import part
 from msgspec import structs
 
-ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "benchmarks"))
+from rowwise.planning.calibrate.fit import FittedProfile, MachineDescription, fit_profile
+from rowwise.planning.calibrate.samples import SetSample
+from rowwise.planning.perf.access import Access, Workload
+from rowwise.planning.perf.hardware import PROFILE_FOLDER, Hardware, hardware_named
+from rowwise.tables.ops.threads import one_thread
+from rowwise.tables.spec import RowType
 
-from ops import OPTIMIZERS  # noqa: E402
-from parts.batches import tables_of  # noqa: E402
-from parts.ops_work import rows_for  # noqa: E402
-
-sys.path.pop()  # tests have packages of the same names, which processes that they start would miss
-
-from rowwise.planning.calibrate.fit import FittedProfile, MachineDescription, fit_profile  # noqa: E402
-from rowwise.planning.calibrate.samples import SetSample  # noqa: E402
-from rowwise.planning.perf.access import Access, Workload  # noqa: E402
-from rowwise.planning.perf.hardware import PROFILE_FOLDER, Hardware, hardware_named  # noqa: E402
-from rowwise.tables.ops.threads import one_thread  # noqa: E402
-from rowwise.tables.spec import RowType  # noqa: E402
-
+BATCHES, WORK = part("batches"), part("ops_work")
 PROCESSORS = {"zen4": "amd-zen4-avx512", "zen5": "amd-zen5-avx512"}
 ZIPF_A = 1.05  # of the ids of the benchmark
 
@@ -46,12 +38,12 @@ def sets_of(result: dict[str, Any]) -> list[SetSample]:
 
 def _as_set(row: dict[str, Any], number: int) -> SetSample:
     access = Access(pooling=row["pooling"], zipf_a=ZIPF_A if row["ids"] == "zipf" else 0.0)
-    kind = {"optimizer": OPTIMIZERS[row["optimizer"]], "row_type": RowType(row["row_type"])}
+    kind = {"optimizer": BATCHES.OPTIMIZERS[row["optimizer"]], "row_type": RowType(row["row_type"])}
     return SetSample(
         number=number,
         rank=0,
         batch=row["batch"],
-        workloads=tuple(Workload(table=t, access=access) for t in tables_of(_rows_of(row), row["dim"], **kind)),
+        workloads=tuple(Workload(table=t, access=access) for t in BATCHES.tables_of(_rows_of(row), row["dim"], **kind)),
         lookup_s=row["ours_forward_ms"] / 1e3,
         update_s=row["ours_rest_ms"] / 1e3,
         took_s=0.0,
@@ -61,9 +53,9 @@ def _as_set(row: dict[str, Any], number: int) -> SetSample:
 def _rows_of(row: dict[str, Any]) -> list[int]:
     """Rows of the tables of a section, as benchmarks/ops.py chooses them."""
     if row["section"] == "shapes":
-        return rows_for(15, 1_000, 1_000_000)
+        return WORK.rows_for(15, 1_000, 1_000_000)
     copies = row["section"] == "row types" or (row["section"] == "torch" and row["optimizer"] != "adagrad")
-    return rows_for(26, 1_000, 1_000_000 if copies else 4_000_000)
+    return WORK.rows_for(26, 1_000, 1_000_000 if copies else 4_000_000)
 
 
 def fit(name: str) -> tuple[Hardware, FittedProfile]:

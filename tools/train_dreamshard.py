@@ -8,19 +8,14 @@ of steps, about so long on one core) and seed give the same file on the same mac
 """
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
 import msgspec
+from dreamshard.train import PolicyProgress, PolicyTraining, train_policy
+from from_benchmarks import part
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from dreamshard.train import PolicyProgress, PolicyTraining, train_policy  # noqa: E402
-from parts import calibrate_dreamshard as judged  # noqa: E402
-
-from rowwise.planning.planner.methods.dreamshard import SHIPPED  # noqa: E402
+from rowwise.planning.planner.methods.dreamshard import SHIPPED
 
 
 def main() -> None:
@@ -29,7 +24,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=SHIPPED)
     args = parser.parse_args()
-    begin_s = time.monotonic()
+    begin_s, judged = time.monotonic(), part("calibrate_dreamshard")
 
     def show(p: PolicyProgress) -> None:
         print(

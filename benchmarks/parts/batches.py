@@ -6,7 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rowwise import Batch, Jagged, Table
+from rowwise import Adagrad, Adam, Batch, Jagged, Lamb, RowWiseAdagrad, Sgd, Table
+
+OPTIMIZERS = {
+    "rowwise_adagrad": RowWiseAdagrad(lr=0.01),
+    "sgd": Sgd(lr=0.01),
+    "adagrad": Adagrad(lr=0.01),
+    "adam": Adam(lr=0.01),
+    "lamb": Lamb(lr=0.01),
+}
 
 
 def names_of(count: int) -> tuple[str, ...]:
