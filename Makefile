@@ -111,7 +111,7 @@ test-change: peers
 	if $(BIN)/python tools/since.py --native; then $(MAKE) test-native ONLY='not slow'; fi
 
 test-all: peers
-	$(TEST) --full $(SLOW)
+	$(TEST) --full --random $(SLOW)
 
 test-native: build $(DEV)
 	$(MAKE) -j 2 -O sanitize test-arm

@@ -1,9 +1,10 @@
 """What of the tests is fast: `make test` has 240 seconds of processor time for all of them and for lint.
 
-A plugin of pytest that `conftest.py` loads. Without `--full`, Hypothesis draws a few examples, the same ones in every
-run. Of a test marked `few(n)` only n combinations of parameters are fast: those that have the most pairs of values
-between them; the others are marked slow. With `--full`, as `make test-all` runs them, tests with Hypothesis have random
-examples, a third of what they ask for: as many would take longer than people wait. `--all-examples` has as many.
+A plugin of pytest that `conftest.py` loads. Hypothesis draws the same examples in every run, so that a change is never
+refused for the luck of its examples: a few without `--full`; with it, as CI runs, a third of what a test asks for.
+`--random`, as `make test-all` and each night run, draws others every time. `--all-examples` draws as many as a test
+asks for, which takes longer than people wait. Of a test marked `few(n)` only n combinations of parameters are fast:
+those that have the most pairs of values between them; the others are marked slow.
 """
 
 import sys
@@ -21,7 +22,8 @@ settings.load_profile("rowwise")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="random examples, a third of what a test asks for")
+    parser.addoption("--full", action="store_true", help="a third of the examples that a test asks for")
+    parser.addoption("--random", action="store_true", help="with --full: other examples in every run")
     parser.addoption("--all-examples", action="store_true", help="with --full: as many as a test asks for")
 
 
@@ -39,8 +41,10 @@ def pytest_collection_modifyitems(config, items):
         if getattr(item.obj, "is_hypothesis_test", False):
             if not config.getoption("full"):
                 shorten(item.obj)
-            elif not config.getoption("all_examples"):
-                thin(item.obj)
+            else:
+                thin(item.obj, share=1 if config.getoption("all_examples") else FULL_SHARE)
+                if not config.getoption("random"):
+                    fix(item.obj)
     for alike in by_test.values():
         kept = covering([item.callspec.indices for item in alike], alike[0].get_closest_marker("few").args[0])
         for index, item in enumerate(alike):
@@ -51,17 +55,23 @@ def pytest_collection_modifyitems(config, items):
 def shorten(test):
     """Few examples, the same ones each time."""
     full = test._hypothesis_internal_use_settings
-    few = min(full.max_examples, EXAMPLES)
-    test._hypothesis_internal_use_settings = settings(full, max_examples=few, derandomize=True, database=None)
+    test._hypothesis_internal_use_settings = settings(full, max_examples=min(full.max_examples, EXAMPLES))
+    fix(test)
 
 
-def thin(test):
+def thin(test, share):
     """Fewer examples, once for each test: one function may have several sets of parameters."""
     asked = test._hypothesis_internal_use_settings
     if not hasattr(test, "asked_examples"):
         test.asked_examples = asked.max_examples
-        few = min(asked.max_examples, max(EXAMPLES, asked.max_examples // FULL_SHARE))
+        few = min(asked.max_examples, max(EXAMPLES, asked.max_examples // share))
         test._hypothesis_internal_use_settings = settings(asked, max_examples=few)
+
+
+def fix(test):
+    """The same examples in each run."""
+    drawn = test._hypothesis_internal_use_settings
+    test._hypothesis_internal_use_settings = settings(drawn, derandomize=True, database=None)
 
 
 def covering(choices, count):

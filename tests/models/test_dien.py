@@ -93,14 +93,15 @@ def test_logits_and_gradients_are_those_of_the_equations(samples, tasks):
 def test_the_auxiliary_loss_asks_for_the_next_item_and_not_for_a_drawn_one(lists):
     ids_N = torch.tensor([i for ids in lists for i in ids], dtype=torch.int64)
     lengths_B = torch.tensor([len(ids) for ids in lists])
-    states_ND, rows_ND = torch.randn(2, len(ids_N), 4, generator=torch.Generator().manual_seed(1))
+    draws = torch.Generator().manual_seed(1)
+    states_ND, rows_ND = torch.randn(2, len(ids_N), 4, generator=draws, dtype=torch.float64)  # 1 - p has its digits
     torch.manual_seed(7)
     losses_B = next_item_losses(states_ND, rows_ND, ids_N, lengths_B)
     torch.manual_seed(7)
     drawn = torch.randint(max(1, len(ids_N)), (len(ids_N),)).tolist()
     begin = 0
     for ids, loss in zip(lists, losses_B, strict=True):
-        wanted = torch.zeros(())
+        wanted = torch.zeros((), dtype=torch.float64)
         for t in range(begin, begin + len(ids) - 1):
             wanted = wanted - torch.log(torch.sigmoid(states_ND[t] @ rows_ND[t + 1]))
             if ids_N[drawn[t]] != ids_N[t + 1]:
