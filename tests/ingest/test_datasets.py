@@ -184,13 +184,19 @@ def test_movielens(tmp_path):
         load("movielens-100k", tmp_path)
 
 
+def ratings_by_person(folder):
+    """The films of each person and whether they liked them, oldest first."""
+    place = fetched("movielens-100k", folder)
+    rows = pa.concat_tables(pq.read_table(place / f"{name}.parquet") for name in ("train", "valid", "test"))
+    films = {}
+    for row in sorted(rows.to_pylist(), key=lambda row: (row["timestamp"], row["row"])):
+        films.setdefault(row["user_id"], []).append((row["movie_id"], row["rating"] >= 4))
+    return films
+
+
 @pytest.mark.slow
 def test_sequences_of_movielens(tmp_path):
-    ratings_of = fetched("movielens-100k", tmp_path)
-    rows = pa.concat_tables(pq.read_table(ratings_of / f"{name}.parquet") for name in ("train", "valid", "test"))
-    seen = {}
-    for row in sorted(rows.to_pylist(), key=lambda row: (row["timestamp"], row["row"])):
-        seen.setdefault(row["user_id"], []).append(row["movie_id"])
+    seen = {user: [film for film, _ in films] for user, films in ratings_by_person(tmp_path).items()}
     place = fetched("movielens-100k-sequences", tmp_path)
     for name, dropped in (("train", 2), ("valid", 1), ("test", 0)):
         table = pq.read_table(place / f"{name}.parquet")
@@ -202,11 +208,7 @@ def test_sequences_of_movielens(tmp_path):
 
 @pytest.mark.slow
 def test_histories_of_movielens(tmp_path):
-    ratings_of = fetched("movielens-100k", tmp_path)
-    rows = pa.concat_tables(pq.read_table(ratings_of / f"{name}.parquet") for name in ("train", "valid", "test"))
-    seen = {}
-    for row in sorted(rows.to_pylist(), key=lambda row: (row["timestamp"], row["row"])):
-        seen.setdefault(row["user_id"], []).append((row["movie_id"], row["rating"] >= 4))
+    seen = ratings_by_person(tmp_path)
     place = fetched("movielens-100k-histories", tmp_path)
     made = {name: pq.read_table(place / f"{name}.parquet").to_pylist() for name in ("train", "valid", "test")}
     for user, films in seen.items():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from clicks import DENSE, step
+from equations import check_equations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_layers import plain_mlp
@@ -75,17 +76,7 @@ def plain_dien(model, sample, dense_F, rows):
 @given(samples=st.lists(BAGS, min_size=1, max_size=5), tasks=st.integers(1, 2))
 def test_logits_and_gradients_are_those_of_the_equations(samples, tasks):
     torch.manual_seed(0)
-    model, batch = make_dien(tasks=tasks, auxiliary=0.0), make_batch(samples)
-    parameters = list(model.top.parameters()) + list(model.attention.parameters())
-    rows = {name: model.embeddings.table(name).clone() for name in ("item", "brand", "user")}
-    expected = torch.stack([plain_dien(model, s, x, rows) for s, x in zip(samples, batch.dense_BF, strict=True)])
-    grad = torch.randn(len(samples), tasks)
-    wanted = torch.autograd.grad((expected * grad).sum(), parameters, allow_unused=True)
-    logits = model(batch)
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
-    got = torch.autograd.grad((logits * grad).sum(), parameters)
-    for x, y in zip(got, wanted, strict=True):
-        torch.testing.assert_close(x, torch.zeros_like(x) if y is None else y, rtol=1e-3, atol=1e-5)
+    check_equations(make_dien(tasks=tasks, auxiliary=0.0), make_batch(samples), samples, plain_dien, tasks)
 
 
 @settings(max_examples=30, deadline=None)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from clicks import DENSE, step
+from equations import check_equations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_layers import plain_mlp
@@ -54,17 +55,7 @@ def plain_din(model, sample, dense_F, rows):
 @given(samples=st.lists(BAGS, min_size=1, max_size=5), tasks=st.integers(1, 2))
 def test_logits_and_gradients_are_those_of_the_formula(samples, tasks):
     torch.manual_seed(0)
-    model, batch = make_din(tasks=tasks), make_batch(samples)
-    parameters = list(model.top.parameters()) + list(model.attention.parameters())
-    rows = {name: model.embeddings.table(name).clone() for name in ("item", "brand", "user")}
-    expected = torch.stack([plain_din(model, s, x, rows) for s, x in zip(samples, batch.dense_BF, strict=True)])
-    grad = torch.randn(len(samples), tasks)
-    wanted = torch.autograd.grad((expected * grad).sum(), parameters, allow_unused=True)
-    logits = model(batch)
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
-    found = torch.autograd.grad((logits * grad).sum(), parameters)
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, torch.zeros_like(one) if other is None else other, rtol=1e-3, atol=1e-5)
+    check_equations(make_din(tasks=tasks), make_batch(samples), samples, plain_din, tasks)
 
 
 def test_a_step_changes_the_rows_of_targets_and_histories():

@@ -40,7 +40,7 @@ def show_simulation(result: "Simulation", console: Console) -> None:
 
 
 def _show_published(result: "Simulation", console: Console) -> None:
-    """Print what was published, and the step as its description counts it."""
+    """Print published rates, and the step by the counts of the paper."""
     for rate in result.published:
         _print_line(console, "paper", f"{format_rate(rate.samples_s)} samples/s, {rate.source}")
     if result.counted:

@@ -234,7 +234,7 @@ def test_what_is_no_edge_is_named():
         aggregate(graph, torch.ones(3, 4))
     with pytest.raises(BatchError, match=r"vectors of torch.int64"):
         aggregate(graph, torch.ones(2, 4, dtype=torch.int64))
-    with pytest.raises(SpecError, match="most=0: expected 1 to 4,194,304"):
+    with pytest.raises(SpecError, match="max_edges=0: expected 1 to 4,194,304"):
         graph.sampled(0)
     with pytest.raises(SpecError, match="'first', 'spread' or 'stride'"):
         graph.sampled(1, "random")

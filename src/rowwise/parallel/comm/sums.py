@@ -21,7 +21,7 @@ from rowwise.parallel.comm.call_thread import CallThread
 from rowwise.parallel.comm.group import PendingCollective, ReceivedTensor
 
 Algorithm = Literal["ring", "halving_doubling", "tree"]
-CHUNKS, MIN_CHUNK_bytes = 16, 1 << 15  # of a tree: at most so many, at least of so many bytes
+CHUNKS, MIN_CHUNK_bytes = 16, 1 << 15  # of one send in a tree: up to 16 chunks of 32 KiB or more
 
 
 class AllReduceSizes(Value, frozen=True):

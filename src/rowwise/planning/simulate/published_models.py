@@ -43,7 +43,7 @@ class LayerBlocks(Value, frozen=True):
 
 
 class PublishedModel(Value, frozen=True, kw_only=True):
-    """A model, the machine that it was described on, and what was published about it."""
+    """A published model: its machine, tables, layers and rates."""
 
     machine: str
     batch: Annotated[int, Meta(ge=1, le=MAX_BATCH)]

@@ -134,21 +134,21 @@ class Graph:
             self, starts_T1=starts_T1, sources_E=self.sources_E[edges], weights_E=self.weights_E[edges], gather=gather
         )
 
-    def sampled(self, most: int, how: SampledBy = "spread", *, rescaled: bool = True) -> "Graph":
-        """The graph, of which products read min(degree, most) edges into each target; it shares the edges' memory.
+    def sampled(self, max_edges: int, how: SampledBy = "spread", *, rescaled: bool = True) -> "Graph":
+        """The graph, of which products read min(degree, max_edges) edges into each target; it shares the edges' memory.
 
         Args:
-            most: edges into a target. The kernel of CPUs lists the edges that it chose in 8 or 12 bytes each: up to
+            max_edges: of a target. The kernel of CPUs lists the edges that it chose in 8 or 12 bytes each: up to
                 2,000 are in a first-level cache beside the vectors.
-            how: `first` reads the first edges of a target, `spread` every degree / most-th, `stride` every 577th modulo
+            how: `first` reads the first edges of a target, `spread` evenly spaced ones, `stride` every 577th modulo
                 the degree.
-            rescaled: whether weights of cut targets grow by degree / most.
+            rescaled: whether weights of cut targets grow by degree / max_edges.
         """
-        if not 1 <= most <= MAX_SAMPLED:
-            raise SpecError(f"most={most}", f"1 to {MAX_SAMPLED:,} edges into a node")
+        if not 1 <= max_edges <= MAX_SAMPLED:
+            raise SpecError(f"max_edges={max_edges}", f"1 to {MAX_SAMPLED:,} edges into a node")
         if how not in get_args(SampledBy):
             raise SpecError(f"how={how!r}", "'first', 'spread' or 'stride'")
-        return replace(self, sampling=EdgeSampling(most, Choice[how.upper()], rescaled))
+        return replace(self, sampling=EdgeSampling(max_edges, Choice[how.upper()], rescaled))
 
 
 def aggregate(graph: Graph, vectors_SD: Tensor) -> Tensor:

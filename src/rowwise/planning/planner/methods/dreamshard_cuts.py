@@ -75,7 +75,7 @@ def _place(policy: Policy, vectors: PieceVectors, item_ES: Ints, level_ES: Ints)
 
 
 def _halve_large(vectors: PieceVectors, may_halve_IL: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """One set of pieces, of which none is too large that can be halved."""
+    """Halve pieces until every large one is indivisible; one set of pieces."""
     item_S, world = np.arange(len(may_halve_IL)), vectors.allowed_IU.shape[1]
     level_S = np.zeros_like(item_S)
     while True:
