@@ -24,6 +24,10 @@ def test_the_bits_of_the_reference(rows, dim, data):
     places = torch.tensor(data.draw(st.lists(st.integers(0, rows - 1), max_size=30)) if rows else [], dtype=torch.int64)
     assert torch.equal(ops.dots(query_D, rows_RD, places), wanted_R[places])
     torch.testing.assert_close(wanted_R, rows_RD @ query_D, rtol=1e-4, atol=1e-4)
+    places_QN, query_QD = places.expand(2, -1).contiguous(), torch.stack((query_D, -query_D))
+    expected_QN = torch.stack((wanted_R[places], -wanted_R[places]))
+    assert torch.equal(ops.dots(query_QD, rows_RD, places_QN), expected_QN)
+    assert torch.equal(reference.dots(query_QD, rows_RD, places_QN), expected_QN)
 
 
 @pytest.mark.usefixtures("isa")
@@ -41,12 +45,16 @@ def test_operators_behave():
     query_D, rows_RD = make(9, 8)
     torch.library.opcheck(ops.dots.default, (query_D, rows_RD))
     torch.library.opcheck(ops.dots.default, (query_D, rows_RD, torch.tensor([3, 3, 8])))
+    places_QN = torch.tensor([[3, 3, 8], [0, 1, 2]])
+    torch.library.opcheck(ops.dots.default, (query_D.expand(2, -1).contiguous(), rows_RD, places_QN))
 
 
 def test_bad_arguments():
     query_D, rows_RD = make(9, 8)
-    with pytest.raises(RuntimeError, match="dots wants query"):
+    with pytest.raises(RuntimeError, match="dots expects vectors of one dim"):
         ops.dots(query_D[:7], rows_RD)
+    with pytest.raises(RuntimeError, match="dots expects query"):
+        ops.dots(query_D[None], rows_RD)
     for place in (-1, 9):
         with pytest.raises(RuntimeError, match=f"place {place} of 9 rows"):
             ops.dots(query_D, rows_RD, torch.tensor([0, place]))

@@ -23,7 +23,10 @@ def interact(dense_BD: Tensor, pooled_BS: Tensor) -> Tensor:
 
 
 def dots(query_D: Tensor, rows_RD: Tensor, places_N: Tensor | None = None) -> Tensor:
-    """Dot products of a vector with rows [R], or those at places [N]; the bits of each do not depend on the others."""
+    """Dot products of a vector with rows [R], or those at places [N]; the bits of each do not depend on the others.
+
+    With vectors [Q, D] and places [Q, N]: of each vector with rows of its own.
+    """
     return torch.ops.rowwise.dots(query_D, rows_RD, places_N)
 
 

@@ -74,7 +74,7 @@ def pair_grads(first: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, Ten
 
 
 def dots(query: Tensor, rows: Tensor, places: Tensor | None = None) -> Tensor:
-    return query.new_empty(rows.shape[0] if places is None else places.shape[0])
+    return query.new_empty(rows.shape[:1] if places is None else places.shape)
 
 
 def relu_grad(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:

@@ -94,21 +94,33 @@ std::tuple<Tensor, Tensor> pair_sums_grad(const Tensor& offset, const Tensor& po
   return {offset_grad, pooled_grad};
 }
 
+// Of a query [D] with all rows or those at places [N]; or of queries [Q, D] with rows at places [Q, N] of their own.
 Tensor dots(const Tensor& query, const Tensor& rows, const std::optional<Tensor>& places) {
   check_tensor(query, ScalarType::Float, "query");
   check_tensor(rows, ScalarType::Float, "rows");
-  STD_TORCH_CHECK(query.dim() == 1 && rows.dim() == 2 && query.size(0) == rows.size(1) && query.size(0) > 0,
-                  "rowwise: dots wants query [D] and rows [R, D]");
-  const int64_t size = rows.size(0);
+  const bool several = query.dim() == 2 && places && places->dim() == 2 && places->size(0) == query.size(0);
+  STD_TORCH_CHECK((query.dim() == 1 || several) && rows.dim() == 2, "rowwise: dots expects query [D] and rows [R, D]");
+  const int64_t size = rows.size(0), dim = rows.size(1);
+  STD_TORCH_CHECK(query.size(query.dim() - 1) == dim && dim > 0, "rowwise: dots expects vectors of one dim");
   if (places) {
     check_tensor(*places, ScalarType::Long, "places");
     const int64_t* p = places->const_data_ptr<int64_t>();
     for (int64_t i = 0; i < places->numel(); ++i)
       STD_TORCH_CHECK(0 <= p[i] && p[i] < size, "rowwise: place ", p[i], " of ", size, " rows");
   }
-  const int64_t count = places ? places->numel() : size;
-  const Dots in{query.const_data_ptr<float>(), rows.const_data_ptr<float>(), query.size(0),
+  const Dots in{query.const_data_ptr<float>(), rows.const_data_ptr<float>(), dim,
                 places ? places->const_data_ptr<int64_t>() : nullptr};
+  if (several) {
+    const int64_t queries = query.size(0), each = places->size(1);
+    Tensor out = empty({queries, each});
+    float* o = out.mutable_data_ptr<float>();
+    each_task(queries, [&](int64_t q) {
+      const Dots own{in.query + q * dim, in.rows, dim, in.places + q * each};
+      kernels().dots(own, o + q * each, 0, each);
+    });
+    return out;
+  }
+  const int64_t count = places ? places->numel() : size;
   Tensor out = empty({count});
   float* o = out.mutable_data_ptr<float>();
   each_task((count + dots_per_task - 1) / dots_per_task, [&](int64_t task) {

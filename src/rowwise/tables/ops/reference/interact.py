@@ -31,8 +31,12 @@ def interact_grad(dense: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, 
 
 
 def dots(query: Tensor, rows: Tensor, places: Tensor | None = None) -> Tensor:
-    """Dot products of a vector [D] with rows [R, D], or with those at places; each is summed as a tree over columns."""
-    return column_sum((rows if places is None else rows[places]) * query)
+    """Dot products of a vector [D] with rows [R, D], or with those at places; each is summed as a tree over columns.
+
+    With vectors [Q, D] and places [Q, N], those of each vector with its own rows.
+    """
+    products = (rows if places is None else rows[places]) * query.unsqueeze(-2)
+    return column_sum(products.flatten(0, -2)).view(products.shape[:-1])
 
 
 def pair_sums(offset: Tensor, pooled: Tensor) -> Tensor:
