@@ -32,6 +32,7 @@ from rowwise.cli.jobs import ps, stop
 from rowwise.cli.pictures import pictures
 from rowwise.cli.plan import plan
 from rowwise.cli.recipes import cp, ls
+from rowwise.cli.recommend import recommend
 from rowwise.cli.serve import serve
 from rowwise.cli.simulate import simulate
 from rowwise.cli.train import resume, train
@@ -78,7 +79,7 @@ PANELS: dict[str, tuple[Callable[..., None] | CommandGroup, ...]] = {  # section
     "Train": (train, resume, tune, ps, stop, watch),
     "Understand": (measure.evaluate, measure.report, explain, measure.baseline),
     "Scale": (plan, simulate, calibrate, compress, NET),
-    "Serve": (measure.predict, export, versions, serve, fleet, audit),
+    "Serve": (measure.predict, recommend, export, versions, serve, fleet, audit),
     "Maintain": (drill, bench, CKPT),
 }
 NAMES = {"evaluate": "eval", "import_": "import"}  # functions that cannot have the name of their command

@@ -15,8 +15,8 @@ from rowwise.base.errors import BatchError
 from rowwise.models.retrieval import nearest_items
 from rowwise.tables.ops.interact import dots
 
-USERS = 256  # of a block
-ITEMS = 4096  # of a block, whose products are 4 MiB; a multiple of WORD
+USERS = 512  # of a block
+ITEMS = 4096  # of a block, whose products are 8 MiB; a multiple of WORD
 WORD = 8  # products that are skipped at once
 MARGIN = 8, 8  # further proposals: at least 8, and an eighth of k
 MERGED = 2  # waiting proposals for each one kept, before they are merged
@@ -162,7 +162,8 @@ class _Proposals:
         if not self._waiting:
             return
         users_H, products_H, places_H = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
-        self._waiting, self._rows = [], 0
+        self._waiting.clear()
+        self._rows = 0
         users_H, order_H = users_H.sort(stable=True)
         users, count = self.products_UM.shape
         counts_U = users_H.bincount(minlength=users)

@@ -189,7 +189,8 @@ def choose_items(
 ) -> pa.Table:
     """The raw columns of all distinct items: of a file, an earlier version, or the training rows."""
     if options.file is not None:
-        return _items_of_file(options.file, tower)
+        source = f"--items {options.file}"
+        return cast_items(source, read_users_parquet(source, options.file), tower)
     if like is not None and read_facts(like) is not None:
         return read_item_table(like)
     items = _items_of_rows(resolved, tower)
@@ -221,18 +222,18 @@ def _items_of_rows(resolved: ResolvedRecipe, tower: ItemTower) -> pa.Table:
     return items.filter(pa.array(tower.has_row(items)))
 
 
-def _items_of_file(file: str, tower: ItemTower) -> pa.Table:
-    table = read_users_parquet(f"--items {file}", file)
+def cast_items(source: str, table: pa.Table, tower: ItemTower) -> pa.Table:
+    """The columns that the tower reads of a table of the user; `source`: its name in errors."""
     missing = [name for name in tower.schema.names if name not in table.column_names]
     if missing:
         names = ", ".join(table.column_names)
-        raise DataError(f"--items {file}: no column {missing[0]!r}, which the items' tower reads; there are {names}")
+        raise DataError(f"{source}: no column {missing[0]!r}, which the items' tower reads; there are {names}")
     if not len(table):
-        raise DataError(f"--items {file} has no rows", "at least one item")
-    items = cast_keyed(f"--items {file}", table, tower.key, tower.schema).combine_chunks()
+        raise DataError(f"{source} has no rows", "at least one item")
+    items = cast_keyed(source, table, tower.key, tower.schema).combine_chunks()
     absent = np.flatnonzero(~tower.has_row(items))
     if len(absent):
-        raise DataError(f"--items {file}: a transform leaves item {items[tower.key][absent[0]]} out", "known items")
+        raise DataError(f"{source}: a transform leaves item {items[tower.key][absent[0]]} out", "known items")
     return items
 
 

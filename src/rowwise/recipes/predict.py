@@ -205,7 +205,7 @@ def _predict_split(predictor: Predictor, opened: ReadSplit, best: int, suffix: s
     if items is not None:
         chunks = [items.best(lists_ND, best) for lists_BD in parts for lists_ND in lists_BD.split(ROWS)]
         ranked = {name: pa.chunked_array([chunk[name] for chunk in chunks], kind) for name, kind in items.kinds.items()}
-        return {name: _as_csv(values) for name, values in ranked.items()} if suffix == ".csv" else ranked
+        return {name: as_csv(values) for name, values in ranked.items()} if suffix == ".csv" else ranked
     return prediction_columns(tasks, link, predictions_of(torch.cat([torch.empty(0, len(tasks)), *parts]), link))
 
 
@@ -228,10 +228,10 @@ def _read_copied_columns(rows: RowSelection, split: Split, copied: Sequence[str]
     if not copied:
         return {}
     table = rows.reader.read(split, copied)
-    return {name: _as_csv(table[name]) if suffix == ".csv" else table[name] for name in copied}
+    return {name: as_csv(table[name]) if suffix == ".csv" else table[name] for name in copied}
 
 
-def _as_csv(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+def as_csv(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """A column for CSV: lists and structs as JSON, bytes as text."""
     if types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
