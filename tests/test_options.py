@@ -22,6 +22,7 @@ from small import trained
 from rowwise.cli.conflicts import RULES, Excludes, Needs, OneOf
 from rowwise.cli.main import make_app
 from rowwise.recipes.export import export
+from rowwise.recipes.semantic import FitOptions, fit_ids, read_vectors
 from rowwise.serve.package import LOGIT, find_version, read_golden
 from rowwise.serve.record import REQUEST, VERSION
 from rowwise.tables.ids.arrays import entry_map
@@ -102,6 +103,7 @@ def files(tmp_path_factory):
     os.mkfifo(home / "fifo")
     (home / "tables.csv").write_text("name,rows,dim,pooling\nuser,50,8,1\nitem,30,8,1\n")
     (home / "net.json").write_text(make_network().to_json())
+    fit_ids(read_vectors(str(home / "rows.parquet"), "row", "row"), home / "ids", "row", "row", FitOptions(sizes=(4,)))
     save(home / "user.map", "user", entry_map(50, np.arange(50) % 7, 7))
     torch.save({"embedding_bags.user.weight": torch.zeros(50, 8)}, home / "weights.pt")
     return {
@@ -109,7 +111,7 @@ def files(tmp_path_factory):
         "rows": str(home / "rows.parquet"), "folder": str(home / "folder"), "fifo": str(home / "fifo"),
         "tables": str(home / "tables.csv"), "map": str(home / "user.map"), "models": str(home / "models"),
         "records": str(home / "records"), "pictures": str(home / "photos"),
-        "weights": str(home / "weights.pt"), "net": str(home / "net.json"),
+        "weights": str(home / "weights.pt"), "net": str(home / "net.json"), "ids": str(home / "ids"),
     }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 
 import rowwise
 from rowwise.base.errors import RowwiseError, one_line
-from rowwise.cli import ckpt, data, data_bench, measure, net
+from rowwise.cli import ckpt, data, data_bench, measure, net, sid
 from rowwise.cli.audit import audit
 from rowwise.cli.bench import bench
 from rowwise.cli.calibrate import calibrate
@@ -74,11 +74,16 @@ NET = CommandGroup(
     "Measure the links between hosts, and order hosts by them. Example: rowwise net show net.json",
     (net.probe, net.show, net.order),
 )
+SID = CommandGroup(
+    "sid",
+    "Fit semantic ids of items. Example: rowwise sid fit items.parquet --key item --vectors v --out ids",
+    (sid.fit, sid.append, sid.show),
+)
 PANELS: dict[str, tuple[Callable[..., None] | CommandGroup, ...]] = {  # sections of `rowwise --help`
     "Start": (doctor, ls, cp, DATA),
     "Train": (train, resume, tune, ps, stop, watch),
     "Understand": (measure.evaluate, measure.report, explain, measure.baseline),
-    "Scale": (plan, simulate, calibrate, compress, NET),
+    "Scale": (plan, simulate, calibrate, compress, SID, NET),
     "Serve": (measure.predict, recommend, export, versions, serve, fleet, audit),
     "Maintain": (drill, bench, CKPT),
 }

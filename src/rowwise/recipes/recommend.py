@@ -172,7 +172,7 @@ class _VectorSearch:
 
     def __init__(self, users: Forward, keys: pa.Array, item: str, items_ID: Tensor, options: RecommendOptions) -> None:
         self.keys, self.item, self.user_columns = keys, item, tuple(users.preparation.names)
-        self._users, self._items_ID, self._k = users, items_ID, options.k
+        self._users, self.items_ID, self._k = users, items_ID, options.k
         first = next((sparse.column for sparse in users.preparation.columns.sparse), None)
         self.key = first if first in self.user_columns else None
 
@@ -184,7 +184,7 @@ class _VectorSearch:
                 f"the vector of a user is not finite: {users.slice(int(bad_U.nonzero()[0]), 1).to_pylist()[0]}",
                 "a run that did not diverge",
             )
-        return best_items(users_UD, self._items_ID, self._k, seen)
+        return best_items(users_UD, self.items_ID, self._k, seen)
 
 
 @final
@@ -219,7 +219,19 @@ class _RowSearch:
         return BestItems(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
-def _vectors(predictor: Predictor, resolved: ResolvedRecipe, options: RecommendOptions) -> _ItemRanker:
+def item_vectors(run: Path, which: str = "best", warn: Warn = ignore_warning) -> tuple[str, pa.Array, Tensor]:
+    """The key column, keys and vectors of the items of a run."""
+    with ExitStack() as stack:
+        resolved, model = _open(run, which, warn, stack)
+        if family_of(resolved.recipe.model).retrieves is None:
+            raise SpecError(f"{run}: the model has no item vectors", "model.kind=two_tower, graph, sasrec or hstu")
+        train = resolved.recipe.train
+        stack.enter_context(inference_mode(model, train.device, train.precision))
+        search = _vectors(Predictor.of_run(resolved, model), resolved, RecommendOptions())
+        return search.item, search.keys, search.items_ID
+
+
+def _vectors(predictor: Predictor, resolved: ResolvedRecipe, options: RecommendOptions) -> _VectorSearch:
     if options.item is not None:
         raise SpecError(f"--item {options.item}: the recipe names the items", hint="leave it out")
     schema, parts = resolved.rows.train.reader.schema, resolved.parts
