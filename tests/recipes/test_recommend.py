@@ -9,12 +9,13 @@ from item_lists import sections, write_lists
 from pyarrow import csv
 from pyarrow import parquet as pq
 
-from rowwise import DataError, Jagged, SpecError
+from rowwise import DataError, Jagged, SpecError, report
 from rowwise.models.inference import evaluation_mode
 from rowwise.recipes.recommend import RecommendOptions, recommend
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode
 from rowwise.recipes.trained import load_trained, predict_rows
+from rowwise.report.read import read_run
 
 K = 7
 
@@ -77,6 +78,8 @@ def test_two_towers_recommend_the_largest_dots(meetings, tmp_path):
             given |= set(chosen)
     assert (written.users, written.items, written.short) == (len(users), len(items), 0)
     assert written.coverage == len(given) / len(items)
+    assert read_run(run).recommended == written
+    assert f"{written.novelty:.2f} bits" in report.write(run).read_text()
 
 
 @pytest.mark.slow

@@ -20,6 +20,22 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Base of records that are read from files; keys that a later version wrote are ignored."""
 
 
+# --- `rowwise recommend` ---
+
+
+class Recommended(Record, frozen=True, kw_only=True):
+    """What was recommended to all users."""
+
+    users: int
+    items: int  # candidates
+    k: int
+    short: int  # users with fewer than k items
+    coverage: float  # share of the candidates that are recommended to somebody
+    popular: float  # share of the most popular candidates among the recommended items
+    popular_rows: float  # their share of the rows
+    novelty: float  # mean of -log2 of an item's share of the rows
+
+
 # --- `rowwise plan --explain` ---
 
 

@@ -14,7 +14,7 @@ from rowwise.cli.progress import splits_bar
 from rowwise.cli.terminal import make_table, make_terminal, print_json, print_line
 
 if TYPE_CHECKING:
-    from rowwise.recipes.recommend import Recommended
+    from rowwise.base.records import Recommended
 
 
 def recommend(  # noqa: PLR0913 - one for each option

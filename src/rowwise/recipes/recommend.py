@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import torch
@@ -22,6 +23,7 @@ from pyarrow import compute as pc
 from torch import Tensor, nn
 
 from rowwise.base.errors import DataError, SpecError
+from rowwise.base.records import Recommended
 from rowwise.ingest.bags import combine_chunks, flatten_lists
 from rowwise.ingest.block import Ints
 from rowwise.ingest.bound import REQUEST
@@ -43,6 +45,7 @@ from rowwise.serve.forward import Forward, arrays_of
 from rowwise.serve.retrieval import MAX_ITEMS
 from rowwise.serve.sides import SideTable, read_users_parquet
 from rowwise.tables.spec import Value
+from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import CheckpointFolder
 from rowwise.train.snapshot import restore_model
 
@@ -50,6 +53,7 @@ Seen = Literal["all", "train", "none"]
 USERS = 4096  # read, searched and written at once
 ROWS = 65_536  # user-item pairs that a ranker scores at once
 ROW = "row"  # column of the users' numbers, where they have no key
+RECOMMENDED = "recommended.json"  # in the folder of a run
 POPULAR = 0.01  # share of the items that count as popular
 
 
@@ -77,19 +81,6 @@ class RecommendOptions(Value, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 1 <= self.k <= MAX_ITEMS:
             raise SpecError(f"--k {self.k}", f"1 to {MAX_ITEMS} items")
-
-
-class Recommended(Value, frozen=True, kw_only=True):
-    """What was recommended."""
-
-    users: int
-    items: int  # candidates
-    k: int
-    short: int  # users with fewer than k items
-    coverage: float  # share of the candidates that are recommended to somebody
-    popular: float  # share of the most popular candidates among the recommended items
-    popular_rows: float  # their share of the rows
-    novelty: float  # mean of -log2 of an item's share of the rows
 
 
 def recommend(
@@ -125,7 +116,9 @@ def recommend(
         else:
             users = _users(resolved, search, options)
             history = _history(search, resolved, users.key, options)
-        return _write(out, search, users, history, options, tell)
+        result = _write(out, search, users, history, options, tell)
+    RunFolder.open(run).write_json(RECOMMENDED, msgspec.to_builtins(result))
+    return result
 
 
 def _open(run: Path, which: str, warn: Warn, stack: ExitStack) -> tuple[ResolvedRecipe, nn.Module]:

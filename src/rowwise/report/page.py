@@ -18,7 +18,7 @@ from rowwise.report.slices import draw_slices
 from rowwise.report.speed import draw_speed
 from rowwise.report.tables import draw_tables
 from rowwise.report.timeline import draw_timeline
-from rowwise.report.towers import draw_towers
+from rowwise.report.towers import draw_recommended, draw_towers
 
 HERE = Path(__file__).parent
 
@@ -33,7 +33,7 @@ def write(run: Path, out: Path | None = None) -> Path:
 def draw_report(run: RecordedRun) -> str:
     top = draw_header(run), draw_tiles(run), draw_warnings(run)
     charts = draw_curves(run), draw_reliability(run), draw_speed(run), draw_timeline(run), draw_forecast(run)
-    tables = draw_towers(run), draw_tables(run), draw_caches(run), draw_placement(run.plan)
+    tables = draw_towers(run), draw_recommended(run), draw_tables(run), draw_caches(run), draw_placement(run.plan)
     learned = draw_slices(run), draw_explanation(run)
     return draw_page(run.name, *top, *charts, *tables, *learned, draw_environment(run), draw_recipe(run))
 

@@ -17,7 +17,7 @@ import yaml
 from rowwise.base.errors import DataError
 from rowwise.base.plainyaml import load_yaml
 from rowwise.base.quantity import is_finite
-from rowwise.base.records import ModelExplanation
+from rowwise.base.records import ModelExplanation, Recommended
 from rowwise.base.textfile import decode_json, file_time, reject_duplicate_keys
 from rowwise.base.value import MAX_RANKS, MAX_STEPS
 from rowwise.planning.perf.step_program import RESOURCES, ScheduledStage
@@ -257,6 +257,7 @@ class RecordedRun:
     ensemble: RecordedEnsemble | None  # of this run and runs with other seeds
     explanation: ModelExplanation | None  # importance and drift of features
     towers: RecordedTowers | None  # a graph, or pictures of items
+    recommended: Recommended | None  # what `rowwise recommend` wrote last
     plan: bytes  # explanation of the plan as JSON; empty without one
     changed: datetime
     notes: tuple[str, ...]
@@ -299,6 +300,7 @@ def read_run(folder: Path) -> RecordedRun:
         ensemble=_read_record(folder / "ensemble.json", RecordedEnsemble),
         explanation=_read_record(folder / "explanation.json", ModelExplanation),
         towers=_read_record(folder / "towers.json", RecordedTowers),
+        recommended=_read_record(folder / "recommended.json", Recommended),
         plan=read_bytes(folder / PLAN)[0],
         changed=_find_last_change(folder),
         notes=(*filter(None, problems), *unread),

@@ -1,4 +1,4 @@
-"""The section on a graph of users and items, or on pictures of items: their sizes and costs."""
+"""Sections on a graph of users and items, on pictures of items, and on what was recommended to all users."""
 
 from rowwise.base.quantity import format_bytes, format_count, format_percent
 from rowwise.report.markup import Html, note, section, text_table, tiles
@@ -12,6 +12,24 @@ def draw_towers(run: RecordedRun) -> Html:
     if run.towers is not None and run.towers.pictures is not None:
         return _draw_pictures(run.towers.pictures)
     return Html("")
+
+
+def draw_recommended(run: RecordedRun) -> Html:
+    """The section; empty for a run without recommendations."""
+    given = run.recommended
+    if given is None:
+        return Html("")
+    items = f"of {format_count(given.items)} items occur"
+    popular = f"of the recommended; {format_percent(given.popular_rows)} of the rows"
+    facts = [
+        ("users", format_count(given.users), f"up to {format_count(given.k)} items each"),
+        ("coverage", format_percent(given.coverage), items),
+        ("1 % most popular items", format_percent(given.popular), popular),
+        ("novelty", f"{given.novelty:.2f} bits", "mean of -log2 of an item's share of the rows"),
+    ]
+    if given.short:
+        facts.append(("users with fewer items", format_count(given.short), "they have seen the others"))
+    return section("recommended", "Recommendations", tiles(facts))
 
 
 def _draw_graph(graph: RecordedGraph) -> Html:
