@@ -33,7 +33,12 @@ class Compression(StrEnum):
 
 
 def convert(  # noqa: PLR0913 - one for each option
-    source: Annotated[str, typer.Argument(metavar="SRC", help="Parquet, CSV or TSV: a file, folder, pattern or URL.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC", help="Parquet, CSV or TSV: a file, folder, pattern or URL; or delta:TABLE and the like."
+        ),
+    ],
     dest: Annotated[
         str, typer.Argument(metavar="DEST", help="A new folder or URL, or an unfinished conversion to resume.")
     ],
@@ -138,6 +143,9 @@ def parse_size(option: str, text: str) -> int:
 
 
 def _check_folders(source: str, dest: str) -> None:
+    from rowwise.ingest.datasets.files import split_kind
+
+    source = split_kind(source)[1]
     if "://" in source or "://" in dest:
         source_prefix, dest_prefix = f"{source.rstrip('/')}/", f"{dest.rstrip('/')}/"
         if source_prefix.startswith(dest_prefix) or dest_prefix.startswith(source_prefix):

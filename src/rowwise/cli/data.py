@@ -72,7 +72,12 @@ def ls(
 
 
 def inspect(  # noqa: PLR0913 - one for each option
-    path: Annotated[str, typer.Argument(help="Parquet, CSV or TSV file, a folder of files, or a quoted pattern.")],
+    path: Annotated[
+        str,
+        typer.Argument(
+            help="Parquet, CSV or TSV file, a folder, a quoted pattern, delta:TABLE, iceberg:TABLE or hf:FOLDER."
+        ),
+    ],
     label: Annotated[
         list[str] | None,
         typer.Option(
@@ -214,12 +219,14 @@ def _check_recipe_path(recipe: Path) -> None:
 
 
 def _write_recipe(inspection: "Inspection", reader: "Reader", chosen_path: Path | None, grow: Path | None) -> None:
+    from rowwise.ingest.datasets.files import split_kind
     from rowwise.ingest.delimited import CsvReader
     from rowwise.recipes.starter import recipe_name, write_starter
 
     source = inspection.card.source
-    path = chosen_path or Path(f"{recipe_name(source)}.yaml")
-    dataset = f"{'csv' if isinstance(reader, CsvReader) else 'parquet'}:{source}"
+    kind, place = split_kind(source)
+    path = chosen_path or Path(f"{recipe_name(place)}.yaml")
+    dataset = source if kind else f"{'csv' if isinstance(reader, CsvReader) else 'parquet'}:{source}"
     try:
         written = write_starter(inspection, reader, dataset, path, grow=grow)
     except DataError as error:

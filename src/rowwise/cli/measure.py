@@ -28,7 +28,9 @@ RunsArgument = Annotated[
 ]
 DataOption = Annotated[
     str | None,
-    typer.Option(help="Rows to use: parquet:PATH, csv:PATH or a path (default: the recipe's test rows)."),
+    typer.Option(
+        help="Rows to use: parquet:PATH, delta:TABLE and the like, or a path (default: the recipe's test rows)."
+    ),
 ]
 
 

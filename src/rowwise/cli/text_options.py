@@ -45,6 +45,7 @@ MARKS = {"tab": "\t", "\\t": "\t", "space": " ", "comma": ",", "semicolon": ";",
 
 def open_source(path: str, types: "Sequence[str] | None", **options: Any) -> "Reader":
     """Open files, with options for the dialect of text; raises for options that do not apply to the files."""
+    from rowwise.ingest.arrow_files import ArrowReader
     from rowwise.ingest.datasets.files import open_files
     from rowwise.ingest.delimited import CsvReader
     from rowwise.ingest.dialect import Dialect
@@ -56,7 +57,8 @@ def open_source(path: str, types: "Sequence[str] | None", **options: Any) -> "Re
     overridden = [name for name in plain.__struct_fields__ if getattr(dialect, name) != getattr(plain, name)]
     if overridden and not isinstance(reader, CsvReader):
         option = {"types": "column-type"}.get(overridden[0], overridden[0].replace("_", "-"))
-        raise SpecError(f"--{option}: {path} is Parquet, which has no dialect: leave it out")
+        kind = "Arrow" if isinstance(reader, ArrowReader) else "Parquet"
+        raise SpecError(f"--{option}: {path} is {kind}, which has no dialect: leave it out")
     check_columns(list(dialect.types), reader.schema, path)
     return reader
 

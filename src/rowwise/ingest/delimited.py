@@ -82,13 +82,13 @@ class CsvReader:
         first = self._open(self._files[0], head)
         self.dialect = structs.replace(self.dialect, encoding=first.encoding, header=first.heading.header)
         headings = {name: self._open(name).heading for name in self._files}
-        folders = [hive.parse_folders(name) for name in self._files]
         names = list(dict.fromkeys(n for h in headings.values() for n in h.names if n not in h.left_out))
-        self._folders = [field for field in hive.infer_fields(folders, {}) if field.name not in names]
+        self._constants = hive.FolderConstants(self._files, {})
+        self._constants.hide(names)
         self._notes = _notes_of(headings)
         self.undecided = tuple[str, ...]()
         chosen = self._guess(names, headings)
-        self._schema = pa.schema([*chosen.items(), *self._folders])
+        self._schema = pa.schema([*chosen.items(), *self._constants.schema])
         self.dialect = structs.replace(self.dialect, types={name: str(kind) for name, kind in chosen.items()})
 
     _splits: tuple[Split, ...] | None
@@ -127,8 +127,8 @@ class CsvReader:
             table = parse_lines(data, names, self.dialect, kinds, inside)
         except pa.ArrowException as error:
             raise self._misfit(data, file, split, begin, kinds, error) from error
-        folders = {field.name for field in self._folders}
-        return hive.complete(table, columns, self._schema, folders, split.source).select(list(columns))
+        values = self._constants.values(split.source)
+        return hive.complete(table, columns, self._schema, values).select(list(columns))
 
     def settle(self) -> "CsvReader":
         """A reader whose types, words for missing values and line breaks fit all rows of all files; reads them all."""

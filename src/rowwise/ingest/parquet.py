@@ -7,7 +7,7 @@ time of decoding.
 """
 
 import threading
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -20,15 +20,17 @@ from pyarrow import parquet as pq
 
 from rowwise.base.errors import DataError
 from rowwise.base.storage.read_cache import CacheFolder
+from rowwise.ingest.lake.snapshot import TableSnapshot
 from rowwise.ingest.reader import Split, check_columns
 from rowwise.ingest.union import FlatColumn, can_cast, flat_columns, unite
 from rowwise.ingest.warehouse import hive
 from rowwise.ingest.warehouse.footer import check_chunks, check_footer
+from rowwise.ingest.warehouse.hive import FileConstants, FolderConstants
 from rowwise.ingest.warehouse.image import SparseFile
 from rowwise.ingest.warehouse.ranges import GAP_BYTES, ReadCounters
 from rowwise.ingest.warehouse.statistics import RowGroup, groups_of
 from rowwise.ingest.warehouse.storage import FINISH, UNFINISHED, FileStore, is_url
-from rowwise.ingest.where import ColumnBounds, RowFilter
+from rowwise.ingest.where import RowFilter
 
 ENDINGS = (".parquet", ".pq")
 FOOTER_THREADS = 8  # they mostly wait for a disk or a network
@@ -43,7 +45,7 @@ class ParquetReader:
     structs are columns `a.b`. Folders called `day=3` make a column `day`, unless the files have a column of that name.
 
     Args:
-        path: a file, a folder, a pattern such as `logs/day=*/*.parquet`, or a URL of one of these.
+        path: a file, a folder, a pattern such as `logs/day=*/*.parquet`, a URL of one of these, or a table's snapshot.
         where: skip row groups in which no row can pass this filter; single rows are not filtered.
         gap_bytes: merge reads of wanted chunks that are at most this far apart; 0 never merges.
         verify: verify the checksums of pages, if the writer made some.
@@ -53,7 +55,7 @@ class ParquetReader:
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Path | TableSnapshot,
         *,
         where: RowFilter | None = None,
         gap_bytes: int = GAP_BYTES,
@@ -64,23 +66,36 @@ class ParquetReader:
         """List the files and read the footers of those that may have rows of the filter."""
         if gap_bytes < 0:
             raise DataError(f"gap_bytes={gap_bytes}", "0 or more")
-        if not is_url(path) and (Path(path) / UNFINISHED).exists():
-            raise DataError(f"{path}: its conversion is unfinished", hint=FINISH)
-        self._store = FileStore(path, ENDINGS, cache)
         self._where, self._gap_bytes, self._verify, self._threads = where or RowFilter(), gap_bytes, verify, threads
-        files, first = self._store.files, self._store.files[0]
-        footer = self._footer(first, chunks=bool(self._where.all_of))
-        texts = [hive.parse_folders(source) for source in files]
-        self._folders = hive.infer_fields(texts, _folder_types(footer))
-        inside = flat_columns(footer.schema.to_arrow_schema())
-        kept = [s for s in files if self._where.may_hold(self._folder_bounds(s, inside), pa.schema(self._folders))]
-        footers = {first: footer, **self._footers([source for source in kept if source != first])}
-        union = unite({source: footers[source].schema.to_arrow_schema() for source in (kept or [first])})
+        footers: dict[str, pq.FileMetaData] = {}
+        inside: Collection[str] = ()
+        self._constants: FileConstants
+        if isinstance(path, TableSnapshot):
+            self._where.check(path.schema, path.name)
+            self._store = FileStore(path.root, ENDINGS, cache, files=path.files, gone=path.gone)
+            self._constants = path
+        else:
+            if not is_url(path) and (Path(path) / UNFINISHED).exists():
+                raise DataError(f"{path}: its conversion is unfinished", hint=FINISH)
+            self._store = FileStore(path, ENDINGS, cache)
+            first = self._store.files[0]
+            footers = {first: self._footer(first, chunks=bool(self._where.all_of))}
+            self._constants = FolderConstants(self._store.files, _folder_types(footers[first]))
+            inside = flat_columns(footers[first].schema.to_arrow_schema())
+        kept = [source for source in self._store.files if self._may_hold(source, inside)]
+        footers |= self._footers([source for source in kept if source not in footers])
+        schemas = {source: footers[source].schema.to_arrow_schema() for source in (kept or footers)}
+        union = unite(schemas)
+        if isinstance(path, TableSnapshot):
+            path.check_ids(schemas)
+            union = union._replace(types={n: union.types[n] for n in path.schema.names if n in union.types})
+        else:
+            self._constants.hide(union.types)
         self._sources, self.notes, self._lacking = union.sources, union.notes, union.lacking
-        self._folders = [field for field in self._folders if field.name not in union.types]
+        self._folders = [field for field in self._constants.schema if field.name not in union.types]
         self._schema = pa.schema([*union.types.items(), *self._folders])
         self._types = {field.name: field.type for field in self._schema}
-        self._where.check(self._schema, first)
+        self._where.check(self._schema, path.name if isinstance(path, TableSnapshot) else self._store.files[0])
         self._counters, self._splits = ReadCounters(), None
         self._splits = self._list(kept, {source: self._groups(footers[source]) for source in kept})
         self._idle, self._lock = list[SparseFile](), threading.Lock()
@@ -100,11 +115,7 @@ class ParquetReader:
     def splits(self) -> tuple[Split, ...]:
         """A split for each row group that has rows, and may have rows that pass the filter."""
         if self._splits is None:  # unpickled in another process
-            files = [
-                source
-                for source in self._store.files
-                if self._where.may_hold(self._folder_bounds(source), self._schema)
-            ]
+            files = [source for source in self._store.files if self._may_hold(source)]
             self._splits = self._list(files, {name: self._groups(f) for name, f in self._footers(files).items()})
         return self._splits
 
@@ -153,13 +164,12 @@ class ParquetReader:
     def _groups(self, footer: pq.FileMetaData) -> list[RowGroup]:
         return groups_of(footer, self._where, self._schema)
 
-    def _folder_bounds(self, source: str, inside: Container[str] = ()) -> dict[str, ColumnBounds]:
-        """Bounds of the folder columns of a file, except those that are also columns `inside` files."""
+    def _may_hold(self, source: str, inside: Collection[str] = ()) -> bool:
+        """Whether a file may have rows of the filter, by its constants, except columns that are also `inside` files."""
         if not self._where.all_of:
-            return {}
-        texts, fields = hive.parse_folders(source), [field for field in self._folders if field.name not in inside]
-        cells = {field.name: hive.parse_value(texts[field.name], field.type) for field in fields}
-        return {n: ColumnBounds(least=v, most=v, nulls=int(v is None), rows=1) for n, v in cells.items()}
+            return True
+        bounds = {name: bound for name, bound in self._constants.bounds(source).items() if name not in inside}
+        return self._where.may_hold(bounds, self._constants.schema)
 
     def _footer(self, source: str, *, chunks: bool = False) -> pq.FileMetaData:
         """Read and check a file's footer; `chunks` checks each column chunk, too."""
@@ -236,7 +246,7 @@ class ParquetReader:
         """Add the columns of folders and of other files, cast to the types of the schema, and order the columns."""
         if any(column.path for column in flat.values()):
             table = pa.table({name: column.take_from(table) for name, column in flat.items()})
-        table = hive.complete(table, columns, self._schema, self._folder_names, split.source)
+        table = hive.complete(table, columns, self._schema, self._constants.values(split.source))
         for at, name in enumerate(table.column_names):
             wanted = self._types.get(name, table.field(at).type)
             if table.field(at).type != wanted:

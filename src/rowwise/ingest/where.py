@@ -73,7 +73,7 @@ class Comparison(Value, frozen=True):
             return False
         if self.op == "not null" or bounds.least is None or bounds.most is None:
             return True
-        return any(self._may_equal(bounds.least, bounds.most, _native(value, kind), kind) for value in self.values)
+        return any(self._may_equal(bounds.least, bounds.most, to_native(value, kind), kind) for value in self.values)
 
     def _may_equal(self, least: Any, most: Any, value: Any, kind: pa.DataType) -> bool:
         match self.op:
@@ -105,7 +105,7 @@ class Comparison(Value, frozen=True):
         plain = _comparable(array)
         mask = np.zeros(len(array), np.bool_)
         for value in self.values:
-            mask |= _compare(plain, self.op, _native(value, kind))
+            mask |= _compare(plain, self.op, to_native(value, kind))
         return mask
 
 
@@ -146,7 +146,7 @@ class RowFilter(Value, frozen=True):
             kind = term.comparable(schema.field(term.column).type)
             for value in term.values:
                 try:
-                    _compare(_comparable(pa.chunked_array([], kind)), "==", _native(value, kind))
+                    _compare(_comparable(pa.chunked_array([], kind)), "==", to_native(value, kind))
                 except (ArithmeticError, TypeError, ValueError, pa.ArrowException):
                     raise DataError(
                         f"{source}: {key}: column {term.column!r} holds {kind}, but is compared with {value!r}",
@@ -240,7 +240,7 @@ def _wanted_values(kind: pa.DataType) -> str:
     return next((want for test, want in tests if test(plain)), "'is null' or 'not null' only")
 
 
-def _native(value: Plain, kind: pa.DataType) -> Any:
+def to_native(value: Plain, kind: pa.DataType) -> Any:
     """Convert a value for comparison with a column of this type; raises if that is impossible."""
     plain = decoded_kind(kind)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -93,11 +93,11 @@ class DataCache(Value, frozen=True):
 class Data(Value, frozen=True):
     """The rows to train on, and those to validate and to test on."""
 
-    dataset: str  # a name of `rowwise data ls`, parquet:PATH or csv:PATH
+    dataset: str  # a name of `rowwise data ls`, parquet:PATH, csv:PATH, hf:FOLDER, delta: or iceberg:TABLE[@VERSION]
     folder: str = "data"  # where `rowwise data get` puts datasets
     # For files without `columns`: a column, or a condition such as "rating >= 4"; None: the column label or click
     label: str | None = None
-    valid: str | None = None  # parquet:PATH or csv:PATH; None: those of the dataset, or a share of the training rows
+    valid: str | None = None  # parquet:PATH or the like; None: those of the dataset, or a share of the training rows
     test: str | None = None
     valid_share: float = 0.0  # share of the training rows to validate on, without other validation rows
     test_share: float = 0.1  # share of the training rows to test on, without other test rows

@@ -21,7 +21,7 @@ from rowwise.ingest.block import Ints
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.datasets.catalog import STORED, load
 from rowwise.ingest.datasets.dataset import Dataset, PartReader
-from rowwise.ingest.datasets.files import DELIMITED, KINDS, from_files, make_dataset, open_files, open_named
+from rowwise.ingest.datasets.files import DELIMITED, from_files, make_dataset, open_files, open_named, pin
 from rowwise.ingest.datasets.synthetic import synthetic
 from rowwise.ingest.dialect import Dialect
 from rowwise.ingest.prepare import Preparation, PreparationTask
@@ -102,12 +102,11 @@ class RecipeRows:
 
 
 def use_absolute_paths(data: Data) -> Data:
-    """The section with absolute paths, so that a resumed run finds its data from any working directory."""
+    """The section with absolute paths and tables' versions, so that a resumed run finds its rows from anywhere."""
     fields = {name: getattr(data, name) for name in data.__struct_fields__}
     for name in ("dataset", "valid", "test"):
-        kind, colon, path = (fields[name] or "").partition(":")
-        if colon and kind in KINDS:
-            fields[name] = f"{kind}:{Path(path).absolute()}"
+        if fields[name] is not None:
+            fields[name] = pin(fields[name])
     if data.dataset in STORED:  # others are not looked up in `folder`
         fields["folder"] = str(Path(data.folder).absolute())
     return Data(**fields)
@@ -148,8 +147,8 @@ def _dataset_rows(reader: Reader | None, where: RowFilter) -> RowSelection | Non
 
 
 def open_reader(name: str, text: Dialect | None = None) -> Reader:
-    """A reader of parquet:PATH, csv:PATH, or of a path by its files' endings; `text`: dialect of text files."""
-    return open_named(name, dialect=text) or open_files(name, text)
+    """A reader of parquet:PATH and the like, or of a path by its files' endings; `text`: dialect of text files."""
+    return open_files(name, text)
 
 
 def _open_dataset(data: Data, where: RowFilter, columns: Columns | None, tables: tuple[Table, ...]) -> Dataset:

@@ -73,9 +73,8 @@ def _data_rules(resolved: ResolvedRecipe) -> tuple[UnusedRule, ...]:
     shares = (0.0 if valid else data.valid_share, 0.0 if test else data.test_share)
     by_time = isinstance(data.share, TimeShare)
     workers = data.workers if isinstance(data.workers, Workers) else Workers()
-    at_store = any(
-        f":{scheme}://" in (name or "") for name in (data.dataset, data.valid, data.test) for scheme in SCHEMES
-    )
+    names = [name for name in (data.dataset, data.valid, data.test) if name is not None]
+    at_store = any(f":{scheme}://" in name or name.startswith("iceberg:") for name in names for scheme in SCHEMES)
     has_own_rows = "the recipe or the dataset has rows of its own for this use"
     return (
         UnusedRule(

@@ -1,4 +1,4 @@
-"""Datasets by name: known ones, and `parquet:PATH` and `csv:PATH` for any files."""
+"""Datasets by name: known ones, and `parquet:PATH` and the like for any files and tables."""
 
 import functools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from rowwise.ingest.datasets.complete_journey import complete_journey, complete_
 from rowwise.ingest.datasets.criteo import CRITEO_DOWNLOADS, criteo, criteo_terabyte, explain_download
 from rowwise.ingest.datasets.dataset import PARTS, Dataset
 from rowwise.ingest.datasets.discs import discs, get_discs
-from rowwise.ingest.datasets.files import from_files, open_named
+from rowwise.ingest.datasets.files import NAMES, from_files, open_named
 from rowwise.ingest.datasets.movielens import (
     get_movielens,
     get_movielens_histories,
@@ -161,5 +161,5 @@ def _known(name: str) -> str:
         return name
     guess = did_you_mean(name, STORED)
     ending = f"; {guess}" if guess else "."
-    names = ", ".join(["synthetic", *STORED, "parquet:PATH", "csv:PATH"])
+    names = ", ".join(["synthetic", *STORED, *NAMES])
     raise DataError(f"no dataset {name!r}{ending} There are {names}")

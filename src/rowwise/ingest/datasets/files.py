@@ -1,4 +1,4 @@
-"""Any Parquet or CSV files as a dataset, with column roles inferred from their first splits."""
+"""Any files or tables as a dataset, with column roles inferred from their first splits."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,12 +9,15 @@ from msgspec import structs
 from rowwise.base.errors import DataError
 from rowwise.base.storage.read_cache import CacheFolder
 from rowwise.base.textfile import open_regular
+from rowwise.ingest.arrow_files import ArrowReader
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.datasets.dataset import Dataset
 from rowwise.ingest.delimited import ENDINGS, CsvReader, MisfitError, find_text_files
 from rowwise.ingest.dialect import Dialect, find_encoding
 from rowwise.ingest.inspect import Role, inspect
 from rowwise.ingest.kinds import FITS, IDS
+from rowwise.ingest.lake import delta, iceberg
+from rowwise.ingest.lake.snapshot import split_version
 from rowwise.ingest.parquet import ENDINGS as PARQUET
 from rowwise.ingest.parquet import ParquetReader
 from rowwise.ingest.reader import Reader, find_files
@@ -22,7 +25,9 @@ from rowwise.ingest.warehouse.storage import is_url
 from rowwise.ingest.where import RowFilter
 from rowwise.tables.spec import Table
 
-KINDS = ("parquet", "csv")  # in parquet:PATH and csv:PATH
+LAKES = {"delta": delta, "iceberg": iceberg}
+KINDS = ("parquet", "csv", *LAKES, "hf")  # in parquet:PATH and the like
+NAMES = ("parquet:PATH", "csv:PATH", "delta:TABLE", "iceberg:TABLE", "hf:FOLDER")
 DELIMITED = ENDINGS  # of text files
 ONE_BYTE = ("utf-8", "cp1252", "latin-1")  # encodings without NUL bytes in text
 LOOK_AT = 8  # splits
@@ -32,15 +37,44 @@ T = TypeVar("T")
 def open_named(
     name: str, where: RowFilter | None = None, cache: CacheFolder | None = None, dialect: Dialect | None = None
 ) -> Reader | None:
-    """A reader of parquet:PATH or csv:PATH; None for other names."""
-    kind, colon, path = name.partition(":")
-    if colon and kind == "parquet":
+    """A reader of parquet:PATH, or another of `NAMES`; None for other names."""
+    kind, path = split_kind(name)
+    if kind in LAKES:
+        snapshot = LAKES[kind].open_snapshot(*split_version(path), where or RowFilter())
+        return ParquetReader(snapshot, where=where, verify=True, cache=cache)
+    if kind == "parquet":
         return ParquetReader(path, where=where, verify=True, cache=cache)
-    return CsvReader(path, dialect) if colon and kind == "csv" else None
+    if kind == "hf":
+        return ArrowReader(path)
+    return CsvReader(path, dialect) if kind == "csv" else None
+
+
+def split_kind(name: str) -> tuple[str, str]:
+    """The kind and the path of one of `NAMES`; no kind for other names."""
+    kind, _, path = name.partition(":")
+    return (kind, path) if kind in KINDS and not path.startswith("//") else ("", name)
+
+
+def pin(name: str) -> str:
+    """The name with an absolute path, and a table's with its newest version, so that it names the same rows later."""
+    kind, path = split_kind(name)
+    if not kind:
+        return name
+    version = None
+    if kind in LAKES:
+        path, version = split_version(path)
+        if version is None:
+            version = LAKES[kind].latest(path)
+    if not is_url(path) and (kind != "iceberg" or iceberg.is_path(path)):
+        path = str(Path(path).absolute())
+    return f"{kind}:{path}" if version is None else f"{kind}:{path}@{version}"
 
 
 def open_files(path: str | Path, dialect: Dialect | None = None) -> Reader:
-    """A reader by the endings of the names, or by the first bytes of files with other endings."""
+    """A reader of one of `NAMES`, else by the endings of files' names, else by the first bytes of the files."""
+    named = open_named(str(path), dialect=dialect)
+    if named is not None:
+        return named
     if is_url(path):
         return ParquetReader(path)
     files = find_files(path, (*ENDINGS, *PARQUET))

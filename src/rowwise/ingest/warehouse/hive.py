@@ -4,16 +4,53 @@ A column's type is inferred from all its folders: int64 if every value is an int
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol, final
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
 from rowwise.base.textfile import parse_whole
+from rowwise.ingest.where import ColumnBounds
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 UNQUOTED = " !$&'()*+,;@[]"  # characters that `quote` would escape although file names allow them
 
 Cell = int | str | None
+
+
+class FileConstants(Protocol):
+    """Columns that have one value in each file, and are not inside the files."""
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    def values(self, source: str) -> Mapping[str, Any]:
+        """The values of a file, by column."""
+        ...
+
+    def bounds(self, source: str) -> dict[str, ColumnBounds]:
+        """Known bounds of a file's rows, by column."""
+        ...
+
+
+@final
+class FolderConstants:
+    """The columns in the names of the folders of all files; `known`: types that are not inferred."""
+
+    def __init__(self, files: Sequence[str], known: Mapping[str, str]) -> None:
+        self.schema = pa.schema(infer_fields([parse_folders(source) for source in files], known))
+
+    def hide(self, names: Collection[str]) -> None:
+        """Leave out columns that are also inside files."""
+        self.schema = pa.schema([field for field in self.schema if field.name not in names])
+
+    def values(self, source: str) -> dict[str, Cell]:
+        texts = parse_folders(source) if len(self.schema) else {}
+        return {field.name: parse_value(texts[field.name], field.type) for field in self.schema}
+
+    def bounds(self, source: str) -> dict[str, ColumnBounds]:
+        cells = self.values(source).items()
+        return {n: ColumnBounds(least=v, most=v, nulls=int(v is None), rows=1) for n, v in cells}
 
 
 def folder_name(names: Sequence[str], values: Sequence[Cell]) -> str:
@@ -40,16 +77,12 @@ def infer_fields(texts: Sequence[dict[str, str | None]], known: Mapping[str, str
     return [pa.field(name, pa.string() if known.get(name) == "string" else kind) for name, kind in kinds.items()]
 
 
-def complete(
-    table: pa.Table, columns: Sequence[str], schema: pa.Schema, folders: Collection[str], source: str
-) -> pa.Table:
-    """Add the columns that a file lacks: those of `folders` from its path, others as nulls."""
-    texts = parse_folders(source) if folders else {}
+def complete(table: pa.Table, columns: Sequence[str], schema: pa.Schema, values: Mapping[str, Any]) -> pa.Table:
+    """Add the columns that a file lacks: those with a value in all of its rows, and others as nulls."""
     for name in columns:
         if name not in table.column_names:
-            kind = schema.field(name).type
-            value = parse_value(texts[name], kind) if name in folders else None
-            table = table.append_column(name, pa.repeat(pa.scalar(value, kind), table.num_rows))
+            value = pa.scalar(values.get(name), schema.field(name).type)
+            table = table.append_column(name, pa.repeat(value, table.num_rows))
     return table
 
 

@@ -25,6 +25,7 @@ from rowwise.ingest.warehouse.footer import SeekableFile
 
 UNFINISHED = "_rowwise/journal.jsonl"  # exists in a warehouse until `convert` has finished it
 FINISH = "run the same `rowwise data convert` command again to finish it"
+GONE = "put it back as it was when the splits were made, or start a new run without it"
 URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 
 
@@ -54,11 +55,23 @@ class FileStore:
         path: the path or URL.
         endings: file name endings, for a folder.
         cache: read cache for objects; None sends every read to the store.
+        files: files below the path, if they are known.
+        gone: what to do about a file that is gone.
     """
 
-    def __init__(self, path: str | os.PathLike[str], endings: Sequence[str], cache: CacheFolder | None = None) -> None:
-        self._path, self._cache = str(path), cache
-        self.files = self._find(tuple(endings)) if is_url(path) else find_files(self._path, endings)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        endings: Sequence[str],
+        cache: CacheFolder | None = None,
+        *,
+        files: tuple[str, ...] | None = None,
+        gone: str = GONE,
+    ) -> None:
+        self._path, self._cache, self._gone = str(path), cache, gone
+        if files is None:
+            files = self._find(tuple(endings)) if is_url(path) else find_files(self._path, endings)
+        self.files = files
 
     @property
     def root(self) -> str:
@@ -66,7 +79,7 @@ class FileStore:
         return _fixed_part(self._path)
 
     def open(self, source: str) -> OpenFile:
-        with name_file_in_errors(source):
+        with name_file_in_errors(source, self._gone):
             if not is_url(source):
                 return _LocalFile(source)
             return _RemoteFile(self.stream(source)) if self._place is None else self._open_object(source)
@@ -81,7 +94,7 @@ class FileStore:
 
     def stamp(self, source: str) -> tuple[int, int]:
         """Size in bytes and modification time, to detect a change."""
-        with name_file_in_errors(source):
+        with name_file_in_errors(source, self._gone):
             if not is_url(source):
                 status = os.stat(source)
                 return status.st_size, status.st_mtime_ns
@@ -92,7 +105,7 @@ class FileStore:
             return info.size or 0, info.mtime_ns or 0
 
     def __getstate__(self) -> dict[str, object]:
-        return {"_path": self._path, "_cache": self._cache, "files": self.files}
+        return {"_path": self._path, "_cache": self._cache, "_gone": self._gone, "files": self.files}
 
     @cached_property
     def _place(self) -> StorageFolder | None:
@@ -167,15 +180,12 @@ def _names_at(place: StorageFolder) -> list[str] | str | None:
 
 
 @contextmanager
-def name_file_in_errors(name: str) -> Iterator[None]:
+def name_file_in_errors(name: str, gone: str = GONE) -> Iterator[None]:
     """Turn access errors into a DataError that names the file."""
     try:
         yield
     except (FileNotFoundError, MissingObjectError) as error:
-        raise DataError(
-            f"{name}: the file is gone",
-            hint="put it back as it was when the splits were made, or start a new run without it",
-        ) from error
+        raise DataError(f"{name}: the file is gone", hint=gone) from error
     except (pa.ArrowException, OSError, ImportError, ValueError) as error:
         if isinstance(error, DataError):
             raise
