@@ -1,6 +1,8 @@
 """What every Reader promises, checked on all of them, and what each says of bad files."""
 
 import importlib
+import json
+import pickle
 
 import pyarrow as pa
 import pyarrow.csv
@@ -9,6 +11,7 @@ from pyarrow import parquet as pq
 
 from rowwise import DataError
 from rowwise.ingest import CsvReader, Dialect, FrameReader, GeneratorReader, ParquetReader
+from rowwise.ingest.arrow_files import ArrowReader
 
 ROWS = 1000
 
@@ -52,7 +55,19 @@ def generator_reader(folder):
     return GeneratorReader(make, ROWS, split_rows=300)
 
 
-ALL = (parquet_reader, csv_reader, tsv_reader, frame_reader, generator_reader)
+def arrow_reader(folder):
+    """As `datasets` saves it: two files of small batches, and state.json with their names."""
+    names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    for name, rows in zip(names, (make(0, 600), make(600, 400)), strict=True):
+        with pa.ipc.new_stream(folder / name, rows.schema) as file:
+            file.write_table(rows, max_chunksize=100)
+    (folder / "state.json").write_text(
+        json.dumps({"_data_files": [{"filename": name} for name in names], "_split": "all"})
+    )
+    return arrow_again(ArrowReader(folder, split_rows=256))
+
+
+ALL = (parquet_reader, csv_reader, tsv_reader, frame_reader, generator_reader, arrow_reader)
 
 
 @pytest.fixture(params=ALL, ids=lambda f: f.__name__)
@@ -227,6 +242,47 @@ def test_frames_of_other_packages(package):
         {"id": 3, "word": "a"},
         {"id": 4, "word": None},
     ]
+
+
+def test_saved_datasets_that_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"no state.json in it: expected a folder of Dataset.save_to_disk"):
+        ArrowReader(tmp_path)
+    reader = arrow_reader(tmp_path)
+    file = tmp_path / "data-00001-of-00002.arrow"
+    whole, split = file.read_bytes(), arrow_again(reader).splits()[3]
+    with pa.ipc.new_stream(file, make(0, 1).schema) as stream:
+        stream.write_table(make(600, 9))
+    with pytest.raises(DataError, match=r"00002.arrow: 9 rows, had 256 or more: the file has changed"):
+        reader.read(split, ("x",))
+    file.write_bytes(whole[:200])
+    with pytest.raises(DataError, match=r"00001-of-00002.arrow: cannot be read as a stream of Arrow"):
+        ArrowReader(tmp_path)
+    with pa.ipc.new_stream(file, make(0, 1).select(["x"]).schema) as stream:
+        stream.write_table(make(600, 9).select(["x"]))
+    with pytest.raises(DataError, match="its columns differ from those of"):
+        ArrowReader(tmp_path)
+    file.unlink()
+    with pytest.raises(DataError, match=r"00001-of-00002.arrow: the file is gone"):
+        ArrowReader(tmp_path)
+    for state, message in (
+        ("{}", "state.json: .*_data_files"),
+        ('{"_data_files": []}', "no file with rows"),
+        ('{"_data_files": [], "_indices_data_files": [{"filename": "a"}]}', r"selected by indices; .*flatten_indices"),
+    ):
+        (tmp_path / "state.json").write_text(state)
+        with pytest.raises(DataError, match=message):
+            ArrowReader(tmp_path)
+    parts = tmp_path / "dict"
+    (parts / "train").mkdir(parents=True)
+    (parts / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    (parts / "train/state.json").write_text("{}")
+    with pytest.raises(DataError, match=f"a dict of datasets: expected hf:{parts}/train"):
+        ArrowReader(parts)
+
+
+def arrow_again(reader):
+    """As another process has it."""
+    return pickle.loads(pickle.dumps(reader))
 
 
 def test_generator_makes_too_few():

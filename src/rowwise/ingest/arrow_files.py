@@ -88,7 +88,10 @@ def _list_files(folder: Path) -> tuple[str, ...]:
         raise DataError(f"{folder}: a dict of datasets", " or ".join(f"hf:{folder / part}" for part in parts))
     if not (folder / STATE).is_file():
         raise DataError(f"{folder}: no {STATE} in it", "a folder of Dataset.save_to_disk")
-    state = decode_json(read_bytes(folder / STATE), _SavedDataset)
+    try:
+        state = decode_json(read_bytes(folder / STATE), _SavedDataset)
+    except msgspec.DecodeError as error:
+        raise DataError(f"{folder / STATE}: {error}", "a folder of Dataset.save_to_disk") from None
     if state.indices:
         raise DataError(
             f"{folder}: its rows are selected by indices", hint="dataset.flatten_indices() before it is saved"

@@ -17,6 +17,7 @@ from rowwise.ingest.where import ColumnBounds, RowFilter
 
 READ = ("columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck")  # features
 MAPPING = "delta.columnMapping.mode"
+PURGE = "REORG TABLE ... APPLY (PURGE) makes a version without deletion vectors"
 CUT_US = 999  # of a time's upper bound
 
 
@@ -83,12 +84,17 @@ def _check_features(table: Any, name: str) -> None:
     if mode != "none":
         raise DataError(f"{name}: column mapping by {mode}", f"{MAPPING} = none", hint="copy the table without it")
     if "deletionVectors" in features:
-        first = next(iter(pa.RecordBatchReader.from_stream(table.deletion_vectors())), None)
+        from deltalake.exceptions import DeltaError
+
+        try:
+            first = next(iter(pa.RecordBatchReader.from_stream(table.deletion_vectors())), None)
+        except DeltaError as error:
+            raise DataError(f"{name}: a deletion vector cannot be read: {first_line(error)}", hint=PURGE) from None
         if first is not None and first.num_rows:
             raise DataError(
                 f"{name}: rows of {first['filepath'][0]} are deleted by a deletion vector",
                 "files without deleted rows",
-                hint="REORG TABLE ... APPLY (PURGE) makes such a version",
+                hint=PURGE,
             )
 
 

@@ -155,8 +155,9 @@ def _expression(term: Comparison, kind: pa.DataType) -> Any:
     if term.op == "is null" or term.op == "not null":
         return (expressions.IsNull if term.op == "is null" else expressions.NotNull)(term.column)
     values = [to_native(value, kind) for value in term.values]
+    valid = expressions.NotNull(term.column)  # a comparison with null holds for no row
     if term.op == "in":
-        return expressions.In(term.column, values)
+        return valid & expressions.In(term.column, values)
     compare = {
         "==": expressions.EqualTo,
         "!=": expressions.NotEqualTo,
@@ -165,4 +166,4 @@ def _expression(term: Comparison, kind: pa.DataType) -> Any:
         ">": expressions.GreaterThan,
         ">=": expressions.GreaterThanOrEqual,
     }
-    return compare[term.op](term.column, values[0])
+    return valid & compare[term.op](term.column, values[0])
