@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from rowwise.base.errors import DataError
+from rowwise.base.storage.limits import endpoint_of_environment
 from rowwise.ingest.lake.snapshot import REWRITE, TableSnapshot, as_path, first_line, flatten
 from rowwise.ingest.where import Comparison, RowFilter, to_native
 
@@ -92,7 +93,8 @@ def _open(table: str) -> Any:
     with _one_line_errors(table):
         if not is_path(table):
             return load_catalog(catalog).load_table(name)
-        return StaticTable.from_metadata(_newest_metadata(table))
+        endpoint = endpoint_of_environment() if table.startswith("s3") else ""
+        return StaticTable.from_metadata(_newest_metadata(table), {"s3.endpoint": endpoint} if endpoint else {})
 
 
 @contextmanager
