@@ -25,7 +25,7 @@ from rowwise.ingest.reader import Split, check_columns
 from rowwise.ingest.union import FlatColumn, can_cast, flat_columns, unite
 from rowwise.ingest.warehouse import hive
 from rowwise.ingest.warehouse.footer import check_chunks, check_footer
-from rowwise.ingest.warehouse.hive import FileConstants, FolderConstants
+from rowwise.ingest.warehouse.hive import FolderConstants
 from rowwise.ingest.warehouse.image import SparseFile
 from rowwise.ingest.warehouse.ranges import GAP_BYTES, ReadCounters
 from rowwise.ingest.warehouse.statistics import RowGroup, groups_of
@@ -69,28 +69,28 @@ class ParquetReader:
         self._where, self._gap_bytes, self._verify, self._threads = where or RowFilter(), gap_bytes, verify, threads
         footers: dict[str, pq.FileMetaData] = {}
         inside: Collection[str] = ()
-        self._constants: FileConstants
         if isinstance(path, TableSnapshot):
             self._where.check(path.schema, path.name)
             self._store = FileStore(path.root, ENDINGS, cache, files=path.files, gone=path.gone)
-            self._constants = path
+            constants = path
         else:
             if not is_url(path) and (Path(path) / UNFINISHED).exists():
                 raise DataError(f"{path}: its conversion is unfinished", hint=FINISH)
             self._store = FileStore(path, ENDINGS, cache)
             first = self._store.files[0]
             footers = {first: self._footer(first, chunks=bool(self._where.all_of))}
-            self._constants = FolderConstants(self._store.files, _folder_types(footers[first]))
+            constants = FolderConstants(self._store.files, _folder_types(footers[first]))
             inside = flat_columns(footers[first].schema.to_arrow_schema())
+        self._constants: TableSnapshot | FolderConstants = constants
         kept = [source for source in self._store.files if self._may_hold(source, inside)]
         footers |= self._footers([source for source in kept if source not in footers])
         schemas = {source: footers[source].schema.to_arrow_schema() for source in (kept or footers)}
         union = unite(schemas)
-        if isinstance(path, TableSnapshot):
-            path.check_ids(schemas)
-            union = union._replace(types={n: union.types[n] for n in path.schema.names if n in union.types})
+        if isinstance(constants, TableSnapshot):
+            constants.check_ids(schemas)
+            union = union._replace(types={n: union.types[n] for n in constants.schema.names if n in union.types})
         else:
-            self._constants.hide(union.types)
+            constants.hide(union.types)
         self._sources, self.notes, self._lacking = union.sources, union.notes, union.lacking
         self._folders = [field for field in self._constants.schema if field.name not in union.types]
         self._schema = pa.schema([*union.types.items(), *self._folders])

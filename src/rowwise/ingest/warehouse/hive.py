@@ -4,7 +4,7 @@ A column's type is inferred from all its folders: int64 if every value is an int
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import Any, final
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
@@ -16,21 +16,6 @@ NULL = "__HIVE_DEFAULT_PARTITION__"
 UNQUOTED = " !$&'()*+,;@[]"  # characters that `quote` would escape although file names allow them
 
 Cell = int | str | None
-
-
-class FileConstants(Protocol):
-    """Columns that have one value in each file, and are not inside the files."""
-
-    @property
-    def schema(self) -> pa.Schema: ...
-
-    def values(self, source: str) -> Mapping[str, Any]:
-        """The values of a file, by column."""
-        ...
-
-    def bounds(self, source: str) -> dict[str, ColumnBounds]:
-        """Known bounds of a file's rows, by column."""
-        ...
 
 
 @final
