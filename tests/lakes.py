@@ -65,14 +65,15 @@ class IcebergLake:
 
     kind = "iceberg"
 
-    def __init__(self, folder):
+    def __init__(self, folder, catalog=None):
         from pyiceberg.catalog.sql import SqlCatalog
 
         self.environment = {
             "PYICEBERG_CATALOG__LAKE__URI": f"sqlite:///{folder}/catalog.db",
             "PYICEBERG_CATALOG__LAKE__WAREHOUSE": f"file://{folder}",
         }
-        self.catalog = SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}")
+        uri, warehouse = f"sqlite:///{folder}/catalog.db", f"file://{folder}"
+        self.catalog = catalog or SqlCatalog("lake", uri=uri, warehouse=warehouse)
         self.catalog.create_namespace("shop")
         self.name, self.table = f"iceberg:{folder}/shop/clicks", None
 

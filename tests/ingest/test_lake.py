@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from base.storage.stores import moto
 from lakes import LAKES, IcebergLake, delete_a_row, deletion_vector, write_log
 from launching import ENVIRONMENT, rowwise
 from pyarrow import parquet as pq
@@ -318,11 +319,40 @@ def test_a_table_of_a_catalog(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("package", "name"), [("deltalake", "delta:a"), ("pyiceberg", "iceberg:a/b.c")])
+def test_tables_at_a_store(tmp_path):
+    """They are written by their own libraries with their own settings, and read with those of the environment."""
+    from deltalake import write_deltalake
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    with moto() as endpoint:
+        keys = {
+            "ACCESS_KEY_ID": "key-1",
+            "SECRET_ACCESS_KEY": "secret-2",
+            "REGION": "us-east-1",
+            "ENDPOINT_URL": endpoint,
+        }
+        environment = {f"AWS_{name}": value for name, value in keys.items()}
+        write_deltalake("s3://bucket/clicks", clicks(20), storage_options=environment | {"AWS_ALLOW_HTTP": "true"})
+        names = {"access-key-id": "key-1", "secret-access-key": "secret-2", "region": "us-east-1", "endpoint": endpoint}
+        settings = {f"s3.{name}": value for name, value in names.items()}
+        lake = IcebergLake(tmp_path, SqlCatalog("s", uri="sqlite://", warehouse="s3://bucket/lake", **settings))
+        lake.append(clicks(30))
+        for name, rows in (("delta:s3://bucket/clicks", 20), (f"iceberg:{lake.table.metadata_location}", 30)):
+            done = rowwise(tmp_path, "data", "inspect", name, "--json", environment=environment)
+            assert f'"rows":{rows},' in done.stdout.replace(" ", ""), done.stderr
+        done = rowwise(tmp_path, "data", "inspect", "delta:s3://bucket/nowhere", environment=environment)
+        assert (done.returncode, "no Delta table" in done.stderr, done.stderr.count("\n")) == (2, True, 1), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "name"), [("deltalake", "delta:a"), ("pyiceberg", "iceberg:a/b.c"), ("confluent_kafka", "kafka:h:1/c")]
+)
 def test_without_its_package_a_line_names_the_extra(tmp_path, package, name):
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
     environment = {"PYTHONPATH": f"{tmp_path}:{ENVIRONMENT['PYTHONPATH']}"}
     done = rowwise(tmp_path, "data", "inspect", name, environment=environment)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert done.stderr.startswith(f"rowwise: {name} needs ")
-    assert "pip install 'rowwise[lake]'" in done.stderr
+    kind, _, _ = name.partition(":")
+    assert re.match(f"rowwise: {kind}:.* needs ", done.stderr)
+    assert f"pip install 'rowwise[{'kafka' if kind == 'kafka' else 'lake'}]'" in done.stderr

@@ -74,9 +74,7 @@ def ls(
 def inspect(  # noqa: PLR0913 - one for each option
     path: Annotated[
         str,
-        typer.Argument(
-            help="Parquet, CSV or TSV file, a folder, a quoted pattern, delta:TABLE, iceberg:TABLE or hf:FOLDER."
-        ),
+        typer.Argument(help="Parquet, CSV or TSV file, a folder, a quoted pattern, or delta:TABLE and the like."),
     ],
     label: Annotated[
         list[str] | None,

@@ -93,7 +93,9 @@ class DataCache(Value, frozen=True):
 class Data(Value, frozen=True):
     """The rows to train on, and those to validate and to test on."""
 
-    dataset: str  # a name of `rowwise data ls`, parquet:PATH, csv:PATH, hf:FOLDER, delta: or iceberg:TABLE[@VERSION]
+    dataset: (
+        str  # a name of `rowwise data ls`, parquet:PATH, csv:PATH, hf:FOLDER, delta:TABLE, iceberg:TABLE, kafka:TOPIC
+    )
     folder: str = "data"  # where `rowwise data get` puts datasets
     # For files without `columns`: a column, or a condition such as "rating >= 4"; None: the column label or click
     label: str | None = None

@@ -15,6 +15,7 @@ from rowwise.ingest.datasets.dataset import Dataset
 from rowwise.ingest.delimited import ENDINGS, CsvReader, MisfitError, find_text_files
 from rowwise.ingest.dialect import Dialect, find_encoding
 from rowwise.ingest.inspect import Role, inspect
+from rowwise.ingest.kafka import KafkaReader, find_ranges
 from rowwise.ingest.kinds import FITS, IDS
 from rowwise.ingest.lake import delta, iceberg
 from rowwise.ingest.lake.snapshot import split_version
@@ -26,8 +27,8 @@ from rowwise.ingest.where import RowFilter
 from rowwise.tables.spec import Table
 
 LAKES = {"delta": delta, "iceberg": iceberg}
-KINDS = ("parquet", "csv", *LAKES, "hf")  # in parquet:PATH and the like
-NAMES = ("parquet:PATH", "csv:PATH", "delta:TABLE", "iceberg:TABLE", "hf:FOLDER")
+KINDS = ("parquet", "csv", *LAKES, "hf", "kafka")  # in parquet:PATH and the like
+NAMES = ("parquet:PATH", "csv:PATH", "delta:TABLE", "iceberg:TABLE", "hf:FOLDER", "kafka:TOPIC")
 DELIMITED = ENDINGS  # of text files
 ONE_BYTE = ("utf-8", "cp1252", "latin-1")  # encodings without NUL bytes in text
 LOOK_AT = 8  # splits
@@ -46,6 +47,8 @@ def open_named(
         return ParquetReader(path, where=where, verify=True, cache=cache)
     if kind == "hf":
         return ArrowReader(path)
+    if kind == "kafka":
+        return KafkaReader(path)
     return CsvReader(path, dialect) if kind == "csv" else None
 
 
@@ -56,10 +59,12 @@ def split_kind(name: str) -> tuple[str, str]:
 
 
 def pin(name: str) -> str:
-    """The name with an absolute path, and a table's with its newest version, so that it names the same rows later."""
+    """The name with an absolute path, and the newest version of a table or a topic: it names the same rows later."""
     kind, path = split_kind(name)
     if not kind:
         return name
+    if kind == "kafka":
+        return f"kafka:{find_ranges(path).name}"
     version = None
     if kind in LAKES:
         path, version = split_version(path)
