@@ -9,6 +9,7 @@ from launching import ELASTIC, is_there, rowwise, started, wait_for, wait_for_st
 from small import WORLD, check_resumed, same, saved, tensors, trained
 
 from rowwise import DataError
+from rowwise.ingest.kafka import has_fixed_end
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.trained import evaluate, predict_rows
 
@@ -73,3 +74,31 @@ def test_a_killed_run_with_workers_reads_the_version_of_its_start(tmp_path):
     done = rowwise(tmp_path, "resume", "killed/runs/small/1", "--nproc", "2", "--set", "data.workers=1")
     assert done.returncode == 0, done.stderr
     assert same(tensors(run), tensors(tmp_path / "whole/runs/small/1"))
+
+
+@pytest.mark.slow
+def test_several_runs_need_a_version(tmp_path):
+    lake = DeltaLake(tmp_path)
+    lake.append(rows())
+    write_recipe(tmp_path / "small", 10, data={"valid_share": 0.2})
+    dataset = ("--set", f"data.dataset={lake.name}")
+    for command in (("tune", "small.yaml", "--trials", "1"), ("train", "small.yaml", "--seeds", "2")):
+        done = rowwise(tmp_path / "small", *command, *dataset)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert (
+            f"{lake.name}: each run would read what is newest then: expected a version, such as {lake.name}@0"
+            in done.stderr
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "is_fixed"),
+    [
+        ("kafka:h:1/t@0:0-5,1:3-9", True),
+        ("kafka:h:1/t@0:0-5,1:3-", False),
+        ("kafka:h:1/t@0:0-,1:3-4", False),
+        ("kafka:h:1/t", False),
+    ],
+)
+def test_ranges_with_ends(name, is_fixed):
+    assert has_fixed_end(name.removeprefix("kafka:")) is is_fixed

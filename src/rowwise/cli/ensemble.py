@@ -20,6 +20,7 @@ METRICS = ("loss", "ne", "auc", "calibration")
 
 def check_recipe(recipe: "Recipe", seeds: int) -> None:
     """Raise before training for a recipe whose runs cannot be averaged."""
+    from rowwise.ingest.datasets.files import check_fixed
     from rowwise.recipes.model_kinds import check_use
     from rowwise.recipes.recipe import check_amounts
 
@@ -27,6 +28,7 @@ def check_recipe(recipe: "Recipe", seeds: int) -> None:
         raise SpecError(
             f"--seeds {seeds}: save.mirror={recipe.save.mirror} is for one run", hint="add --set save.mirror=null"
         )
+    check_fixed((recipe.data.dataset, recipe.data.valid, recipe.data.test), f"--seeds {seeds}")
     check_amounts(recipe, f"--seeds {seeds}")
     check_use(recipe.model, "ensemble", f"--seeds {seeds}")
 

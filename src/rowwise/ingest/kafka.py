@@ -146,6 +146,12 @@ class KafkaReader:
         return values
 
 
+def has_fixed_end(name: str) -> bool:
+    """Whether a name has the offsets of all its ends."""
+    match = NAME.fullmatch(name)
+    return match is not None and match["ranges"] is not None and not re.search("-(,|$)", match["ranges"])
+
+
 def find_ranges(name: str) -> TopicRanges:
     """The topic and the offsets of a name; without offsets, or an end, those that are there now."""
     match = NAME.fullmatch(name)

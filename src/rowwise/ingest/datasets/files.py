@@ -1,12 +1,12 @@
 """Any files or tables as a dataset, with column roles inferred from their first splits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from msgspec import structs
 
-from rowwise.base.errors import DataError
+from rowwise.base.errors import DataError, SpecError
 from rowwise.base.storage.read_cache import CacheFolder
 from rowwise.base.textfile import open_regular
 from rowwise.ingest.arrow_files import ArrowReader
@@ -15,7 +15,7 @@ from rowwise.ingest.datasets.dataset import Dataset
 from rowwise.ingest.delimited import ENDINGS, CsvReader, MisfitError, find_text_files
 from rowwise.ingest.dialect import Dialect, find_encoding
 from rowwise.ingest.inspect import Role, inspect
-from rowwise.ingest.kafka import KafkaReader, find_ranges
+from rowwise.ingest.kafka import KafkaReader, find_ranges, has_fixed_end
 from rowwise.ingest.kinds import FITS, IDS
 from rowwise.ingest.lake import delta, iceberg
 from rowwise.ingest.lake.snapshot import split_version
@@ -73,6 +73,16 @@ def pin(name: str) -> str:
     if not is_url(path) and (kind != "iceberg" or iceberg.is_path(path)):
         path = str(Path(path).absolute())
     return f"{kind}:{path}" if version is None else f"{kind}:{path}@{version}"
+
+
+def check_fixed(names: Iterable[str | None], use: str) -> None:
+    """Refuse names that leave the newest version open, for runs that have to read the same rows."""
+    for name in filter(None, names):
+        kind, path = split_kind(name)
+        if (kind in LAKES and split_version(path)[1] is None) or (kind == "kafka" and not has_fixed_end(path)):
+            raise SpecError(
+                f"{use} with {name}: each run would read what is newest then", f"a version, such as {pin(name)}"
+            )
 
 
 def open_files(path: str | Path, dialect: Dialect | None = None) -> Reader:

@@ -27,6 +27,7 @@ from rowwise import report
 from rowwise.base.errors import DataError, GradientError, RowwiseError, SpecError
 from rowwise.base.records import StudyOutcome, TrialRecord
 from rowwise.base.textfile import decode_json, open_regular, read_bytes, read_text
+from rowwise.ingest.datasets.files import check_fixed
 from rowwise.recipes.find import find
 from rowwise.recipes.model_kinds import check_use
 from rowwise.recipes.recipe import Recipe
@@ -121,6 +122,7 @@ def check_recipe(recipe: Recipe) -> None:
     """Raise for recipes whose runs are not measured on validation rows."""
     if recipe.data.valid is None and not recipe.data.valid_share and recipe.data.dataset.partition(":")[1]:
         raise SpecError("tune needs validation rows", "data.valid or data.valid_share in the recipe")
+    check_fixed((recipe.data.dataset, recipe.data.valid, recipe.data.test), "tune")
     if recipe.evaluate.metric == "ne":
         check_use(recipe.model, "ne")
     loss = recipe.train.objective
