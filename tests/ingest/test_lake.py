@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from base.storage.stores import moto
-from lakes import LAKES, IcebergLake, delete_a_row, deletion_vector, write_log
+from lakes import LAKES, DeltaLake, IcebergLake, delete_a_row, deletion_vector, write_log
 from launching import ENVIRONMENT, rowwise
 from pyarrow import parquet as pq
 
@@ -142,6 +142,24 @@ def test_rows_are_those_of_its_own_library(filled):
     old, _ = rows_of(f"{filled.name}@{filled.versions()[-2]}")
     assert old == expected(clicks(40))
     assert pin(filled.name) == f"{filled.name}@{filled.versions()[-1]}"
+
+
+@pytest.mark.slow
+def test_the_order_of_delta_is_that_of_commits(tmp_path):
+    """Also after the log was cut down to a checkpoint, whose order is another."""
+    from deltalake import DeltaTable
+
+    lake = DeltaLake(tmp_path)
+    for first in range(0, 120, 40):
+        lake.append(clicks(40, first), ["day", "city"])
+    splits = open_named(lake.name).splits()
+    reader = open_named(lake.name)
+    users = [reader.read(split, ["user"])["user"].to_pylist() for split in splits]
+    assert sorted(user // 40 for rows in users for user in rows) == [user // 40 for rows in users for user in rows]
+    DeltaTable(lake.folder).create_checkpoint()
+    for log in (tmp_path / "clicks/_delta_log").glob("*.json"):
+        log.unlink() if log.name < f"{2:020}" else None
+    assert open_named(lake.name).splits() == splits
 
 
 @pytest.mark.slow
