@@ -13,6 +13,7 @@ from uvicorn.server import ServerState
 from rowwise.recipes.served import open_version
 from rowwise.serve.admission import ServiceLimits
 from rowwise.serve.app import make_app
+from rowwise.serve.client import ARROW, JSON
 from rowwise.serve.connection import BoundedConnection
 from rowwise.serve.service import ScoringService
 from rowwise.serve.traffic import Traffic
@@ -274,10 +275,12 @@ def test_clients_that_leave_or_speak_another_language_fill_no_log(version, capsy
     ("method", "path", "code", "hint"),
     [
         ("GET", "/nothing", 404, "expected POST /v1/models/small/score, or a path of /openapi.json"),
-        ("GET", "/v2/", 404, "no GET '/v2/'"),
+        ("GET", "/v1/", 404, "no GET '/v1/'"),
         ("GET", "//evil.example/..", 404, "no GET"),
         ("POST", SCORE + "/", 404, "no POST"),
         ("GET", SCORE, 405, "expected POST"),
+        ("OPTIONS", SCORE, 405, "expected POST"),
+        ("DELETE", "/v2", 405, "expected "),
     ],
 )
 def test_what_is_no_path_is_one_json_error(version, method, path, code, hint):
@@ -286,6 +289,45 @@ def test_what_is_no_path_is_one_json_error(version, method, path, code, hint):
         assert (found, headers["content-type"]) == (code, "application/json")
         assert "location" not in headers
         assert hint in json.loads(body)["error"]
+        assert ("allow" in headers) == (code == 405)
+
+    run(version, go)
+
+
+@pytest.mark.parametrize(
+    ("headers", "code", "content_type"),
+    [
+        ({"content-type": "Application/JSON; charset=utf-8"}, 200, JSON),
+        ({"content-type": "application/jsonx"}, 415, JSON),
+        ({"content-type": "text/plain"}, 415, JSON),
+        ({"content_encoding": "gzip"}, 415, JSON),
+        ({"content_encoding": "Identity"}, 200, JSON),
+        ({"accept": "text/html, */*;q=0.8"}, 200, JSON),
+        ({"accept": ARROW.title()}, 200, ARROW),
+        ({"accept": f"{JSON};q=0.5, {ARROW}"}, 200, ARROW),
+        ({"accept": f"{JSON}, {ARROW}"}, 200, JSON),
+        ({"accept": f"{ARROW};q=0"}, 200, JSON),
+        ({"accept": f"{ARROW};q=0.5, */*"}, 200, JSON),
+        ({"expect": "100-continue"}, 100, None),
+    ],
+)
+def test_types_and_codings_of_bodies(version, rows, headers, code, content_type):
+    async def go(connect, state, counted):
+        body = json.dumps({"rows": rows}).encode()
+        found, told, _ = await ask(connect, SCORE, "POST", body, **headers)
+        assert (found, told.get("content-type")) == (code, content_type)
+
+    run(version, go)
+
+
+def test_a_body_in_chunks_has_one_coding(version, rows):
+    async def go(connect, state, counted):
+        body = json.dumps({"rows": rows}).encode()
+        for coding, code in (("chunked", 200), ("gzip, chunked", 415)):
+            reader, writer = await connect()
+            head = f"POST {SCORE} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: {coding}\r\n\r\n"
+            writer.write(head.encode() + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+            assert (await answer(reader))[0] == code
 
     run(version, go)
 
@@ -294,13 +336,14 @@ def test_the_description_is_valid_and_its_paths_answer(version, rows):
     async def go(connect, state, counted):
         found = json.loads((await ask(connect, "/openapi.json"))[2])
         OpenAPIV31SpecValidator(found).validate()
-        for path, methods in found["paths"].items():
-            for method, one in methods.items():
-                body = b"" if method == "get" else json.dumps({"rows": rows} if "score" in path else {}).encode()
-                code, _, told = await ask(connect, path, method.upper(), body)
-                assert code == 200 or (code == 400 and "expected JSON with inputs" in told.decode()), (path, told)
-                assert str(code) in one["responses"] or "default" in one["responses"]
-        columns = found["paths"][SCORE]["post"]["requestBody"]["content"]["application/json"]["schema"]["anyOf"][0]
+        for path, operations in found["paths"].items():
+            for method in {"get", "post"} & operations.keys():
+                content = operations[method].get("requestBody", {}).get("content", {})
+                body = json.dumps(content[JSON]["example"]).encode() if content else b""
+                code, headers, told = await ask(connect, path.format(version=version.number), method.upper(), body)
+                assert code == 200, (path, told)
+                assert headers["content-type"].partition(";")[0] in operations[method]["responses"]["200"]["content"]
+        columns = found["paths"][SCORE]["post"]["requestBody"]["content"][JSON]["schema"]["anyOf"][0]
         assert columns["properties"]["rows"]["properties"].keys() == rows.keys()
 
     run(version, go)

@@ -77,8 +77,8 @@ def test_outputs_are_those_that_were_asked_for():
 
 def test_a_model_describes_its_tensors():
     about = describe("m", [1, 2], SCHEMA, ["label_logit"])
-    assert about["versions"] == ["1", "2"]
-    assert {one["name"]: one["datatype"] for one in about["inputs"]} == {name: of[0] for name, of in TENSORS.items()}
+    assert about.versions == ["1", "2"]
+    assert {tensor.name: tensor.datatype for tensor in about.inputs} == {name: of[0] for name, of in TENSORS.items()}
 
 
 @pytest.mark.parametrize(

@@ -207,8 +207,8 @@ def test_what_bad_requests_are_told(served, netloc):
     code, error = told({"rows": rows | {"user": [50]}})
     assert code == 400
     assert error.startswith("request: row 0, column 'user': id 50: expected 0 to 49")
-    assert told({"rows": rows}, **{"content-type": "text/csv"})[0] == 400
-    soon = "x-timeout-ms: 'soon': expected a whole number of milliseconds, such as 50"
+    assert told({"rows": rows}, **{"content-type": "text/csv"})[0] == 415
+    soon = "x-timeout-ms: 'soon': expected milliseconds such as 50, of at most 9 digits"
     assert told({"rows": rows}, **{"x-timeout-ms": "soon"}) == (400, soon)
     many = {name: values * 100 for name, values in rows.items()} | {"user": [1] * 99 + [99]}  # in the second batch
     assert "row 99, column 'user'" in told({"rows": many})[1]

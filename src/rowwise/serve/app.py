@@ -4,6 +4,7 @@ It runs under any ASGI server. Metrics count responses by status; errors are JSO
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ from rowwise.serve.answer import prediction_columns, prediction_names
 from rowwise.serve.batches import BAD_REQUEST, UNAVAILABLE, Rejection
 from rowwise.serve.client import ARROW, JSON, arrow_stream
 from rowwise.serve.json_body import SMALL_bytes
-from rowwise.serve.oip import HEADER, InferForm
+from rowwise.serve.oip import BINARY, HEADER, InferForm, ModelHealth, ServerFacts, ServerHealth
 from rowwise.serve.oip import describe as describe_tensors
 from rowwise.serve.openapi import describe_api
 from rowwise.serve.request import RequestReader, RequestRows
@@ -36,10 +37,12 @@ from rowwise.serve.retrieval_service import RetrievalService
 from rowwise.serve.service import Predictions, ScoringService
 from rowwise.serve.version import ServedVersion
 
-OK, NOT_FOUND, TOO_LARGE = 200, 404, 413
+OK, NOT_FOUND, TOO_LARGE, WRONG_TYPE = 200, 404, 413, 415
 RETRY_s = 1.0  # Retry-After of a request that found no memory
 PAUSE_s = 0.03  # between two large bodies, for other requests
 SHOWN = 80  # characters of a path in a message
+ANY = ("application/*", "*/*")  # of an Accept header
+WEIGHT = re.compile(r"\bq=([01](?:\.[0-9]{0,3})?)")
 Answer = Callable[[ServedVersion, Predictions], Response]
 T = TypeVar("T")
 
@@ -65,7 +68,7 @@ def make_app(service: ScoringService, lifespan: Callable[[Starlette], AbstractAs
         *(Route(f"/{api}/health/live", handlers.live) for api in ("v1", "v2")),
         *(Route(f"/{api}/health/ready", handlers.ready) for api in ("v1", "v2")),
         Route("/v1/versions", handlers.versions),
-        Route("/v2", handlers.about_server),
+        *(Route(path, handlers.about_server) for path in ("/v2", "/v2/")),
         Route("/openapi.json", handlers.api),
         Route("/metrics", handlers.metrics),
     ]
@@ -94,7 +97,9 @@ class _Handlers:
             )
         else:
             message = f"no {path}: expected {(error.headers or {}).get('Allow', 'another method')}"
-        return self._refuse(Rejection(error.status_code, message))
+        response = self._refuse(Rejection(error.status_code, message))
+        response.headers.update(error.headers or {})  # Allow, of a 405
+        return response
 
     async def refuse_request(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestRefusedError)
@@ -105,11 +110,14 @@ class _Handlers:
         return _json_response(OK, describe_api(self.service.current))
 
     async def live(self, request: Request) -> Response:
-        return Response(status_code=OK)
+        return _json_response(OK, ServerHealth(live=True, ready=not self.service.draining))
 
     async def ready(self, request: Request) -> Response:
         """Ready until the server drains, as it accepts no connections before its versions are open."""
-        return Response(status_code=UNAVAILABLE if self.service.draining else OK)
+        return self._health(ServerHealth(live=True, ready=not self.service.draining))
+
+    def _health(self, health: ServerHealth | ModelHealth) -> Response:
+        return _json_response(OK if health.ready else UNAVAILABLE, health)
 
     async def metrics(self, request: Request) -> Response:
         return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4")
@@ -125,12 +133,15 @@ class _Handlers:
 
     async def score(self, request: Request) -> Response:
         """Rows in, logits and probabilities out."""
-        accept, content_type = request.headers.get("accept", JSON), request.headers.get("content-type", JSON)
+        to_arrow, content_type = _prefers_arrow(request.headers.get("accept", JSON)), _content_type(request)
+        if content_type not in (JSON, ARROW):
+            message = f"content-type {content_type[:SHOWN]!r}: expected {JSON} or {ARROW}"
+            raise RequestRefusedError(Rejection(WRONG_TYPE, message))
         return await self._answer(
             request,
             lambda reader, body: (
-                _read(reader, content_type, body),
-                lambda version, predictions: _format_answer(version, predictions, accept),
+                reader.read_arrow(body) if content_type == ARROW else reader.read_json(body),
+                partial(_format_answer, to_arrow=to_arrow),
             ),
         )
 
@@ -144,8 +155,7 @@ class _Handlers:
         return await self._answer(request, read)
 
     async def about_server(self, request: Request) -> Response:
-        facts = {"name": "rowwise", "version": metadata.version("rowwise"), "extensions": ["binary_tensor_data"]}
-        return _json_response(OK, facts)
+        return _json_response(OK, ServerFacts("rowwise", metadata.version("rowwise"), ["binary_tensor_data"]))
 
     async def about_model(self, request: Request) -> Response:
         """The tensors of a version."""
@@ -157,8 +167,8 @@ class _Handlers:
 
     async def model_ready(self, request: Request) -> Response:
         """Whether a model, or a version of it, is ready."""
-        self._choose(request.path_params)
-        return await self.ready(request)
+        version = self._choose(request.path_params)
+        return self._health(ModelHealth(version.name, ready=not self.service.draining))
 
     async def _answer(
         self, request: Request, read: Callable[[RequestReader, bytearray], tuple[RequestRows, Answer]]
@@ -250,6 +260,7 @@ class _Handlers:
         body = bytearray()  # grows in place
         try:
             timeout_s, length = _timeout_of(request), _length_of(request)
+            _check_coding(request)
             # Before the body is received, as this takes longer than a refusal.
             self._check_size(length, max_bytes)
             refusal = refusal_unread(length, timeout_s)
@@ -322,27 +333,19 @@ class _Handlers:
         return response
 
 
-def _read(reader: RequestReader, content_type: str, body: bytearray) -> RequestRows:
-    if content_type.startswith(JSON):
-        return reader.read_json(body)
-    if content_type.startswith(ARROW):
-        return reader.read_arrow(body)
-    raise DataError(f"content-type {content_type[:80]!r}", f"{JSON} or {ARROW}")
-
-
 def _infer_answer(form: InferForm, version: ServedVersion, predictions: Predictions) -> Response:
     columns = prediction_columns(version.tasks, version.link, predictions.values_RP)
     degraded = {"degraded_rows": _describe_defaults(predictions)} if predictions.defaults_R else {}
     body, json_bytes = form.answer(version.name, version.number, columns, degraded)
     if json_bytes is None:
         return Response(body, media_type=JSON)
-    return Response(body, headers={HEADER: str(json_bytes)}, media_type="application/octet-stream")
+    return Response(body, headers={HEADER: str(json_bytes)}, media_type=BINARY)
 
 
-def _format_answer(version: ServedVersion, predictions: Predictions, accept: str) -> Response:
+def _format_answer(version: ServedVersion, predictions: Predictions, *, to_arrow: bool) -> Response:
     predictions_RP = predictions.values_RP
     headers = {"rowwise-model": version.name, "rowwise-version": str(version.number)}
-    if accept.startswith(ARROW):
+    if to_arrow:
         table = pa.table(prediction_columns(version.tasks, version.link, predictions_RP))
         return Response(arrow_stream(table), headers=headers, media_type=ARROW)
     outputs = dict(zip(prediction_names(version.tasks, version.link), predictions_RP.T.tolist(), strict=True))
@@ -393,14 +396,41 @@ def _length_of(request: Request) -> int:
 
 def _body_format(request: Request) -> str:
     """Format of the body; rows per byte are estimated per format."""
-    if request.headers.get("content-type", JSON).startswith(ARROW):
+    if _content_type(request) == ARROW:
         return ARROW
     return request.url.path.rpartition("/")[2]
 
 
 def _may_be_binary(request: Request) -> bool:
     """Whether the body may be Arrow or have binary tensors."""
-    return HEADER in request.headers or request.headers.get("content-type", JSON).startswith(ARROW)
+    return HEADER in request.headers or _content_type(request) == ARROW
+
+
+def _content_type(request: Request) -> str:
+    """Media type of the body, without parameters."""
+    return request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+
+
+def _prefers_arrow(accept: str) -> bool:
+    """Whether an Accept header has Arrow with the highest weight, first of those with it."""
+    if ARROW not in accept.lower():
+        return False
+    weights: dict[str, float] = {}
+    for option in accept.lower().split(","):
+        kind, _, parameters = option.partition(";")
+        weight = WEIGHT.search(parameters)
+        weights[kind.strip()] = float(weight[1]) if weight else 1.0
+    offered = {kind: weight for kind, weight in weights.items() if weight and kind in (ARROW, JSON, *ANY)}
+    return max(offered, key=offered.__getitem__, default=JSON) == ARROW
+
+
+def _check_coding(request: Request) -> None:
+    """Refuse compressed bodies."""
+    for name, plain in (("content-encoding", "identity"), ("transfer-encoding", "chunked")):
+        coding = request.headers.get(name, plain)
+        if coding.lower() != plain:
+            message = f"{name} {coding[:SHOWN]!r}: expected a plain body, or Arrow with compressed buffers"
+            raise RequestRefusedError(Rejection(WRONG_TYPE, message))
 
 
 def _is_exact(request: Request) -> bool:
@@ -418,5 +448,5 @@ def _timeout_of(request: Request) -> float | None:
         return None
     timeout_ms = parse_whole(text)
     if not timeout_ms or len(text) > 9:
-        raise DataError(f"x-timeout-ms: {text[:80]!r}", "a whole number of milliseconds, such as 50")
+        raise DataError(f"x-timeout-ms: {text[:80]!r}", "milliseconds such as 50, of at most 9 digits")
     return timeout_ms / 1000

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, final
 import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec import UNSET, UnsetType
 from pyarrow import types
 
 from rowwise.base.errors import DataError
@@ -29,7 +30,7 @@ KINDS: dict[str, pa.DataType] = {
     "FP32": pa.float32(), "FP64": pa.float64(), BYTES: pa.string(),
 }  # fmt: skip
 NAMES = {kind: name for name, kind in KINDS.items()}
-HEADER = "inference-header-content-length"
+HEADER, BINARY = "inference-header-content-length", "application/octet-stream"
 
 
 class TensorParameters(msgspec.Struct):
@@ -69,6 +70,66 @@ class InferRequest(msgspec.Struct):
     id: str | None = None
     parameters: RequestParameters = msgspec.field(default_factory=RequestParameters)
     outputs: list[OutputName] | None = None  # None for all
+
+
+class OutputTensor(msgspec.Struct):
+    """A tensor of a response: its data, or in `parameters` the number of bytes after the JSON."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: list[float | None] | UnsetType = UNSET
+    parameters: dict[str, int] | UnsetType = UNSET
+
+
+class InferResponse(msgspec.Struct):
+    """The JSON of a response."""
+
+    model_name: str
+    model_version: str
+    outputs: list[OutputTensor]
+    parameters: dict[str, str] | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+
+
+class TensorFacts(msgspec.Struct):
+    """A tensor that a model reads or returns; a dimension of -1 has any size."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelFacts(msgspec.Struct):
+    """Metadata of a model."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorFacts]
+    outputs: list[TensorFacts]
+
+
+class ServerFacts(msgspec.Struct):
+    """Metadata of a server."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class ServerHealth(msgspec.Struct):
+    """Whether a server is live and ready."""
+
+    live: bool
+    ready: bool
+
+
+class ModelHealth(msgspec.Struct):
+    """Whether a model is ready."""
+
+    name: str
+    ready: bool
 
 
 class InferAnswer(NamedTuple):
@@ -131,26 +192,26 @@ class InferForm:
             if requested is None
             else {o.name: o.parameters for o in requested}
         )
-        outputs: list[dict[str, Any]] = []
+        outputs: list[OutputTensor] = []
         parts: list[bytes] = []
         for name, options in selected.items():
             if name not in columns:
                 raise DataError(f"{WHERE}: no output {name[:80]!r}", f"some of {', '.join(columns)}")
             values = columns[name]
-            output: dict[str, Any] = {"name": name, "datatype": NAMES[values.type], "shape": [len(values)]}
+            output = OutputTensor(name, NAMES[values.type], [len(values)])
             binary = options.binary_data
             if self.request.parameters.binary_data_output if binary is None else binary:
                 parts.append(values.to_numpy().tobytes())
-                output["parameters"] = {"binary_data_size": len(parts[-1])}
+                output.parameters = {"binary_data_size": len(parts[-1])}
             else:
-                output["data"] = values.to_pylist()
+                output.data = values.to_pylist()
             outputs.append(output)
-        answer: dict[str, Any] = {"model_name": model, "model_version": str(version), "outputs": outputs}
+        response = InferResponse(model, str(version), outputs)
         if parameters:
-            answer["parameters"] = parameters
+            response.parameters = dict(parameters)
         if self.request.id is not None:
-            answer["id"] = self.request.id
-        text = msgspec.json.encode(answer)
+            response.id = self.request.id
+        text = msgspec.json.encode(response)
         return InferAnswer(b"".join([text, *parts]), len(text) if parts else None)
 
     def _take(self, tensor: InputTensor) -> memoryview | None:
@@ -180,27 +241,18 @@ class InferForm:
         return _decode_binary(where, data, tensor.datatype, count)
 
 
-def describe(name: str, versions: Sequence[int], schema: pa.Schema, outputs: Sequence[str]) -> dict[str, Any]:
+def describe(name: str, versions: Sequence[int], schema: pa.Schema, outputs: Sequence[str]) -> ModelFacts:
     """Metadata of a model: its tensors."""
     inputs = [tensor for field in schema for tensor in _tensors_of(field)]
-    output_tensors = [{"name": output, "datatype": "FP32", "shape": [-1]} for output in outputs]
-    return {
-        "name": name,
-        "versions": [str(v) for v in versions],
-        "platform": "rowwise",
-        "inputs": inputs,
-        "outputs": output_tensors,
-    }
+    output_tensors = [TensorFacts(output, "FP32", [-1]) for output in outputs]
+    return ModelFacts(name, [str(version) for version in versions], "rowwise", inputs, output_tensors)
 
 
-def _tensors_of(field: pa.Field) -> list[dict[str, Any]]:
+def _tensors_of(field: pa.Field) -> list[TensorFacts]:
     if is_list(field.type):
         kind = _datatype(field.type.value_type)
-        return [
-            {"name": field.name + VALUES, "datatype": kind, "shape": [-1]},
-            {"name": field.name + OFFSETS, "datatype": "INT64", "shape": [-1]},
-        ]
-    return [{"name": field.name, "datatype": _datatype(field.type), "shape": [-1]}]
+        return [TensorFacts(field.name + VALUES, kind, [-1]), TensorFacts(field.name + OFFSETS, "INT64", [-1])]
+    return [TensorFacts(field.name, _datatype(field.type), [-1])]
 
 
 def _datatype(kind: pa.DataType) -> str:
