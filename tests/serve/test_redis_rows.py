@@ -1,4 +1,4 @@
-"""Rows in a real Redis and a real cluster: they are right or missing, whatever becomes of the servers."""
+"""Rows in a real Redis or Valkey and a real cluster: they are right or missing, whatever becomes of the servers."""
 
 import time
 from contextlib import contextmanager
@@ -20,14 +20,15 @@ def rows_of(keys_M, tags_M):
     return words.astype(np.uint32).view(np.uint8)
 
 
-@pytest.fixture(params=["one", "three"])
+@pytest.fixture(params=[("redis", "one"), ("redis", "three"), ("valkey", "one"), ("valkey", "three")], ids="-".join)
 def nodes(request, tmp_path):
-    """The nodes of a Redis, which is one server or a cluster of three."""
-    if request.param == "one":
-        with one_server(tmp_path) as server:
+    """The nodes of a Redis or Valkey, which is one server or a cluster of three."""
+    name, count = request.param
+    if count == "one":
+        with one_server(tmp_path, name) as server:
             yield [server]
     else:
-        with three_servers(tmp_path) as servers:
+        with three_servers(tmp_path, name) as servers:
             yield servers
 
 
