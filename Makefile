@@ -103,6 +103,7 @@ test: lint
 
 peers: $(PEERS) $(DOCS) $(MLFLOW) wheel  # what slow tests compare with, look at and start
 	tools/browser.sh
+	tools/promtool.sh $(BIN)
 	tools/redis.sh
 	tools/slurm.sh
 

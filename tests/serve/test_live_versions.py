@@ -124,6 +124,7 @@ def fds_of(pid):
 
 def test_a_stock_client_of_the_open_inference_protocol(models, exported):
     from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
+    from tritonclient.utils import InferenceServerException
 
     rows, seen = exported.rows, exported.rows["seen"]
     offsets = np.cumsum([0, *map(len, seen)])
@@ -136,7 +137,12 @@ def test_a_stock_client_of_the_open_inference_protocol(models, exported):
         assert client.is_server_ready()
         assert client.is_model_ready("small")
         assert not client.is_model_ready("big")
-        about = client.get_model_metadata("small")
+        assert client.is_model_ready("small", "1")
+        assert not client.is_model_ready("small", "9")
+        assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
+        about = client.get_model_metadata("small", "1")
+        with pytest.raises(InferenceServerException, match="no model 'big'"):
+            client.get_model_metadata("big")
         assert {one["name"] for one in about["inputs"]} == arrays.keys()
         for binary in (True, False):
             inputs = []
