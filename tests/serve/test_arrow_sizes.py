@@ -1,5 +1,6 @@
 """Bodies of Arrow are bounded before they are decompressed."""
 
+import struct
 from contextlib import suppress
 
 import numpy as np
@@ -61,6 +62,67 @@ def test_a_small_body_that_would_be_large_is_refused_before_it_is(compression):
     assert RequestReader(SCHEMA, 100).read_arrow(few).rows == 100
     with pytest.raises(DataError, match=r"expected at most 500"):
         RequestReader(SCHEMA, 100, max_bytes=500).read_arrow(few)
+
+
+def of_views(values):
+    return bytearray(stream(pa.table({"x": pa.array(values, pa.string_view())}), None))
+
+
+@pytest.mark.parametrize("length", [-1, -(1 << 31)])
+def test_the_view_of_a_null_has_no_negative_length(length):
+    """Arrow does not validate it, and adds it up where texts are converted."""
+    body = of_views(["a" * 30, None])
+    place = body.index(b"\x1e\0\0\0aaaa") + 16
+    body[place : place + 4] = length.to_bytes(4, "little", signed=True)
+    with pytest.raises(DataError, match="a text has a negative length"):
+        RequestReader(pa.schema([("x", pa.string())]), 100).read_arrow(body)
+
+
+@pytest.mark.parametrize("size", [1, 16_000, 16_017, 1 << 31, 1 << 40, (1 << 63) - 8, (1 << 64) - 16])
+def test_declared_sizes_of_buffers(size):
+    """Of 1,001 views: it is in the metadata of the batch, and memory is taken for what is there."""
+    body = of_views(["a" * 30] * 1001)
+    place = body.index((16_016).to_bytes(8, "little"))
+    body[place : place + 8] = size.to_bytes(8, "little")
+    reader, before = RequestReader(pa.schema([("x", pa.string())]), 2000), pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(before)
+    pa.set_memory_pool(pool)
+    try:
+        if size == 16_017:
+            assert reader.read_arrow(body).rows == 1001
+        else:
+            with pytest.raises(DataError, match="invalid Arrow IPC stream"):
+                reader.read_arrow(body)
+    finally:
+        pa.set_memory_pool(before)
+    assert pool.max_memory() < 1 << 20
+
+
+def big_endian(body):
+    """The stream, said to be of a machine of the other byte order."""
+    (size,) = struct.unpack_from("<I", body, 4)
+    schema = memoryview(body)[8 : 8 + size]
+    (message,) = struct.unpack_from("<I", schema, 0)
+    (table,) = struct.unpack_from("<H", schema, message - struct.unpack_from("<i", schema, message)[0] + 4 + 2 * 2)
+    table += message + struct.unpack_from("<I", schema, message + table)[0]
+    one = next(place for place in range(table, size, 2) if schema[place : place + 2] == b"\1\0")
+    struct.pack_into("<H", schema, table - struct.unpack_from("<i", schema, table)[0] + 4, one - table)
+    return body
+
+
+def test_the_other_byte_order_is_turned():
+    table = pa.table({"x": [7, 8 << 56], "list": [[1], [2, 3]]})
+    body = big_endian(bytearray(stream(table.select(["x"]), None)))
+    assert RequestReader(SCHEMA, 100).read_arrow(body).arrays["x"].to_pylist() == [7 << 56, 8]
+    lists = RequestReader(pa.schema([("list", pa.list_(pa.int64()))]), 100)
+    with pytest.raises(DataError, match="invalid Arrow IPC stream"):
+        lists.read_arrow(big_endian(bytearray(stream(table.select(["list"]), None))))
+
+
+@pytest.mark.parametrize("table", [pa.table({}), pa.table({"x": pa.array([], pa.int64())}), pa.table({"y": [1]})])
+def test_bodies_without_rows(table):
+    with pytest.raises(DataError, match=r"request: (no column 'x'|0 rows)"):
+        RequestReader(SCHEMA, 100).read_arrow(stream(table, None))
 
 
 @given(place=st.integers(0, 2000), byte=st.integers(0, 255))

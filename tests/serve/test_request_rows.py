@@ -208,13 +208,32 @@ def test_what_is_in_texts_is_not_counted():
     assert found.arrays["name"].to_pylist() == json.loads(text)["rows"]["name"]
 
 
+PLAIN = pa.table(ROWS | {"name": ["a" * 30, None]}, schema=SCHEMA)
+STREAMS = [
+    arrow_stream(table)
+    for table in (
+        PLAIN,
+        PLAIN.set_column(2, "name", PLAIN["name"].cast(pa.string_view())),
+        PLAIN.set_column(2, "name", PLAIN["name"].dictionary_encode()),
+        PLAIN.set_column(0, "user", pa.array(["1", None], pa.string())),
+        PLAIN.set_column(3, "seen", pa.array([["1"], None], pa.list_(pa.dictionary(pa.int8(), pa.string())))),
+        PLAIN.append_column("more", pa.array([{"a": "b" * 30}, None], pa.struct({"a": pa.string_view()}))),
+    )
+]
+WORDS = [0, 1, 13, 1000, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1]
+
+
 @given(st.data())
 def test_a_damaged_stream_is_one_clear_error(data):
-    body = bytearray(arrow_stream(pa.table(ROWS, schema=SCHEMA)))
+    body = bytearray(data.draw(st.sampled_from(STREAMS)))
     for _ in range(data.draw(st.integers(1, 4))):
-        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+        place, word = data.draw(st.integers(0, len(body) // 4 - 1)), data.draw(st.sampled_from(WORDS))
+        if data.draw(st.booleans()):
+            body[4 * place + data.draw(st.integers(0, 3))] = data.draw(st.integers(0, 255))
+        else:
+            body[4 * place : 4 * place + 4] = word.to_bytes(4, "little")
     try:
-        found = reader().read_arrow(bytes(body))
+        found = RequestReader(SCHEMA, 100, max_bytes=1 << 20).read_arrow(body)
     except DataError:
         return
     assert pa.table(found.arrays).num_rows == found.rows

@@ -228,8 +228,12 @@ def _width(kind: pa.DataType) -> int:
 
 
 def _lengths(array: pa.Array) -> Ints:
-    """The lengths of texts; undefined for nulls."""
+    """The lengths of texts; undefined for nulls. Arrow validates no view of a null, but adds up their lengths."""
     if _is(array.type, VIEWS):
-        views_N4 = np.frombuffer(array.buffers()[1] or b"", "<i4").reshape(-1, 4)
-        return views_N4[array.offset : array.offset + len(array), 0].astype(np.int64)
+        count = array.offset + len(array)
+        views_N4 = np.frombuffer(array.buffers()[1] or b"", "<i4", 4 * count).reshape(count, 4)
+        lengths_N = views_N4[array.offset :, 0].astype(np.int64)
+        if lengths_N.min(initial=0) < 0:
+            raise pa.ArrowInvalid("a text has a negative length")
+        return lengths_N
     return pc.call_function("binary_length", [array]).fill_null(0).to_numpy().astype(np.int64)
