@@ -91,6 +91,15 @@ def ask(netloc, path, body=None, **headers):
         return response.status, dict(response.getheaders()), response.read()
 
 
+def tensors_of(rows):
+    """Rows of the small world, as the tensors of the Open Inference Protocol: their types and values by name."""
+    arrays = {name: np.array(rows[name], np.int64) for name in ("user", "item")}
+    arrays |= {name: np.array(rows[name], np.float32) for name in ("d0", "d1")}
+    arrays["seen__values"] = np.concatenate(rows["seen"]).astype(np.int64)
+    arrays["seen__offsets"] = np.cumsum([0, *map(len, rows["seen"])])
+    return {name: ("FP32" if array.dtype == np.float32 else "INT64", array) for name, array in arrays.items()}
+
+
 def get(netloc, path):
     return ask(netloc, path)[2]
 

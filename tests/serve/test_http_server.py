@@ -10,10 +10,14 @@ import threading
 from contextlib import closing
 from http.client import HTTPConnection
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from launching import wait_for
-from serving import score, server, workers_of
+from serving import Clients, ask, score, server, tensors_of, workers_of
 
+from rowwise.serve.client import ARROW
+from rowwise.serve.oip import BINARY, HEADER
 from rowwise.serve.start import memory_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.dist]
@@ -92,6 +96,54 @@ def test_strangers_leave_neighbours_alone(increments):
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(60) == 0
         assert process.stderr.read() == ""
+
+
+WORDS = np.array([0, 1, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1], np.uint32)  # of lengths, places and counts
+
+
+def damaged(body, draw):
+    """A body with a few words of others, or without its end."""
+    words = bytearray(body)
+    for _ in range(draw.integers(0, 4)):
+        place = 4 * int(draw.integers(len(words) // 4))
+        words[place : place + 4] = draw.choice(WORDS).tobytes()
+    return bytes(words[: draw.integers(len(words))] if draw.random() < 0.2 else words)
+
+
+@pytest.mark.parametrize("kind", ["arrow", "views", "zstd", "tensors"])
+def test_damaged_bodies_leave_neighbours_alone(kind, increments):
+    draw, table, codes = np.random.default_rng(0), pa.table(increments.rows), set()
+    path, headers = "/v1/models/small/score", {"content-type": ARROW}
+    if kind == "tensors":
+        tensors = tensors_of(increments.rows)
+        inputs = [
+            {"name": name, "shape": [len(array)], "datatype": of, "parameters": {"binary_data_size": array.nbytes}}
+            for name, (of, array) in tensors.items()
+        ]
+        head = json.dumps({"inputs": inputs}).encode()
+        path, headers = "/v2/models/small/infer", {HEADER: str(len(head)), "content-type": BINARY}
+        body = head + b"".join(array.tobytes() for _, array in tensors.values())
+    else:
+        texts = pa.array(["a" * 30, None] * (table.num_rows // 2), pa.string_view() if kind == "views" else pa.string())
+        sink, options = pa.BufferOutputStream(), pa.ipc.IpcWriteOptions(compression="zstd" if kind == "zstd" else None)
+        table = table.append_column("more", texts.dictionary_encode() if kind == "arrow" else texts)
+        with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+            writer.write_table(table)
+        body = sink.getvalue().to_pybytes()
+    with (
+        server(increments.models, "--timeout", "60000") as (netloc, process),
+        Clients(netloc, increments, 1) as clients,
+    ):
+        clients.wait_for(4)
+        workers, before = workers_of(process.pid), memory_of(process)
+        for _ in range(150):
+            code, _, answer = ask(netloc, path, damaged(body, draw), **headers)
+            codes.add(code)
+            assert code == 200 or json.loads(answer)["error"].isprintable(), answer
+        assert codes == {200, 400}
+        assert workers_of(process.pid) == workers
+        assert sum(memory_of(process)) - sum(before) < 50 << 20
+    assert (clients.wrong, clients.failed) == (0, [])
 
 
 @pytest.mark.slow

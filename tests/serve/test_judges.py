@@ -9,11 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from launching import started
-from serving import ask, get, quiet_server
+from serving import ask, get, quiet_server, tensors_of
 from towers import trained_towers
 
 from rowwise.recipes.export import export
@@ -48,11 +47,7 @@ def test_the_client_of_kserve(increments):
     from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
     from kserve.protocol.infer_type import RequestedOutput
 
-    rows, seen = increments.rows, increments.rows["seen"]
-    tensors = {name: ("INT64", np.array(rows[name])) for name in ("user", "item")}
-    tensors |= {name: ("FP32", np.array(rows[name], np.float32)) for name in ("d0", "d1")}
-    tensors["seen__values"] = "INT64", np.concatenate(seen).astype(np.int64)
-    tensors["seen__offsets"] = "INT64", np.cumsum([0, *map(len, seen)])
+    tensors = tensors_of(increments.rows)
 
     def infer_request(names, *, binary):
         inputs = [InferInput(name, list(tensors[name][1].shape), tensors[name][0]) for name in names]

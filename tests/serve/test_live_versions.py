@@ -19,7 +19,7 @@ from increments import Increments, predicted
 from launching import is_there, rowwise, started, wait_for, write_recipe
 from mutations import flip
 from pyarrow import parquet as pq
-from serving import Clients, about, loaders_of, score, server, workers_of
+from serving import Clients, about, loaders_of, score, server, tensors_of, workers_of
 from small import WORLD, trained
 
 from rowwise import RowType, RowwiseError
@@ -126,12 +126,7 @@ def test_a_stock_client_of_the_open_inference_protocol(models, exported):
     from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
     from tritonclient.utils import InferenceServerException
 
-    rows, seen = exported.rows, exported.rows["seen"]
-    offsets = np.cumsum([0, *map(len, seen)])
-    arrays = {name: np.array(rows[name], np.int64) for name in ("user", "item")}
-    arrays |= {name: np.array(rows[name], np.float32) for name in ("d0", "d1")}
-    arrays |= {"seen__values": np.concatenate(seen).astype(np.int64), "seen__offsets": offsets.astype(np.int64)}
-    kinds = {np.dtype(np.int64): "INT64", np.dtype(np.float32): "FP32"}
+    tensors = tensors_of(exported.rows)
     with server(models) as (netloc, _), InferenceServerClient(netloc) as client:
         assert client.is_server_live()
         assert client.is_server_ready()
@@ -143,11 +138,11 @@ def test_a_stock_client_of_the_open_inference_protocol(models, exported):
         about = client.get_model_metadata("small", "1")
         with pytest.raises(InferenceServerException, match="no model 'big'"):
             client.get_model_metadata("big")
-        assert {one["name"] for one in about["inputs"]} == arrays.keys()
+        assert {one["name"] for one in about["inputs"]} == tensors.keys()
         for binary in (True, False):
             inputs = []
-            for name, array in arrays.items():
-                inputs.append(InferInput(name, list(array.shape), kinds[array.dtype]))
+            for name, (kind, array) in tensors.items():
+                inputs.append(InferInput(name, list(array.shape), kind))
                 inputs[-1].set_data_from_numpy(array, binary_data=binary)
             output = InferRequestedOutput("label_logit", binary_data=binary)
             found = client.infer("small", inputs, outputs=[output], model_version="1")
