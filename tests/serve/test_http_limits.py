@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, nullcontext
 import pytest
 import uvicorn
 from openapi_spec_validator import OpenAPIV31SpecValidator
+from prometheus_client.parser import text_string_to_metric_families
 from uvicorn.server import ServerState
 
 from rowwise.recipes.served import open_version
@@ -316,6 +317,19 @@ def test_types_and_codings_of_bodies(version, rows, headers, code, content_type)
         body = json.dumps({"rows": rows}).encode()
         found, told, _ = await ask(connect, SCORE, "POST", body, **headers)
         assert (found, told.get("content-type")) == (code, content_type)
+
+    run(version, go)
+
+
+def test_metrics_have_a_type_a_meaning_and_one_value_each(version, rows):
+    async def go(connect, state, counted):
+        for body in (json.dumps({"rows": rows}).encode(), b"{"):
+            await ask(connect, SCORE, "POST", body)
+        families = list(text_string_to_metric_families((await ask(connect, "/metrics"))[2].decode()))
+        assert all(family.documentation and family.type != "unknown" for family in families)
+        samples = [(sample.name, *sorted(sample.labels.items())) for family in families for sample in family.samples]
+        assert len(set(samples)) == len(samples) > len({family.name for family in families}) == len(families)
+        assert ("rowwise_requests_total", ("code", "400"), ("version", "")) in samples
 
     run(version, go)
 

@@ -41,6 +41,7 @@ OK, NOT_FOUND, TOO_LARGE, WRONG_TYPE = 200, 404, 413, 415
 RETRY_s = 1.0  # Retry-After of a request that found no memory
 PAUSE_s = 0.03  # between two large bodies, for other requests
 SHOWN = 80  # characters of a path in a message
+CODINGS = {b"content-encoding": b"identity", b"transfer-encoding": b"chunked"}
 ANY = ("application/*", "*/*")  # of an Accept header
 WEIGHT = re.compile(r"\bq=([01](?:\.[0-9]{0,3})?)")
 Answer = Callable[[ServedVersion, Predictions], Response]
@@ -425,11 +426,11 @@ def _prefers_arrow(accept: str) -> bool:
 
 
 def _check_coding(request: Request) -> None:
-    """Refuse compressed bodies."""
-    for name, plain in (("content-encoding", "identity"), ("transfer-encoding", "chunked")):
-        coding = request.headers.get(name, plain)
-        if coding.lower() != plain:
-            message = f"{name} {coding[:SHOWN]!r}: expected a plain body, or Arrow with compressed buffers"
+    """Refuse compressed bodies; one pass over the headers, as each look-up is one."""
+    for name, coding in request.scope["headers"]:
+        if name in CODINGS and coding.lower() != CODINGS[name]:
+            problem = f"{name.decode()} {coding[:SHOWN].decode('latin-1')!r}"
+            message = f"{problem}: expected a plain body, or Arrow with compressed buffers"
             raise RequestRefusedError(Rejection(WRONG_TYPE, message))
 
 

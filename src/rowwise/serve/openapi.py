@@ -133,9 +133,9 @@ def _schema_of(kind: pa.DataType) -> Schema:
         return _or_null(_list(_schema_of(kind.value_type)))
     if types.is_integer(kind):
         bits = kind.bit_width - types.is_signed_integer(kind)
-        least = -(1 << bits) if types.is_signed_integer(kind) else 0
+        min_value = -(1 << bits) if types.is_signed_integer(kind) else 0
         digits = {"type": "string", "pattern": f"^{WHOLE_NUMBER.pattern}$"}
-        return {"anyOf": [WHOLE | {"minimum": least, "maximum": (1 << bits) - 1}, digits, NULL]}
+        return {"anyOf": [WHOLE | {"minimum": min_value, "maximum": (1 << bits) - 1}, digits, NULL]}
     if types.is_boolean(kind):
         return {"type": ["boolean", "null"]}
     if is_text(kind):
