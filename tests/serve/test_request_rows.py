@@ -1,5 +1,6 @@
 """Rows of requests: what is read, what is converted, and what each mistake is told."""
 
+import io
 import json
 
 import numpy as np
@@ -144,6 +145,22 @@ def test_text_of_digits_is_a_whole_number_in_arrow():
 
 
 LONG = "x" * 60_000
+
+
+def test_views_of_text_are_text():
+    """As polars writes them: also of digits, in lists, and of categories."""
+    import polars
+
+    frame = polars.from_arrow(pa.table(ROWS, schema=SCHEMA)).with_columns(
+        polars.Series("user", ["-12", None]),
+        polars.Series("name", ["a" * 30, None], polars.Categorical),
+        polars.Series("seen", [["1", "2"], None]),
+    )
+    sink = io.BytesIO()
+    frame.write_ipc_stream(sink, compat_level=polars.CompatLevel.newest())
+    assert pa.types.is_string_view(pa.ipc.open_stream(sink.getvalue()).schema.field("user").type)
+    found = reader().read_arrow(sink.getvalue()).arrays
+    assert pa.table(found).to_pydict() == ROWS | {"user": [-12, None], "name": ["a" * 30, None]}
 
 
 @pytest.mark.parametrize(

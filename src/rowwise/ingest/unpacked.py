@@ -188,6 +188,14 @@ def _extent(kind: pa.DataType, depth: int) -> _Extent:
     return _Extent.BOUNDED if _is(kind, (*NUMBERS, *TEXTS)) else _Extent.UNKNOWN
 
 
+def without_views(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Text views as plain text, also in lists and dictionaries: Arrow compares, parses and takes no views."""
+    kind = column.type
+    plain = _without_views(kind.value_type if types.is_dictionary(kind) else kind)
+    plain = pa.dictionary(kind.index_type, plain) if types.is_dictionary(kind) else plain
+    return column if plain == kind else column.cast(plain)
+
+
 def _without_views(kind: pa.DataType) -> pa.DataType:
     """An intermediate type for casting dictionary texts to this one."""
     if _is(kind, VIEWS):

@@ -20,7 +20,7 @@ from pyarrow import types
 from rowwise.base.errors import DataError
 from rowwise.ingest.kinds import is_list, is_text
 from rowwise.ingest.reader import check_columns
-from rowwise.ingest.unpacked import read_arrow_stream
+from rowwise.ingest.unpacked import read_arrow_stream, without_views
 from rowwise.serve.json_body import WHERE, BodyLimits, ColumnName, check_count, decode_body, kinds_of
 from rowwise.serve.sides import SideTable
 
@@ -366,6 +366,8 @@ def _cast(column: pa.ChunkedArray, field: pa.Field, max_bytes: int) -> pa.Array:
             cast = column
         else:
             _check_expanded(column, field.type, max_bytes)
+            if types.is_dictionary(column.type) or _is_number(_element(field.type)):
+                column = without_views(column)
             _check_numbers(column.combine_chunks(), field)
             cast = column.cast(field.type)
     except (pa.ArrowException, ValueError) as error:
