@@ -61,6 +61,28 @@ def make(comm, parallel, name):
     return model, shapes
 
 
+def train_after_an_error(comm, parallel, fails):
+    """Losses and norms of steps, before which the backward of another has raised."""
+    model, _ = make(comm, parallel, "dhen")
+    context = work_of(model, comm, optimizer=DenseAdam(lr=1e-3), dense_parallel=parallel)
+    if fails:
+        layer = next(module for module in model.modules() if "weight" in module._parameters)
+        hook = layer.register_forward_hook(lambda _module, _inputs, out: out.register_hook(fail) and None)
+        raised = False
+        try:
+            step(context, [make_clicks(16, seed=comm.rank)], 1)
+        except ArithmeticError:
+            raised = True
+        assert raised
+        hook.remove()
+    results = [step(context, [make_clicks(16, seed=100 * number + comm.rank)], number) for number in (1, 2)]
+    return [(result.loss, result.gradient_norm) for result in results]
+
+
+def fail(_gradient):
+    raise ArithmeticError("the backward of a layer")
+
+
 def train(comm, parallel, name="dhen", steps=5, clip=None, optimizer=DenseAdam(lr=1e-3)):  # noqa: B008 - frozen
     """Losses, norms, bytes of a step, and the parameters at the start and the end by their parts on this rank."""
     model, shapes = make(comm, parallel, name)

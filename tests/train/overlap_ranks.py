@@ -5,7 +5,7 @@ import time
 import torch
 from torch import nn
 
-from rowwise.parallel.comm.fsdp import FsdpOptions, shard_parameters
+from rowwise.parallel.comm.fsdp import FsdpOptions, reset_after_error, shard_parameters
 from rowwise.train.dense_parallel import local_part
 
 WIDTH = 64
@@ -57,3 +57,35 @@ def run(comm, shards, layers, layer_s, backwards=1, *, overlap=True):
         "seconds": seconds,
         "gradients": [local_part(p.grad).clone() for p in model.parameters()],
     }
+
+
+class FailingLayer(SlowLayer):
+    fails = False
+
+    def forward(self, x):
+        out = super().forward(x).clone()  # FSDP warns of views
+        out.register_hook(self.check)
+        return out
+
+    def check(self, _gradient):
+        if self.fails:
+            raise ArithmeticError("the backward of a layer")
+
+
+def after_an_error(comm, *, fails):
+    """The gradients of this rank after a step, before which the second backward of another step has raised."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(FailingLayer(0.0) for _ in range(5)))
+    shard_parameters(model, list(model), comm, FsdpOptions(shards=2), set())
+    first, second, last = torch.randn(3, 8, WIDTH, generator=torch.Generator().manual_seed(comm.rank))
+    if fails:
+        model(first).square().sum().backward()
+        model[1].fails = True
+        try:
+            model(second).square().sum().backward()
+        except ArithmeticError:
+            model[1].fails = False
+        assert not model[1].fails
+        reset_after_error(model)
+    model(last).square().sum().backward()
+    return [local_part(p.grad).clone() for p in model.parameters()]

@@ -58,6 +58,11 @@ def test_losses_and_weights_are_those_of_whole_parameters(replicated, parallel, 
         torch.testing.assert_close(lasts[1][name], lasts[0][name], rtol=1e-3, atol=1e-3)
 
 
+def test_a_step_whose_backward_raised_adds_nothing_to_the_next():
+    wanted, found = (run_processes(2, dense_ranks.train_after_an_error, FULL, f, timeout_s=60) for f in (False, True))
+    assert found == wanted
+
+
 @pytest.mark.parametrize(
     ("world", "parallel"),
     [

@@ -1,5 +1,7 @@
 """Sums of sharded gradients while the backward goes on: the order and times of events, and the bits of sums in turn."""
 
+from functools import partial
+
 import pytest
 import torch
 from train import overlap_ranks
@@ -60,3 +62,11 @@ def test_bits_are_those_of_sums_in_turn(shards, backwards):
     for rank, other in zip(together, in_turn, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(rank["gradients"], other["gradients"], strict=True))
         assert any(gradient.abs().sum() for gradient in rank["gradients"])
+
+
+def test_a_backward_that_raised_adds_nothing_to_the_next():
+    wanted, found = (
+        run_processes(2, partial(overlap_ranks.after_an_error, fails=fails), timeout_s=60) for fails in (False, True)
+    )
+    for rank, other in zip(found, wanted, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(rank, other, strict=True))

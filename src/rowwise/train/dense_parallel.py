@@ -21,7 +21,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from rowwise.base.errors import SpecError
 from rowwise.models.histories import HistoryEncoder
-from rowwise.parallel.comm.fsdp import FsdpOptions, fill_parameters, recompute, shard_parameters
+from rowwise.parallel.comm.fsdp import (
+    FsdpOptions,
+    fill_parameters,
+    recompute,
+    reset_after_error,
+    shard_parameters,
+)
 from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.shard.embeddings import AnyEmbeddings
 from rowwise.tables.ids.make import IdTables
@@ -214,17 +220,24 @@ class ShardedConstruction:
 class FsdpGradients:
     """The methods of `DenseGradients` for sharded parameters, whose gradients FSDP adds during the backward."""
 
-    def __init__(self, comm: Comm, shards: int) -> None:
-        self._comm, self._shards = comm, shards
+    def __init__(self, comm: Comm, shards: int, model: nn.Module) -> None:
+        """`model`: the argument of `shard_dense`."""
+        self._comm, self._shards, self._model = comm, shards, model
+        self._raised = False
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
+        self._raised = True
         loss.backward()
+        self._raised = False
 
     def finish(self) -> None:
         """A no-op: the backward has summed the gradients over all ranks."""
 
     def discard(self) -> None:
-        """A no-op: no gradients are buffered."""
+        """Let FSDP begin anew after a backward that raised."""
+        if self._raised:
+            reset_after_error(self._model)
+        self._raised = False
 
     def norm(self, gradients: Sequence[Tensor]) -> float:
         """The norm of all gradients together; a collective."""

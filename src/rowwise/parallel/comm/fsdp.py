@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from rowwise.base.errors import SpecError
 from rowwise.parallel.comm.call_thread import CallThread
 from rowwise.parallel.comm.interface import Comm, Work
+from rowwise.tables.ops.in_backward import BackwardEnd
 
 PURPOSE = "dense"
 MAX_SCATTERS = 2  # reduce-scatters in flight
@@ -121,6 +122,13 @@ def recompute(module: nn.Module) -> None:
     checkpoint(module)
 
 
+def reset_after_error(model: nn.Module) -> None:
+    """Drop all gradients, and let the next forward begin anew, after a backward that raised on all ranks."""
+    model.zero_grad()  # of the gathered parameters that the backward has reached, which torch would keep
+    cast(Any, model).reset_iter_state()
+    model.zero_grad()  # of the shards
+
+
 def _mesh(comm: Comm, shards: int) -> Any:
     """The ranks that share parameters with this one."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -177,9 +185,11 @@ class _GradientSums:
         self._thread = CallThread("sums of dense gradients")
         self._pending: deque[tuple[Future[Work | None], Tensor]] = deque()
         self._earlier: list[tuple[Tensor, Tensor]] = []  # parameters with gradients of earlier backwards
+        self._end = BackwardEnd((self.finish,), self.discard)
 
     def start(self, gradients: Tensor, output: Tensor, parameters: Sequence[Tensor]) -> None:
         """Start a unit's sum. Its parameters have no gradients until `finish` adds the earlier ones to the sum."""
+        self._end.join()
         if len(self._pending) >= MAX_SCATTERS:
             self._pending[-MAX_SCATTERS][0].result()
         while len(self._pending) >= MAX_SUMS:
@@ -201,6 +211,12 @@ class _GradientSums:
             if parameter.grad is not None:
                 earlier.to_local().add_(parameter.grad.to_local())
             parameter.grad = earlier
+        self._earlier.clear()
+
+    def discard(self) -> None:
+        """Drop the sums of a backward that raised."""
+        while self._pending:
+            self._finish_first()
         self._earlier.clear()
 
     @torch.no_grad()
@@ -230,7 +246,6 @@ class _ReduceScatter(_Allocator):
         # Torch copies the sum at once if the parameters have another type.
         if self._overlap and all(p is not None and p.dtype == output_tensor.dtype for p in parameters):
             self._sums.start(input_tensor, output_tensor, cast(list[Tensor], parameters))
-            cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(self._sums.finish)
         else:
             self._sums.start(input_tensor, output_tensor, ())
             self._sums.finish()

@@ -1,0 +1,77 @@
+"""`BackwardEnd`: what happens at the end of a backward, and after one that raised.
+
+[Note: Updates in the backward] The gradients of a backward are one update, after all nodes of autograd have run: nodes
+read rows, for gradients of per-id weights. The gradients of all modules are checked before the first row changes, so a
+gradient that is not finite changes no row. Gradients of a backward that raised are dropped by the next forward or
+backward. A backward inside another one (a reentrant checkpoint) joins the update of the outer one, if that has reached
+the tables already.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+
+@final
+class BackwardEnd:
+    """Calls each of `steps` at the end of a backward; `discard` after one that raised.
+
+    The first steps of all objects that joined the backward come before the second ones.
+    """
+
+    def __init__(self, steps: Sequence[Callable[[], None]], discard: Callable[[], None]) -> None:
+        self._steps, self._discard = steps, discard
+        # Held by autograd, which drops it uncalled if the backward raises.
+        self._running: weakref.ref[_StepsInTurn] | None = None
+
+    def begin_forward(self) -> None:
+        """Discard what a backward that raised has left, if any."""
+        if self._running is not None and torch._C._current_graph_task_id() < 0:
+            self.discard()
+
+    def watch(self, outputs: Iterable[Tensor]) -> None:
+        """Join each backward of these outputs of one function, or several."""
+        for node in {output.grad_fn for output in outputs}:
+            if node is not None:
+                node.register_prehook(self.join)
+
+    def join(self, *_: Any) -> None:
+        """Join the running backward; called in it."""
+        if self._running is not None:
+            if self._running() is not None:
+                return
+            self.discard()
+        steps = _StepsInTurn(self, iter(self._steps))
+        self._running = weakref.ref(steps)
+        steps.queue()
+
+    def discard(self) -> None:
+        self._running = None
+        self._discard()
+
+    def end(self) -> None:
+        self._running = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_running": None}
+
+
+@final
+class _StepsInTurn:
+    def __init__(self, owner: BackwardEnd, steps: Iterator[Callable[[], None]]) -> None:
+        self._owner, self._steps = owner, steps
+
+    def queue(self) -> None:
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(self)
+
+    def __call__(self) -> None:
+        step = next(self._steps, None)
+        if step is None:
+            self._owner.end()
+            return
+        step()
+        self.queue()
