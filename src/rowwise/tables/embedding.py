@@ -17,6 +17,8 @@ from rowwise.base.errors import BatchError, RowwiseError, SpecError, StateError
 from rowwise.tables.batch import Jagged, KeyedJagged
 from rowwise.tables.ops import rowtype
 from rowwise.tables.ops.arena import Arena
+from rowwise.tables.ops.in_backward import BackwardEnd
+from rowwise.tables.ops.in_ddp import running_ddp
 from rowwise.tables.ops.layout import TablePiece
 from rowwise.tables.ops.lookup import StagedGradients
 from rowwise.tables.ops.tiles import Tiles
@@ -122,6 +124,34 @@ def point_parameters(module: nn.Module, rows: Mapping[str, Tensor]) -> None:
             parameter.data = view  # keep the Parameter object, as Module.to does
 
 
+def apply_to_empty(fn: Callable[[Tensor], Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What `fn` of `Module._apply` makes of vectors: the type and device that it converts to."""
+    empty = fn(torch.empty(0, dtype=dtype, device=device))
+    if empty.is_cpu and empty.is_shared():
+        raise SpecError(
+            "share_memory() of tables, of which each process would still train rows of its own",
+            hint="train on several ranks: shard(model, plan, comm)",
+        )
+    return empty
+
+
+def convert(vectors: LookedUp, dtype: torch.dtype) -> LookedUp:
+    """The vectors of a lookup as another type of floats."""
+    if dtype is torch.float32:
+        return vectors
+    return vectors[0].to(dtype), {feature: rows.to(dtype) for feature, rows in vectors[1].items()}
+
+
+def check_not_in_backward(module: Any) -> None:
+    """Raise for a module whose gradients nobody can clip or defer, as each backward applies them."""
+    if module.update_in_backward:
+        raise SpecError(
+            f"table {module.tables[0].name!r}: its gradients are applied in the backward, which leaves none to check, "
+            "clip or defer",
+            "update_in_backward=False",
+        )
+
+
 class Embeddings(nn.Module):
     """Embedding tables on one device.
 
@@ -131,6 +161,8 @@ class Embeddings(nn.Module):
         device: device of the rows; "meta" allocates none, for tables that are too large until they are sharded.
         merge_shared: sum the gradients of shared bags before they are merged ([Note: Merged bags]): less work, but
             another order of summation.
+        update_in_backward: each backward ends with an update, so `update` is not called. For a plain loop: trainers of
+            rowwise refuse it. See [Note: Updates in the backward] in `ops/in_backward.py`.
         rows_of_ids: batches have row numbers in place of ids of managed tables, as `ManagedEmbeddings` passes them.
     """
 
@@ -141,6 +173,7 @@ class Embeddings(nn.Module):
         seed: int = 0,
         device: torch.device | str = "cpu",
         merge_shared: bool = False,
+        update_in_backward: bool = False,
         rows_of_ids: bool = False,
     ) -> None:
         """Allocate and initialise the tables."""
@@ -158,11 +191,13 @@ class Embeddings(nn.Module):
                 f"table {managed[0]!r} is managed, and Embeddings does not give its ids rows",
                 "ManagedEmbeddings, or rowwise.make_embeddings, which chooses the class",
             )
-        self.seed = seed
+        self.seed, self.update_in_backward = seed, update_in_backward
+        self._end = BackwardEnd((self._check_in_backward, self.update), self.discard)
         self._tiles = Tiles(tables, torch.device(device), merge_shared=merge_shared)
         self._host_tiles: Tiles | None = None  # looks up batches that find no slots, see `serve_on`
         self.arena.fill(seed)
         self._columns = self._tiles.pooled.column_slices
+        self._vector_type = torch.float32  # of outputs; `double()` and the like change it, for the layers above
         self.register_load_state_dict_pre_hook(_adapt_state_dict)
         self._make_parameters()
 
@@ -261,6 +296,9 @@ class Embeddings(nn.Module):
     @break_graph
     def forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         """Look a batch up. With gradients enabled, each backward stages what `update` will apply."""
+        if torch.is_grad_enabled():
+            self._check_ddp()
+            self._end.begin_forward()
         jagged = Jagged.from_keyed(sparse).contiguous()
         try:
             lookup = self._tiles.look_up(jagged)
@@ -268,7 +306,10 @@ class Embeddings(nn.Module):
             if self._host_tiles is None:
                 raise
             lookup = self._host_tiles.look_up(jagged.to("cpu")).to(self.device)
-        return Vectors.of(lookup.matrix_BS, self._columns, self._tiles.split(lookup))
+        if self.update_in_backward:
+            self._end.watch([lookup.matrix_BS, lookup.flat])
+        matrix_BS, sequences = convert((lookup.matrix_BS, self._tiles.split(lookup)), self._vector_type)
+        return Vectors.of(matrix_BS, self._columns, sequences)
 
     def abort_forward(self, error: RowwiseError) -> NoReturn:
         """Called instead of `forward` if the batch could not be built; `ShardedEmbeddings` raises on all ranks."""
@@ -285,6 +326,19 @@ class Embeddings(nn.Module):
         """
         return self._tiles.check_staged()
 
+    def _check_in_backward(self) -> None:
+        if self.device.type == "cpu":  # kernels of a GPU check too; the host learns of it later
+            self.check_staged()
+
+    def _check_ddp(self) -> None:
+        ddp = running_ddp()
+        if ddp is not None and ddp.process_group.size() > 1:
+            raise SpecError(
+                f"table {self.tables[0].name!r} in DistributedDataParallel on {ddp.process_group.size()} ranks: each "
+                "would train rows of its own",
+                hint="call shard(model, plan, comm) before DistributedDataParallel",
+            )
+
     def discard(self) -> None:
         """Drop the staged gradients, for example after a loss that is not finite."""
         self._tiles.discard()
@@ -296,6 +350,7 @@ class Embeddings(nn.Module):
 
     def take_staged(self) -> list[StagedGradients]:
         """Remove and return the staged gradients, for a deferred update."""
+        check_not_in_backward(self)
         return self._tiles.take_staged()
 
     def put_staged(self, staged: list[StagedGradients]) -> None:
@@ -329,11 +384,19 @@ class Embeddings(nn.Module):
         point_parameters(self, {table.name: self.arena.table(index) for index, table in enumerate(self.tables)})
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Called by `to`: the arena moves as a whole; rows keep their type, as it is a property of the table."""
-        # `fn` of an empty float tensor has the device to move to; a change of dtype is ignored.
-        self.arena.to(fn(torch.empty(0, device=self.arena.rows.device)).device)
+        """Called by `to`: the arena moves as a whole. Rows keep their type, a property of the table; vectors do not."""
+        moved = apply_to_empty(fn, self._vector_type, self.arena.rows.device)
+        self.arena.to(moved.device)
+        self._vector_type = moved.dtype
         self._make_parameters()
         return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> NoReturn:
+        """Raise: rows have no gradients that autograd knows of."""
+        raise SpecError(
+            f"requires_grad_({requires_grad}) of table {self.tables[0].name!r}, whose rows are trained by update()",
+            hint="look rows up under torch.no_grad() to freeze them",
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the parameters, which __setstate__ makes again: torch.save rejects views of a storage as two dtypes.

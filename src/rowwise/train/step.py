@@ -33,6 +33,7 @@ from rowwise.parallel.comm.solo import solo
 from rowwise.parallel.comm.status import raise_if_any_rank_failed
 from rowwise.parallel.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 from rowwise.tables.batch import Batch
+from rowwise.tables.embedding import check_not_in_backward
 from rowwise.tables.ids.make import IdTables
 from rowwise.tables.ids.managed.embeddings import ManagedEmbeddings
 from rowwise.tables.ops.threads import one_thread
@@ -130,7 +131,7 @@ class StepContext:
         gradients: DenseGradients | ElasticGradients | FsdpGradients
         if (parts := shards_of(settings.dense_parallel, step_comm.topology)) > 1:
             _check_sharded(model, settings, wire)
-            gradients = FsdpGradients(step_comm, parts)
+            gradients = FsdpGradients(step_comm, parts, model)
         else:
             gradients = DenseGradients(dense, step_comm, wire)
             gradients.phase = clock.phase
@@ -315,6 +316,7 @@ def check_sharding(tables: Sequence[AnyEmbeddings], world: int, settings: Traini
     """Raise for unsharded tables on several ranks, and for tables sharded for another determinism than the step's."""
     elastic = settings.determinism == "elastic"
     for module in tables:
+        check_not_in_backward(module)
         if not isinstance(module, ShardedEmbeddings):
             if world > 1:
                 names = ", ".join(table.name for table in module.tables[:8])

@@ -5,7 +5,7 @@ Dense modules stay as they are and keep their parameters' names.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -66,13 +66,28 @@ def shard(  # noqa: PLR0913 - all but the first three have defaults
     for module, module_plan in plans.items():
         device = _device_of_rows(module)
         sharded[module] = ShardedEmbeddings(
-            module.tables, module_plan, comm, wire=wire, elastic=elastic, device=device, disk=disk, hot_rows=hot_rows
+            module.tables,
+            module_plan,
+            comm,
+            wire=wire,
+            elastic=elastic,
+            device=device,
+            disk=disk,
+            hot_rows=hot_rows,
+            update_in_backward=module.update_in_backward,
         )
         sharded[module].merge_shared = merge_shared
         copy_tables(module, sharded[module])
     for path, module in paths:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, sharded[module])
+    # DistributedDataParallel would copy the rows of rank 0 to all ranks.
+    rows = {id(parameter) for module in sharded.values() for parameter in module.parameters()}
+    names = [name for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in rows]
+    cast(Any, model)._ddp_params_and_buffers_to_ignore = [
+        *getattr(model, "_ddp_params_and_buffers_to_ignore", ()),
+        *names,
+    ]
     return model
 
 

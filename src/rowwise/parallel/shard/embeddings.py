@@ -23,8 +23,9 @@ from typing import Any, NamedTuple, NoReturn, Self, final
 import torch
 from torch import Tensor, nn
 
-from rowwise.base.errors import PeerError, RowwiseError, SpecError, StateError
+from rowwise.base.errors import GradientError, PeerError, RowwiseError, SpecError, StateError
 from rowwise.parallel.comm.interface import Comm
+from rowwise.parallel.comm.status import raise_if_any_rank_failed
 from rowwise.parallel.plan import TIERS, Plan, Tile
 from rowwise.parallel.shard.ahead import BatchesAhead
 from rowwise.parallel.shard.exchange import BatchInFlight, EmbeddingExchange, Phase, no_timing
@@ -36,9 +37,20 @@ from rowwise.parallel.shard.replicated import ReplicatedUpdate
 from rowwise.parallel.shard.routes import RankPiece, Routes, make_routes
 from rowwise.parallel.shard.tiers import runnable_tiers
 from rowwise.tables.batch import Jagged, KeyedJagged
-from rowwise.tables.embedding import Embeddings, LookedUp, Vectors, break_graph, point_parameters
+from rowwise.tables.embedding import (
+    Embeddings,
+    LookedUp,
+    Vectors,
+    apply_to_empty,
+    break_graph,
+    check_not_in_backward,
+    convert,
+    point_parameters,
+)
 from rowwise.tables.ids.managed.lookup import Evicted, LocalBuckets, LocalIds
 from rowwise.tables.ops.arena import Arena
+from rowwise.tables.ops.in_backward import BackwardEnd
+from rowwise.tables.ops.in_ddp import running_ddp
 from rowwise.tables.ops.layout import TablePiece
 from rowwise.tables.ops.lookup import StagedGradients
 from rowwise.tables.ops.tiles import Tiles
@@ -81,6 +93,7 @@ class ShardedEmbeddings(nn.Module):
         comm: the communicator of all ranks.
         wire: the types in which vectors and gradients travel.
         elastic: results have the same bits for any plan and any number of ranks.
+        update_in_backward: see `Embeddings`; every rank has to run the same backwards.
         device: the device of this rank's rows.
         disk: the folder of rows on disk, or a function that opens another store.
         hot_rows: for tables whose tiles pin rows: their rows, the hottest first. See [Note: Pinned rows].
@@ -98,6 +111,7 @@ class ShardedEmbeddings(nn.Module):
         *,
         wire: Wire | None = None,
         elastic: bool = False,
+        update_in_backward: bool = False,
         device: torch.device | str = "cpu",
         disk: Path | OpenStore | None = None,
         hot_rows: HotRows = NO_HOT_ROWS,
@@ -111,6 +125,10 @@ class ShardedEmbeddings(nn.Module):
         open_store = DiskRows.opener(disk) if isinstance(disk, Path) else disk
         self.routes = routes = make_routes(tables, plan, comm.topology, elastic=elastic)
         self._comm, self.device = comm, torch.device(device)  # of rows and vectors, also where a rank has no rows
+        self.update_in_backward, self._vector_type = update_in_backward, torch.float32
+        self.mean_over_ranks = False  # gradients are means, as in DistributedDataParallel; else sums
+        self._checked_ddp: int | None = None  # id of the wrapper that leaves the rows alone
+        self._end = BackwardEnd((self._check_in_backward, self.update), self.discard)
         self.forwards_per_batch = 1  # set by a trainer that splits its batch into virtual shards
         self.phase: Phase = no_timing  # context manager around each phase of a step, for the step breakdown
         self._groups = [
@@ -233,12 +251,16 @@ class ShardedEmbeddings(nn.Module):
     def forward(self, sparse: Jagged | KeyedJagged) -> Vectors:
         """Look a batch up; collective. A rank's batch may be empty."""
         self._receive_vectors()
+        if torch.is_grad_enabled():
+            self._end.begin_forward()
         ahead = self._ahead.take(sparse)
         with self.phase("route"):
             routed = (self._router.start(sparse) if ahead is None else ahead.routes).finish()
         count_unknown(self.unknown_ids, routed.unknown)
         self._samples += sum(routed.samples_W) if torch.is_grad_enabled() else 0
         batch = self._look_up(routed) if ahead is None or ahead.looked_up is None else ahead.looked_up
+        if self.mean_over_ranks or self._is_in_ddp():
+            batch.scale = 1 / len(self._comm.ranks)
         self._in_flight = vectors = Vectors(self.routes.columns, partial(self._receive, batch))
         return vectors
 
@@ -327,7 +349,40 @@ class ShardedEmbeddings(nn.Module):
 
     def _receive(self, batch: BatchInFlight) -> LookedUp:
         self._in_flight = None
-        return batch.receive()
+        matrix_BS, sequences = batch.receive()
+        if self.update_in_backward:
+            self._end.watch([matrix_BS, *sequences.values()])
+        return convert((matrix_BS, sequences), self._vector_type)
+
+    def _is_in_ddp(self) -> bool:
+        """Whether a `DistributedDataParallel` runs this forward; raises if it does not leave the rows alone."""
+        ddp = running_ddp()
+        if ddp is None or id(ddp) == self._checked_ddp:
+            return ddp is not None
+        rows = {id(parameter) for parameter in self._parameters.values()}
+        names = {name for name, parameter in ddp.module.named_parameters() if id(parameter) in rows}
+        if broadcast := sorted(names - ddp.parameters_to_ignore):
+            raise SpecError(
+                f"DistributedDataParallel has copied {broadcast[0]!r} of rank 0 to the other ranks",
+                hint="call shard() with the module that DistributedDataParallel wraps, not with one inside it",
+            )
+        if ddp.process_group.size() != len(self._comm.ranks):
+            raise SpecError(
+                f"DistributedDataParallel has {ddp.process_group.size()} ranks",
+                f"the {len(self._comm.ranks)} of the tables",
+            )
+        self._checked_ddp = id(ddp)
+        return True
+
+    def _check_in_backward(self) -> None:
+        """Collective."""
+        error: GradientError | None = None
+        if self.device.type == "cpu":
+            try:
+                self.check_staged()
+            except GradientError as caught:
+                error = caught
+            raise_if_any_rank_failed(self._comm, error, during="backward")
 
     def _receive_vectors(self) -> None:
         """Receive the vectors of the last lookup, if the model has not used them."""
@@ -365,6 +420,7 @@ class ShardedEmbeddings(nn.Module):
 
     def take_staged(self) -> "HeldGradients":
         """Remove the staged gradients, for an update that comes later; collective."""
+        check_not_in_backward(self)
         self._exchange.receive_gradients()
         self._exchange.sent.clear()
         samples, self._samples = self._samples, 0
@@ -387,8 +443,9 @@ class ShardedEmbeddings(nn.Module):
             tiles.discard()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """`.to(...)`: arenas move as a whole; rows keep their type, as it is a property of the table."""
-        self.device = fn(torch.empty(0, device=self.device)).device
+        """`.to(...)`: arenas move as a whole; see `Embeddings`."""
+        moved = apply_to_empty(fn, self._vector_type, self.device)
+        self.device, self._vector_type = moved.device, moved.dtype
         for arena in self.arenas:
             arena.to(self.device)
         self._make_parameters()

@@ -240,6 +240,7 @@ class BatchInFlight:
         self._shapes: dict[str, torch.Size] = {}  # shapes of the outputs by feature; "" is the pooled matrix
         self._replicated: list[str] = []  # sequences of replicated tables
         self._gradients: list[ReturningBagSet] = []
+        self.scale = 1.0  # of gradients of rows
 
     def send(self) -> None:
         """Start to send the pooled vectors that travel in one all-to-all; `receive` sends the others."""
@@ -286,6 +287,8 @@ class BatchInFlight:
             used = exchange.used_by_any(used)
             outputs = zip(self._shapes.items(), grad_outputs, strict=True)
             grads = {name: self._anchor.new_zeros(s) if x is None else x.contiguous() for (name, s), x in outputs}
+            if self.scale != 1:
+                grads = {name: x * self.scale for name, x in grads.items()}
             grad_BS = grads.pop("")
             self._gradients = self._send_pooled(grad_BS) if used.pooled else []
         pooled_BS, grads_by_feature = grad_BS if used.pooled else None, grads if used.sequences else None
@@ -295,6 +298,8 @@ class BatchInFlight:
             weight_grad = self.stage()
         else:
             exchange.returning = self
+        if weight_grad is not None and self.scale != 1:
+            weight_grad = weight_grad / self.scale  # they are not rows
         if weight_grad is None:  # the backward of the weights is an exchange, which must run on this rank too
             weight_grad = torch.zeros_like(self._anchor)
         replicated, rows = None, [None] * (1 + len(self._replicated))

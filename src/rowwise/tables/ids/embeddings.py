@@ -50,7 +50,7 @@ class MappedEmbeddings(nn.Module):
         maps: by table, maps that replace those of the tables' `id_map`.
         seed: of the initial rows.
         device: the device of the rows; "meta" until they are sharded.
-        merge_shared: see `Embeddings`.
+        merge_shared, update_in_backward: see `Embeddings`.
     """
 
     stored: Embeddings
@@ -63,6 +63,7 @@ class MappedEmbeddings(nn.Module):
         seed: int = 0,
         device: torch.device | str = "cpu",
         merge_shared: bool = False,
+        update_in_backward: bool = False,
     ) -> None:
         super().__init__()
         check_tables(tables)
@@ -75,7 +76,8 @@ class MappedEmbeddings(nn.Module):
                 self.maps._modules[table.name] = MappedTable(table, id_map)
         mapped = self.mapped
         stored = [s for t in tables for s in (mapped[t.name].stored if t.name in mapped else (t,))]
-        self.stored = Embeddings(stored, seed=seed, device=device, merge_shared=merge_shared)
+        settings = {"merge_shared": merge_shared, "update_in_backward": update_in_backward}
+        self.stored = Embeddings(stored, seed=seed, device=device, **settings)
         self._table_of = {feature: table for table in tables for feature in table.feature_names}
         self._mapped_features = {feature for table in mapped.values() for feature in table.table.feature_names}
         self._needs_no_combining = all(table.needs_no_combining for table in mapped.values())

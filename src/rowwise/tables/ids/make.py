@@ -15,7 +15,12 @@ AnyTables = Embeddings | IdTables
 
 
 def make_embeddings(
-    tables: Sequence[Table], *, seed: int = 0, device: torch.device | str = "cpu", merge_shared: bool = False
+    tables: Sequence[Table],
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    merge_shared: bool = False,
+    update_in_backward: bool = False,
 ) -> AnyTables:
     """`Embeddings`; `MappedEmbeddings` if a table has an `id_map`, `ManagedEmbeddings` if one is managed."""
     mapped = [table.name for table in tables if table.id_map is not None]
@@ -26,4 +31,4 @@ def make_embeddings(
             "id_map or managed tables in a model, not both",
         )
     kind = MappedEmbeddings if mapped else ManagedEmbeddings if managed else Embeddings
-    return kind(tables, seed=seed, device=device, merge_shared=merge_shared)
+    return kind(tables, seed=seed, device=device, merge_shared=merge_shared, update_in_backward=update_in_backward)

@@ -8,7 +8,7 @@ the tables already.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 import torch
@@ -44,7 +44,7 @@ class BackwardEnd:
             if self._running() is not None:
                 return
             self.discard()
-        steps = _StepsInTurn(self, iter(self._steps))
+        steps = _StepsInTurn(self, self._steps)
         self._running = weakref.ref(steps)
         steps.queue()
 
@@ -61,17 +61,17 @@ class BackwardEnd:
 
 @final
 class _StepsInTurn:
-    def __init__(self, owner: BackwardEnd, steps: Iterator[Callable[[], None]]) -> None:
-        self._owner, self._steps = owner, steps
+    def __init__(self, owner: BackwardEnd, steps: Sequence[Callable[[], None]]) -> None:
+        self._owner, self._remaining = owner, list(steps)
 
     def queue(self) -> None:
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(self)
 
     def __call__(self) -> None:
-        step = next(self._steps, None)
-        if step is None:
-            self._owner.end()
-            return
+        step = self._remaining.pop(0)
+        if not self._remaining:
+            self._owner.end()  # what joins from now on gets a last step of its own
         step()
-        self.queue()
+        if self._remaining:
+            self.queue()

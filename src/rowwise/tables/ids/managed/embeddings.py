@@ -64,7 +64,7 @@ class ManagedEmbeddings(nn.Module):
         tables: as for `Embeddings`; a managed table has `rows` rows for any number of ids.
         seed: of the initial rows.
         device: the device of the rows; "meta" until they are sharded.
-        merge_shared: see `Embeddings`.
+        merge_shared, update_in_backward: see `Embeddings`.
     """
 
     stored: Embeddings
@@ -76,12 +76,14 @@ class ManagedEmbeddings(nn.Module):
         seed: int = 0,
         device: torch.device | str = "cpu",
         merge_shared: bool = False,
+        update_in_backward: bool = False,
     ) -> None:
         super().__init__()
         check_tables(tables)
         self.tables = tuple(tables)
         self.managed = tuple(table for table in tables if table.managed is not None)
-        self.stored = Embeddings(tables, seed=seed, device=device, merge_shared=merge_shared, rows_of_ids=True)
+        settings = {"merge_shared": merge_shared, "update_in_backward": update_in_backward}
+        self.stored = Embeddings(tables, seed=seed, device=device, rows_of_ids=True, **settings)
         self._features = tuple(feature for table in self.managed for feature in table.feature_names)
         self._binding: _Binding | None = None
         self._step: list[tuple[Tensor, Tensor]] | None = None  # distinct ids of a step and their rows, by table
