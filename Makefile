@@ -66,7 +66,7 @@ $(DEV): $(SETUP)
 
 $(PEERS): $(BUILT) $(DEV)
 	$(REQUIREMENTS) cluster judges kafka lake mlflow notebook oip wandb | $(INSTALL) -r /dev/stdin
-	$(REQUIREMENTS) peers | $(INSTALL) --no-deps -r /dev/stdin
+	$(REQUIREMENTS) frameworks peers | $(INSTALL) --no-deps -r /dev/stdin
 	@touch $@
 
 $(MLFLOW): $(SETUP)  # apart from the rest, because a server has older packages than a run

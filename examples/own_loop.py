@@ -23,20 +23,23 @@ from rowwise.train.metrics import Metrics
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--epochs", type=int, default=1)
     options = parser.parse_args()
     torch.manual_seed(0)
 
     data = synthetic(options.rows, test_rows=50_000)
-    embeddings = Embeddings(data.tables)  # tables carry their own optimizers
+    embeddings = Embeddings(data.tables, update_in_backward=True)  # tables carry their own optimizers
     model = DLRM(embeddings, len(data.columns.dense), bottom=(64, 16), top=(64, 1))
     dense_optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=2e-3)
 
-    for batch in Batcher(data.train, data.columns, data.tables, Batching(size=2048, ahead=2)):
-        dense_optimizer.zero_grad()
-        loss = F.binary_cross_entropy_with_logits(model(batch), batch.labels_BK)
-        loss.backward()  # stages the gradients of rows
-        dense_optimizer.step()
-        embeddings.update()  # each touched row changes once, in place
+    batches = Batcher(data.train, data.columns, data.tables, Batching(size=2048, ahead=2))
+    for epoch in range(options.epochs):
+        for batch in batches:
+            dense_optimizer.zero_grad()
+            loss = F.binary_cross_entropy_with_logits(model(batch), batch.labels_BK)
+            loss.backward()  # each touched row changes once, in place
+            dense_optimizer.step()
+        print(f"epoch {epoch}: last loss {loss.item()}")
 
     metrics = Metrics(data.columns.labels)
     with torch.no_grad():

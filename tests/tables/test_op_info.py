@@ -84,8 +84,8 @@ def test_every_sample(samples):
             step(sample, lambda out: torch.linspace(-1, 1, out.numel()).view(out.shape))
             for step in (step_of_rowwise, step_of_torch)
         )
-        for found, wanted in zip(*steps, strict=True):
-            torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-5)
+        for ours, wanted in zip(*steps, strict=True):
+            torch.testing.assert_close(ours, wanted, rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"])

@@ -104,14 +104,14 @@ def test_rows_change_after_the_last_node():
     """A gradient of weights reads the rows."""
     module, explicit = pair()
     jagged = batch(0)
-    found = []
+    grads = []
     for embeddings in (module, explicit):
         weights = jagged.weights_N.clone().requires_grad_()
         first = embeddings(replace(jagged, weights_N=weights))
         second = embeddings(replace(jagged, weights_N=weights * 2))
         (loss_of(first) * loss_of(second)).backward()
-        found.append(weights.grad)
-    assert torch.equal(*found)
+        grads.append(weights.grad)
+    assert torch.equal(*grads)
     explicit.update()
     same(everything(module), everything(explicit))
 

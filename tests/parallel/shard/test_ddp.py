@@ -16,11 +16,11 @@ def test_two_ranks_are_one_on_the_joined_batch():
     means = [sum(losses) / 2 for losses in zip(*(losses for losses, _, _ in ranks), strict=True)]
     assert means == pytest.approx(wanted, abs=1e-5)
     for _, rows, layers in ranks:
-        for tile, found in rows:
+        for tile, ours in rows:
             wanted_rows = net.embeddings.weights(tile.table)[slice(*tile.rows), slice(*tile.cols)]
-            torch.testing.assert_close(found, wanted_rows, rtol=1e-5, atol=1e-5)
-        for found, parameter in zip(layers, net.layers.parameters(), strict=True):
-            torch.testing.assert_close(found, parameter.detach(), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(ours, wanted_rows, rtol=1e-5, atol=1e-5)
+        for ours, parameter in zip(layers, net.layers.parameters(), strict=True):
+            torch.testing.assert_close(ours, parameter.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_rows_that_it_would_copy_are_refused():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 import torch.distributed as dist
@@ -46,7 +46,7 @@ class TorchrunNotes:
 
 
 def connect(timeout_s: float = 300.0, shared_memory: bool = True, attempt: int = 0) -> Comm:
-    """Join the world in torchrun's environment variables; ranks of one host use shared memory where they can.
+    """Join the ranks of torch's default group, else of torchrun's variables; those of a host use shared memory.
 
     No rank waits longer than `timeout_s` for another. `attempt` is torchrun's count of restarts: it is part of the keys
     in the store, where keys of earlier attempts remain.
@@ -62,9 +62,12 @@ class ListeningSocket(NamedTuple):
 
 
 def meet(timeout_s: float, attempt: int = 0, listener: ListeningSocket | None = None) -> "Meeting":
-    """Find the hosts of all ranks in torchrun's environment variables, before ranks are connected."""
+    """Find the hosts of all ranks, before ranks are connected."""
     try:
-        if listener is None:
+        if listener is None and dist.is_initialized() and dist.get_backend() != "fake":  # that of `fsdp.py`
+            default: Any = dist.distributed_c10d._get_default_store()
+            store, rank, world = default.clone(), dist.get_rank(), dist.get_world_size()
+        elif listener is None:
             store, rank, world = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
         else:
             store, rank, world = _serve(listener, timeout_s), 0, listener.world
