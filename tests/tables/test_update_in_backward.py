@@ -1,7 +1,10 @@
 """`update_in_backward`: the bits of `update()` after each backward, and nothing of a backward that raised."""
 
 import copy
+import gc
 import io
+import weakref
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -191,6 +194,25 @@ def test_copies_update_their_own_rows():
         loss_of(copied(batch(0))).backward()
         same(everything(copied), everything(explicit))
     same(everything(module), before)
+
+
+def test_memory_is_freed_with_the_last_reference():
+    """Tables are too large to wait for the collector of cycles."""
+    module, _ = pair()
+    loss_of(module(batch(0))).backward()
+    alive = weakref.ref(module)
+    with without_collector():
+        del module
+        assert alive() is None
+
+
+@contextmanager
+def without_collector():
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def test_id_maps_and_managed_tables():

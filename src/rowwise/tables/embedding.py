@@ -192,7 +192,7 @@ class Embeddings(nn.Module):
                 "ManagedEmbeddings, or rowwise.make_embeddings, which chooses the class",
             )
         self.seed, self.update_in_backward = seed, update_in_backward
-        self._end = BackwardEnd((self._check_in_backward, self.update), self.discard)
+        self._end = BackwardEnd()
         self._tiles = Tiles(tables, torch.device(device), merge_shared=merge_shared)
         self._host_tiles: Tiles | None = None  # looks up batches that find no slots, see `serve_on`
         self.arena.fill(seed)
@@ -298,7 +298,7 @@ class Embeddings(nn.Module):
         """Look a batch up. With gradients enabled, each backward stages what `update` will apply."""
         if torch.is_grad_enabled():
             self._check_ddp()
-            self._end.begin_forward()
+            self._end.begin_forward(self.discard)
         jagged = Jagged.from_keyed(sparse).contiguous()
         try:
             lookup = self._tiles.look_up(jagged)
@@ -307,7 +307,8 @@ class Embeddings(nn.Module):
                 raise
             lookup = self._host_tiles.look_up(jagged.to("cpu")).to(self.device)
         if self.update_in_backward:
-            self._end.watch([lookup.matrix_BS, lookup.flat])
+            steps = self._check_in_backward, self.update
+            self._end.watch((lookup.matrix_BS, lookup.flat), steps, self.discard)
         matrix_BS, sequences = convert((lookup.matrix_BS, self._tiles.split(lookup)), self._vector_type)
         return Vectors.of(matrix_BS, self._columns, sequences)
 

@@ -185,11 +185,11 @@ class _GradientSums:
         self._thread = CallThread("sums of dense gradients")
         self._pending: deque[tuple[Future[Work | None], Tensor]] = deque()
         self._earlier: list[tuple[Tensor, Tensor]] = []  # parameters with gradients of earlier backwards
-        self._end = BackwardEnd((self.finish,), self.discard)
+        self._end = BackwardEnd()
 
     def start(self, gradients: Tensor, output: Tensor, parameters: Sequence[Tensor]) -> None:
         """Start a unit's sum. Its parameters have no gradients until `finish` adds the earlier ones to the sum."""
-        self._end.join()
+        self._end.join((self.finish,), self.discard)
         if len(self._pending) >= MAX_SCATTERS:
             self._pending[-MAX_SCATTERS][0].result()
         while len(self._pending) >= MAX_SUMS:

@@ -128,7 +128,7 @@ class ShardedEmbeddings(nn.Module):
         self.update_in_backward, self._vector_type = update_in_backward, torch.float32
         self.mean_over_ranks = False  # gradients are means, as in DistributedDataParallel; else sums
         self._checked_ddp: int | None = None  # id of the wrapper that leaves the rows alone
-        self._end = BackwardEnd((self._check_in_backward, self.update), self.discard)
+        self._end = BackwardEnd()
         self.forwards_per_batch = 1  # set by a trainer that splits its batch into virtual shards
         self.phase: Phase = no_timing  # context manager around each phase of a step, for the step breakdown
         self._groups = [
@@ -252,7 +252,7 @@ class ShardedEmbeddings(nn.Module):
         """Look a batch up; collective. A rank's batch may be empty."""
         self._receive_vectors()
         if torch.is_grad_enabled():
-            self._end.begin_forward()
+            self._end.begin_forward(self.discard)
         ahead = self._ahead.take(sparse)
         with self.phase("route"):
             routed = (self._router.start(sparse) if ahead is None else ahead.routes).finish()
@@ -351,7 +351,8 @@ class ShardedEmbeddings(nn.Module):
         self._in_flight = None
         matrix_BS, sequences = batch.receive()
         if self.update_in_backward:
-            self._end.watch([matrix_BS, *sequences.values()])
+            steps = self._check_in_backward, self.update
+            self._end.watch((matrix_BS, *sequences.values()), steps, self.discard)
         return convert((matrix_BS, sequences), self._vector_type)
 
     def _is_in_ddp(self) -> bool:
