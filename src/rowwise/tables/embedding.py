@@ -197,7 +197,7 @@ class Embeddings(nn.Module):
         self._host_tiles: Tiles | None = None  # looks up batches that find no slots, see `serve_on`
         self.arena.fill(seed)
         self._columns = self._tiles.pooled.column_slices
-        self._vector_type = torch.float32  # of outputs; `double()` and the like change it, for the layers above
+        self.vector_type = torch.float32  # of outputs; `double()` and the like change it, for the layers above
         self.register_load_state_dict_pre_hook(_adapt_state_dict)
         self._make_parameters()
 
@@ -309,7 +309,7 @@ class Embeddings(nn.Module):
         if self.update_in_backward:
             steps = self._check_in_backward, self.update
             self._end.watch((lookup.matrix_BS, lookup.flat), steps, self.discard)
-        matrix_BS, sequences = convert((lookup.matrix_BS, self._tiles.split(lookup)), self._vector_type)
+        matrix_BS, sequences = convert((lookup.matrix_BS, self._tiles.split(lookup)), self.vector_type)
         return Vectors.of(matrix_BS, self._columns, sequences)
 
     def abort_forward(self, error: RowwiseError) -> NoReturn:
@@ -386,9 +386,9 @@ class Embeddings(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Called by `to`: the arena moves as a whole. Rows keep their type, a property of the table; vectors do not."""
-        moved = apply_to_empty(fn, self._vector_type, self.arena.rows.device)
+        moved = apply_to_empty(fn, self.vector_type, self.arena.rows.device)
         self.arena.to(moved.device)
-        self._vector_type = moved.dtype
+        self.vector_type = moved.dtype
         self._make_parameters()
         return self
 

@@ -323,6 +323,11 @@ def check_sharding(tables: Sequence[AnyEmbeddings], world: int, settings: Traini
                 raise SpecError(
                     f"tables {names} are not sharded on {world} ranks", hint="call shard(model, plan, comm) first"
                 )
+        elif module.mean_over_ranks:
+            raise SpecError(
+                f"table {module.tables[0].name!r}: mean_over_ranks=True, and the loss is already a mean of all ranks",
+                "mean_over_ranks=False",
+            )
         elif module.routes.elastic != elastic:
             raise SpecError(
                 f"train.determinism={settings.determinism!r}, and the model is sharded with elastic={not elastic}",

@@ -9,11 +9,15 @@ from parallel.shard.layout_cases import CASES
 from problems import OPTIMIZERS
 from torch import nn
 
-from rowwise import Embeddings, GradientError, Jagged, Plan, Pooling, Sgd, Table, Topology
+from rowwise import Embeddings, GradientError, Jagged, Plan, Pooling, Sgd, SpecError, Table, Topology
 from rowwise.base.errors import AgreedError
 from rowwise.parallel.comm.thread import run_threads
 from rowwise.parallel.shard.apply import shard
 from rowwise.planning.planner.layouts import row_wise
+from rowwise.train.breakdown import Breakdown
+from rowwise.train.objective import Clicks
+from rowwise.train.settings import DenseSgd, Training
+from rowwise.train.step import StepContext
 
 WORLD = Topology(hosts=2, devices=2)
 
@@ -138,8 +142,21 @@ def test_vectors_take_the_type_of_the_model():
     steps = make_steps(tables, [[3, 4]])
 
     def rank(comm):
-        module = make_sharded(tables, row_wise_plan(tables), comm).double()
+        model = nn.Sequential(Embeddings(tables)).double()
+        module = shard(model, row_wise_plan(tables), comm)[0]
         vectors = module(steps[0].of(comm.rank).batch)
         return vectors.matrix_BS.dtype, vectors["sequence"].dtype, module.local_tiles()[0].rows.dtype
 
     assert set(run_threads(2, rank)) == {(torch.float64, torch.float64, torch.float32)}
+
+
+def test_a_trainer_of_rowwise_takes_sums():
+    tables = [Table(name="t", rows=8, dim=4)]
+
+    def rank(comm):
+        model = nn.Sequential(make_sharded(tables, row_wise_plan(tables), comm))
+        model[0].mean_over_ranks = True
+        with pytest.raises(SpecError, match=r"table 't': mean_over_ranks=True.*expected mean_over_ranks=False"):
+            StepContext.create(model, Clicks(model), Training(optimizer=DenseSgd(lr=0.1)), Breakdown(), comm=comm)
+
+    run_threads(2, rank)

@@ -77,6 +77,7 @@ def shard(  # noqa: PLR0913 - all but the first three have defaults
             update_in_backward=module.update_in_backward,
         )
         sharded[module].merge_shared = merge_shared
+        sharded[module].vector_type = module.vector_type
         copy_tables(module, sharded[module])
     for path, module in paths:
         parent, _, name = path.rpartition(".")

@@ -125,7 +125,7 @@ class ShardedEmbeddings(nn.Module):
         open_store = DiskRows.opener(disk) if isinstance(disk, Path) else disk
         self.routes = routes = make_routes(tables, plan, comm.topology, elastic=elastic)
         self._comm, self.device = comm, torch.device(device)  # of rows and vectors, also where a rank has no rows
-        self.update_in_backward, self._vector_type = update_in_backward, torch.float32
+        self.update_in_backward, self.vector_type = update_in_backward, torch.float32
         self.mean_over_ranks = False  # gradients are means, as in DistributedDataParallel; else sums
         self._checked_ddp: int | None = None  # id of the wrapper that leaves the rows alone
         self._end = BackwardEnd()
@@ -353,7 +353,7 @@ class ShardedEmbeddings(nn.Module):
         if self.update_in_backward:
             steps = self._check_in_backward, self.update
             self._end.watch((matrix_BS, *sequences.values()), steps, self.discard)
-        return convert((matrix_BS, sequences), self._vector_type)
+        return convert((matrix_BS, sequences), self.vector_type)
 
     def _is_in_ddp(self) -> bool:
         """Whether a `DistributedDataParallel` runs this forward; raises if it does not leave the rows alone."""
@@ -445,8 +445,8 @@ class ShardedEmbeddings(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """`.to(...)`: arenas move as a whole; see `Embeddings`."""
-        moved = apply_to_empty(fn, self._vector_type, self.device)
-        self.device, self._vector_type = moved.device, moved.dtype
+        moved = apply_to_empty(fn, self.vector_type, self.device)
+        self.device, self.vector_type = moved.device, moved.dtype
         for arena in self.arenas:
             arena.to(self.device)
         self._make_parameters()
