@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 
 import pytest
 import uvicorn
@@ -13,7 +14,7 @@ from uvicorn.server import ServerState
 
 from rowwise.recipes.served import open_version
 from rowwise.serve.admission import ServiceLimits
-from rowwise.serve.app import make_app
+from rowwise.serve.app import make_app, refusal_of_head
 from rowwise.serve.client import ARROW, JSON
 from rowwise.serve.connection import BoundedConnection
 from rowwise.serve.service import ScoringService
@@ -34,9 +35,10 @@ def rows(increments, version):
 
 
 @asynccontextmanager
-async def serving(version, **limits):
+async def serving(version, prepare=lambda service: None, **limits):
     """Opens connections to a server in this loop; what it has of them; the statuses of its refusals."""
     service = ScoringService(ServiceLimits(timeout_s=60.0, **limits))
+    prepare(service)
     service.open(version)
     service.move(Traffic(version.number))
     config = uvicorn.Config(make_app(service, lambda _: nullcontext()), log_level="error", ws="none")
@@ -54,7 +56,9 @@ async def serving(version, **limits):
         return reader, writer
 
     server = await asyncio.get_running_loop().create_server(
-        lambda: BoundedConnection(service.limits, counted.append, config, state, {}), "127.0.0.1", 0
+        lambda: BoundedConnection(service.limits, counted.append, partial(refusal_of_head, service), config, state, {}),
+        "127.0.0.1",
+        0,
     )
     server.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     async with server:
@@ -65,6 +69,12 @@ async def serving(version, **limits):
                 writer.transport.abort()
             while state.connections or state.tasks:
                 await asyncio.sleep(0)
+
+
+def overload(service):
+    """Let rows wait for ever, which take 1 ms each."""
+    service.admission.observe(1, 1e-3)
+    service._loop._queue.add(-1, 100_000, float("inf"))
 
 
 def run(version, go, **limits):
@@ -361,3 +371,55 @@ def test_the_description_is_valid_and_its_paths_answer(version, rows):
         assert columns["properties"]["rows"]["properties"].keys() == rows.keys()
 
     run(version, go)
+
+
+@pytest.mark.parametrize("path", [SCORE, "/v2/models/small/infer"])
+def test_a_request_is_refused_by_its_head_as_by_the_application(version, rows, path):
+    """Both refusals of one connection, each with half of its body later; then what is no score is answered."""
+    body = json.dumps({"rows": rows}).encode()
+
+    async def go(connect, state, counted):
+        reader, writer = await connect()
+        refusals = []
+        for more in ({}, {"expect": "200-ok"}):  # the application decides about requests with this header
+            sent = request(path, "POST", body, x_timeout_ms="50", **more)
+            writer.write(sent[:-5])
+            refusals.append(await answer(reader))
+            writer.write(sent[-5:])
+        for _, headers, _ in refusals:
+            for name in ("date", "server"):
+                headers.pop(name, None)
+        assert refusals[0] == refusals[1]
+        assert (refusals[0][0], counted) == (503, [503])
+        assert "100,000 rows wait before its 1" in json.loads(refusals[0][2])["error"]
+        writer.write(request("/v1/health/live"))
+        assert (await answer(reader))[0] == 200
+        writer.write(request(path, "POST", body, x_timeout_ms="50") * 3)
+        assert [(await answer(reader))[0] for _ in range(3)] == [503] * 3
+
+    run(version, go, prepare=overload)
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "code"),
+    [
+        ("/v1/models/other/score", {}, 404),
+        ("/v1/models/small/versions/7/score", {}, 404),
+        (SCORE, {"x_timeout_ms": "0"}, 400),
+        (SCORE, {"x_timeout_ms": "soon"}, 400),
+        (SCORE, {"content-length": 1 << 30}, 413),
+        (SCORE, {"connection": "close"}, 503),
+        (SCORE, {"x_timeout_ms": "500000"}, None),
+    ],
+)
+def test_the_application_decides_about_requests_that_are_not_only_late(version, rows, path, headers, code):
+    async def go(connect, state, counted):
+        reader, writer = await connect()
+        writer.write(request(path, "POST", b"{}", **headers))
+        if code is None:  # there is time for it, and its body has no rows
+            assert (await answer(reader))[0] == 400
+        else:
+            assert (await answer(reader))[0] == code
+        assert counted == []
+
+    run(version, go, prepare=overload)

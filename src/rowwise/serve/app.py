@@ -6,7 +6,7 @@ It runs under any ASGI server. Metrics count responses by status; errors are JSO
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -44,6 +44,8 @@ SHOWN = 80  # characters of a path in a message
 CODINGS = {b"content-encoding": b"identity", b"transfer-encoding": b"chunked"}
 ANY = ("application/*", "*/*")  # of an Accept header
 WEIGHT = re.compile(r"\bq=([01](?:\.[0-9]{0,3})?)")
+CONTINUING = frozenset((b"expect", b"transfer-encoding", b"upgrade"))  # headers that change what follows a head
+TIMEOUT_ms = re.compile(rb"0*[1-9][0-9]{0,8}")
 Answer = Callable[[ServedVersion, Predictions], Response]
 T = TypeVar("T")
 
@@ -77,6 +79,28 @@ def make_app(service: ScoringService, lifespan: Callable[[Starlette], AbstractAs
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=error_handlers)
     app.router.redirect_slashes = False  # it would redirect clients to the host of their Host header
     return app
+
+
+def refusal_of_head(service: ScoringService, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Rejection | None:
+    """The rejection of a POST request for scores by its head, as the application would send it.
+
+    Most requests of an overload are refused so, before a layer of the application sees them. None: the application
+    decides.
+    """
+    if not service.rows or service.draining:
+        return None
+    kind, name = url.rpartition(b"/")[2], service.current.name.encode()
+    if url not in (b"/v1/models/%b/score" % name, b"/v2/models/%b/infer" % name):
+        return None
+    fields = dict(reversed(headers))  # the first of equal names
+    length, timeout_ms = fields.get(b"content-length", b"0"), fields.get(b"x-timeout-ms")
+    if not CONTINUING.isdisjoint(fields) or int(length) > service.limits.max_json_bytes:
+        return None
+    if timeout_ms is not None and not TIMEOUT_ms.fullmatch(timeout_ms):
+        return None
+    timeout_s = None if timeout_ms is None else int(timeout_ms) / 1000
+    is_arrow = fields.get(b"content-type", b"").startswith(ARROW.encode())
+    return service.refusal_unread(ARROW if is_arrow else kind.decode(), int(length), timeout_s)
 
 
 class _Handlers:

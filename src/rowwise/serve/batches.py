@@ -1,8 +1,8 @@
 """Dynamic batching: waiting requests are computed in batches, in the thread of the event loop.
 
-While a batch is computed, new requests wait in their sockets; then all are read before the next batch is formed. So
-batches grow with the load, and no request waits for others to arrive. Several loops of a process alternate their
-batches, and each measures the time between two of its own, so all refuse in time.
+While a batch is computed, new requests wait in their sockets; then all are read, and answers are sent, before the next
+batch is formed. So batches grow with the load, and no request waits for others to arrive. Several loops of a process
+alternate their batches, and each measures the time between two of its own, so all refuse in time.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from rowwise.serve.admission import Admission
 from rowwise.serve.queue import Costs, RequestQueue, RequestSlice
 
 BAD_REQUEST, FAILED, UNAVAILABLE, TOO_LATE = 400, 500, 503, 504
+READ_TURNS = 2  # turns of the loop between batches: in the first answers are sent, in the second new requests are read
 
 
 class Rejection(NamedTuple):
@@ -141,13 +142,17 @@ class BatchLoop(Generic[W]):
         if not future.done():
             future.set_result(outcome)
 
-    def _schedule(self) -> None:
+    def _schedule(self, turns: int = 0) -> None:
+        """Compute a batch after so many turns of the event loop."""
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._work)
+            asyncio.get_running_loop().call_soon(self._work, turns)
 
-    def _work(self) -> None:
+    def _work(self, turns: int = 0) -> None:
         """Compute one batch; called by the loop after it has read the arrived requests."""
+        if turns:
+            asyncio.get_running_loop().call_soon(self._work, turns - 1)
+            return
         self._scheduled = False
         now_s = self._clock()
         # Under load a batch costs all time since the last one, including that of reading requests.
@@ -163,7 +168,7 @@ class BatchLoop(Generic[W]):
             self.admission.observe(sum(end - begin for _, begin, end in batch.slices), end_s - begin_s)
         self._busy_since_s = end_s if len(self._queue) else None
         if len(self._queue):
-            self._schedule()
+            self._schedule(READ_TURNS)
 
     def _kind_of_slice(self, part: RequestSlice) -> Any:
         return self._kind_of(self.requests[part.request])

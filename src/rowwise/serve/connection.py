@@ -6,7 +6,7 @@ no response is in flight, and is closed.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any, final
 
@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from rowwise.serve.admission import ServiceLimits
+from rowwise.serve.batches import Rejection
 
 BAD_REQUEST, TIMEOUT, HEAD_TOO_LARGE, UNAVAILABLE = 400, 408, 431, 503
 MAX_PIPELINED = 64  # pipelined requests of a connection
@@ -39,18 +40,21 @@ class BoundedConnection(HttpToolsProtocol):
     Args:
         limits: of heads, bodies and connections.
         count: called with the status of each refusal.
+        refusal_of_head: of the path and headers of a POST request that may be refused before its body is read.
     """
 
     def __init__(
         self,
         limits: ServiceLimits,
         count: Callable[[int], None],
+        refusal_of_head: Callable[[bytes, Sequence[tuple[bytes, bytes]]], Rejection | None],
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
     ) -> None:
         super().__init__(config, server_state, app_state)
-        self._limits, self._count = limits, count
+        self._limits, self._count, self._refusal_of_head = limits, count, refusal_of_head
+        self._unread = False  # whether the request was refused by its head; its body is discarded
         self._part, self._progressed, self._stalled_bytes = _Part.NOTHING, False, 0
         self._chunks = self._body_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
@@ -82,7 +86,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self._part is _Part.REFUSED or self.transport.is_closing():
             return
         if self._part is _Part.NOTHING:
-            if self.cycle is not None and self.cycle.response_complete:
+            if not self._is_answering():
                 self._await_request()  # the rest of a body that was answered early
             return
         self._stalled_bytes = 0 if self._progressed else self._stalled_bytes + len(data)
@@ -97,14 +101,22 @@ class BoundedConnection(HttpToolsProtocol):
         self._part = _Part.HEAD
 
     def on_headers_complete(self) -> None:
-        super().on_headers_complete()
+        refusal = self._refusal()
+        self._unread = refusal is not None
+        if refusal is None:
+            super().on_headers_complete()
+        else:
+            self._count(refusal.code)
+            retry_s = max(1, round(refusal.retry_after_s or 0))
+            self._write_error(refusal.code, refusal.message, b"retry-after: %d\r\n" % retry_s)
         self._enter(_Part.BODY)
         self._chunks = self._body_bytes = 0
         if len(self.pipeline) > MAX_PIPELINED:
             raise ValueError(f"more than {MAX_PIPELINED} requests wait")
 
     def on_body(self, body: bytes) -> None:
-        super().on_body(body)
+        if not self._unread:
+            super().on_body(body)
         self._progressed = True
         self._chunks += 1
         self._body_bytes += len(body)
@@ -112,7 +124,8 @@ class BoundedConnection(HttpToolsProtocol):
             raise ValueError(f"chunks of less than {SMALL_CHUNK_bytes} bytes")
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
+        if not self._unread:
+            super().on_message_complete()
         self._enter(_Part.NOTHING)
 
     def send_400_response(self, msg: str) -> None:
@@ -131,6 +144,22 @@ class BoundedConnection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._stop_waiting_for_reader()
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _refusal(self) -> Rejection | None:
+        """The refusal of a request by its head, if nothing of the connection waits."""
+        parser = self.parser
+        is_plain = parser.get_method() == b"POST" and parser.get_http_version() == "1.1" and parser.should_keep_alive()
+        if self._is_answering() or self.flow.write_paused or not is_plain:
+            return None
+        return self._refusal_of_head(self.url, self.headers)
+
+    def _write_error(self, code: int, message: str, header: bytes) -> None:
+        body = msgspec.json.encode({"error": message})
+        head = b"content-type: application/json\r\ncontent-length: %d\r\n%b\r\n" % (len(body), header)
+        self.transport.write(STATUS_LINE[code] + head + body)
 
     def _enter(self, part: _Part) -> None:
         self._part, self._progressed = part, True
@@ -157,8 +186,7 @@ class BoundedConnection(HttpToolsProtocol):
     def _refuse(self, code: int, message: str) -> None:
         """Send the error, unless another response of the connection is in flight, and close it."""
         self._count(code)
-        cycle = self.cycle
-        is_answering = cycle is not None and not cycle.response_complete
+        cycle, is_answering = self.cycle, self._is_answering()
         may_answer = not is_answering or (self._part is _Part.BODY and not cycle.response_started and not self.pipeline)
         self._part = _Part.REFUSED
         self._set_deadline(None)
@@ -166,9 +194,7 @@ class BoundedConnection(HttpToolsProtocol):
             cycle.disconnected = True  # discards its response
             cycle.message_event.set()
         if may_answer:
-            body = msgspec.json.encode({"error": message})
-            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-            self.transport.write(STATUS_LINE[code] + head + body)
+            self._write_error(code, message, b"connection: close\r\n")
         if may_answer and code != UNAVAILABLE:
             self.transport.write_eof()
             self._deadline = self.loop.call_later(LINGER_s, self._close)

@@ -95,6 +95,11 @@ class ScoringService:
         )
         self.admission = self._loop.admission
 
+    @property
+    def rows(self) -> int:
+        """Waiting rows, which are in no batch yet."""
+        return self._loop.rows
+
     def open(self, version: ServedVersion) -> None:
         self.versions[version.number] = version
         self._readers[version.number] = RequestReader(

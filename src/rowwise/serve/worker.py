@@ -27,7 +27,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from rowwise.serve.admission import ServiceLimits
-from rowwise.serve.app import make_app
+from rowwise.serve.app import make_app, refusal_of_head
 from rowwise.serve.connection import BoundedConnection
 from rowwise.serve.record import Recording, RequestRecorder
 from rowwise.serve.service import ScoringService
@@ -86,7 +86,9 @@ def run_worker(task: WorkerTask, number: int, host: Connection, bound: socket.so
 
     app = make_app(service, lifespan)
     # Errors of clients are counted, not logged.
-    config = uvicorn.Config(app, access_log=False, log_level="error", ws="none", timeout_graceful_shutdown=DRAIN_s)
+    config = uvicorn.Config(
+        app, access_log=False, log_level="error", ws="none", proxy_headers=False, timeout_graceful_shutdown=DRAIN_s
+    )
     config.timeout_keep_alive = task.limits.idle_s  # pyrefly: ignore  # uvicorn declares whole seconds
     server = _DrainingServer(config, service, bound)
     server.run(sockets=[])
@@ -141,7 +143,12 @@ class _DrainingServer(uvicorn.Server):
     def _make_protocol(self) -> asyncio.Protocol:
         service = self._service
         return BoundedConnection(
-            service.limits, service.metrics.count, self.config, self.server_state, self.lifespan.state
+            service.limits,
+            service.metrics.count,
+            partial(refusal_of_head, service),
+            self.config,
+            self.server_state,
+            self.lifespan.state,
         )
 
     def handle_exit(self, sig: int, frame: object) -> None:
