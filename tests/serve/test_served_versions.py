@@ -56,6 +56,9 @@ class Server:
                     self.loaded.remove(version)
                 case OpenVersion(worker, version):
                     assert version in self.loaded
+                    waiting = [one for queue in self.queues.values() for one in queue]
+                    opening = {one.worker for one in waiting if isinstance(one, OpenVersion)} - {worker}
+                    assert worker not in self.traffic or not opening & self.traffic.keys(), "one worker after the other"
                     self.queues[worker].append(command)
                 case CloseVersion(worker, _) | MoveTraffic(worker, _):
                     self.queues[worker].append(command)

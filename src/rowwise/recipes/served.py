@@ -158,6 +158,7 @@ def _map_model(
 ) -> tuple[nn.Module, tuple[CachedRows, ...]]:
     """The model over the mapped rows of a file, and its cached tables."""
     model = build_model(served.parts, on_meta=True)
+    pause()
     checkpoint, places = Checkpoint.open(version), reserve_rows(model)
     newer = newer_chunks(rows, checkpoint.manifest)
     if newer is None or places != rows.places:
@@ -166,6 +167,7 @@ def _map_model(
     memory = tiers.divide(checkpoint.manifest, version)
     private = bool(memory.caches)
     map_rows(model, rows.file, version, fresh=False, cached=memory.cached, private=private)
+    pause()
     restore_model(checkpoint, model, without=rows.tables.keys())
     pause()
     use_newer(model, checkpoint, newer, pause)
@@ -327,7 +329,7 @@ def _serve(
             for _, module in table_modules(model)
             if isinstance(module, Embeddings) and (cache := host_rows(module.arena)) is not None
         ),
-        identity=_check_golden(folder, forward, golden, cached),
+        identity=_check_golden(folder, forward, golden, cached, pause),
     )
 
 
@@ -433,12 +435,17 @@ def golden_logits(forward: Forward, rows: pa.Table, batch: int) -> Tensor:
 
 
 def _check_golden(
-    folder: VersionFolder, forward: Forward, golden: GoldenRows, cached: tuple[CachedRows, ...]
+    folder: VersionFolder,
+    forward: Forward,
+    golden: GoldenRows,
+    cached: tuple[CachedRows, ...],
+    pause: Callable[[], object],
 ) -> Identity:
-    """Compute the golden rows, also as a warm-up; raises if logits differ by more than rounding."""
+    """Compute the golden rows block by block, also as a warm-up; raises if logits differ by more than rounding."""
     for rows in cached:
         rows.exact = True
-    logits_RK = golden_logits(forward, golden.rows, golden.rows.num_rows).numpy()
+    arrays, count = arrays_of(golden.rows), golden.rows.num_rows
+    logits_RK = forward(arrays, count, forward.blocks.rows, lambda _: pause()).numpy()
     expected_RK = np.stack([golden.logits[name].to_numpy() for name in golden.logits.column_names], 1)
     if logits_RK.tobytes() == expected_RK.astype(np.float32).tobytes():
         return "exact"

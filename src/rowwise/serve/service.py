@@ -106,9 +106,9 @@ class ScoringService:
             version.schema, self.limits.max_rows, version.sides, self.limits.max_bytes, self.body_limits
         )
 
-    def close(self, number: int) -> None:
-        """Close a version; its requests in flight are still answered."""
-        del self.versions[number], self._readers[number]
+    def close(self, number: int) -> tuple[ServedVersion, RequestReader]:
+        """Close a version, for the caller to free; its requests in flight are still answered."""
+        return self.versions.pop(number), self._readers.pop(number)
 
     def move(self, traffic: Traffic) -> None:
         """Route new requests to these versions, which must be open."""

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from rowwise.tables.spec import Table
 
 SPARE_DIVISOR, MIN_SPARE = 4, 1024  # spare rows of a table: a quarter of its rows, plus 1024
 
+_MAPPED: WeakValueDictionary[tuple[int, int], mmap.mmap] = WeakValueDictionary()  # by device and inode of the file
 PRIVATE = mmap.MAP_PRIVATE | 0x4000  # MAP_NORESERVE, named from Python 3.13 on; few pages are ever written
 
 NewerChunks = Mapping[str, tuple[TensorChunk, ...]]  # by tensor
@@ -207,11 +209,20 @@ def map_rows(
             os.ftruncate(file, size)
             for begin, count in extents:  # else out of memory would be a SIGBUS at the first write
                 os.posix_fallocate(file, begin, max(1, count))
-        memory = mmap.mmap(file, size, flags=PRIVATE if private else mmap.MAP_SHARED)
+        memory = mmap.mmap(file, size, flags=PRIVATE) if private else _map_shared(file, size)
     except OSError as error:
         raise _too_small(version, sum(count for _, count in extents), error) from None
     for _, arena, begin, _ in places:
         arena.attach(torch.frombuffer(memory, dtype=torch.uint8, offset=begin, count=arena.rows.numel()))
+
+
+def _map_shared(file: int, size: int) -> mmap.mmap:
+    """The mapping of a file, one for all versions in it: page faults of one version are spared the others."""
+    status = os.fstat(file)
+    memory = _MAPPED.get((status.st_dev, status.st_ino))
+    if memory is None:
+        memory = _MAPPED[status.st_dev, status.st_ino] = mmap.mmap(file, size)
+    return memory
 
 
 def write_newer(

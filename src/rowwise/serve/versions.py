@@ -1,9 +1,9 @@
 """Open and served versions of the workers of a server: a pure state machine.
 
 The host process sends events and executes the returned commands. Rows of a version are loaded once, into memory that
-all workers map (`LoadRows`); then each worker opens the version. Traffic moves to other versions once all ready workers
-have opened them, in each worker between two batches. A version that cannot be loaded or opened is refused permanently;
-workers continue with their open versions.
+all workers map (`LoadRows`); then workers open the version one after the other, as opening delays their requests.
+Traffic moves to other versions once all ready workers have opened them, in each worker between two batches. A version
+that cannot be loaded or opened is refused permanently; workers continue with their open versions.
 
 The folder may change faster than a version loads. So there is one target at a time: it is reached or refused before
 the newest wanted traffic becomes the next target, and those in between are skipped. Else each change would discard an
@@ -120,6 +120,7 @@ class ReportRefused(NamedTuple):
 
 Command = LoadRows | FreeRows | OpenVersion | CloseVersion | MoveTraffic | EndWorker | ReportRefused
 
+OPEN_DIVISOR = 8  # one of so many ready workers opens a version at a time, and at least one
 MAX_DEATHS = 3  # of workers while they open a target, before it is given up for other wanted traffic
 
 
@@ -130,6 +131,11 @@ class _Worker:
     sent: Traffic | None = None
     moved: Traffic | None = None
     refused: dict[int, str] = field(default_factory=dict)  # last reported to it
+
+    @property
+    def opens(self) -> bool:
+        """Whether it is opening a version."""
+        return not self.requested <= self.opened
 
 
 @final
@@ -216,14 +222,20 @@ class ServedVersions:
         return all(worker.opened.issuperset(traffic.versions) for worker in workers)
 
     def _open(self) -> Iterator[Command]:
-        """Workers open active versions; ready workers also those of the target."""
+        """Workers open active versions; ready workers also those of the target, a few workers at a time."""
+        ready = [worker for worker in self._workers.values() if worker.moved]
+        free = max(1, len(ready) // OPEN_DIVISOR) - sum(worker.opens for worker in ready)
         for number, worker in self._workers.items():
-            ready = worker.moved is not None or self.active is None
-            needed = (*_versions_of(self.active), *_versions_of(self.target if ready else None))
+            needed = _versions_of(self.active)
+            if self.active is None or (worker.moved and (worker.opens or free > 0)):
+                needed += _versions_of(self.target)
+            was_free = not worker.opens
             for version in needed:
                 if version in self._loaded - worker.requested:
                     worker.requested.add(version)
                     yield OpenVersion(number, version)
+            if worker.moved and worker.opens and was_free:
+                free -= 1
 
     def _move(self) -> Iterator[Command]:
         for number, worker in self._workers.items():

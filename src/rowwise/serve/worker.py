@@ -47,7 +47,7 @@ LAST_READ_s = 0.1  # time to read the first bytes of the last connections
 LINGER_s = 0.5  # from SIGTERM to the close of idle connections
 DRAIN_s = 30  # timeout of requests in flight
 ACCEPT_RETRY_s = 1.0  # until connections are accepted again after an error, such as too many open files
-PAUSE_s = 0.03  # between steps of opening a version, for requests
+SLICE_s, PAUSES = 1e-3, 4.0  # of opening a version between pauses; pauses are so many times as long, for requests
 MAX_DIGITS = 640  # of an integer in JSON; the default of 4,300 would take milliseconds
 SWITCH_s = 5e-4  # switch interval of threads; with the default of 5 ms, opening a version would delay requests
 
@@ -212,8 +212,9 @@ class _Control(NamedTuple):
                 self._apply(partial(setattr, self.service, "refused", reasons))
 
     def _open(self, version: int, rows: SharedRows) -> None:
+        pause = _Pauses().pause if self.moved.is_set() else lambda: None  # no request waits before
         try:
-            opened = self.task.open_version(version, rows, self._pause)
+            opened = self.task.open_version(version, rows, pause)
         except Exception as error:  # code of the version may raise any exception
             self.host.send(VersionRefused.because(version, error, self.number))
             return
@@ -222,18 +223,29 @@ class _Control(NamedTuple):
         self._apply(partial(self.service.open, opened))
         self.host.send(VersionOpened(self.number, version))
 
-    def _pause(self) -> None:
-        """Yield to waiting requests, once requests are accepted."""
-        if self.moved.is_set():
-            time.sleep(PAUSE_s)
-
     def _apply(self, change: Callable[[], object]) -> None:
-        """Run a change in the event loop, and wait for it."""
-        done = threading.Event()
+        """Run a change in the event loop, and wait for it; its result, such as a closed version, is freed here."""
+        done, results = threading.Event(), list[object]()
 
         def run() -> None:
-            change()
+            results.append(change())
             done.set()
 
         self.loop.call_soon_threadsafe(run)
         done.wait()
+        results.clear()
+
+
+@final
+class _Pauses:
+    """Pauses in the work of a thread, in proportion to the processor time that it took."""
+
+    def __init__(self) -> None:
+        self._begin_s = time.thread_time()
+
+    def pause(self) -> None:
+        """Yield to waiting requests."""
+        worked_s = time.thread_time() - self._begin_s
+        if worked_s >= SLICE_s:
+            time.sleep(PAUSES * worked_s)
+            self._begin_s = time.thread_time()
