@@ -34,6 +34,7 @@ from parts.report import at_least, at_most, exactly, finish, options, parsed, sh
 from parts.serve_work import OK, Served, beside, changing, make_requests, serving, write_versions
 
 from rowwise.serve.package import list_versions, write_traffic
+from rowwise.serve.start import is_loader
 from rowwise.serve.traffic import Traffic
 
 EVERY_s, LOOK_s, PAUSE_s = (0.2, 0.5, 1.0, 2.0), 0.05, 0.1  # between changes, looks, and requests of a slow client
@@ -104,14 +105,15 @@ def repeating(
 
 @contextmanager
 def killing(pid: int, every_s: float) -> Iterator[list[int]]:
-    """Kill the oldest worker now and then; the process that loads versions is nicer than workers."""
+    """Kill the oldest worker now and then."""
     killed: list[int] = []
 
     def go(ending: threading.Event) -> None:
         while not ending.wait(every_s):
-            workers = [worker for child in children_of(pid) for worker in children_of(child)]
+            forked = [process for child in children_of(pid) for process in children_of(child)]
+            workers = [process for process in forked if not is_loader(process)]
             if workers:  # none while all of them start
-                killed.append(min(workers, key=lambda one: (os.getpriority(os.PRIO_PROCESS, one), one)))
+                killed.append(min(workers))
                 os.kill(killed[-1], signal.SIGKILL)
 
     with beside(go):

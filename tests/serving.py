@@ -10,7 +10,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
-from launching import is_there, started, wait_for
+from launching import started, wait_for
+
+from rowwise.serve.start import is_loader
 
 
 @contextmanager
@@ -120,18 +122,17 @@ def children_of(pid):
         return []
 
 
+def forks_of(pid):
+    """Forks of the fork server, whose parent is the host."""
+    return sorted(fork for server in children_of(pid) for fork in children_of(server))
+
+
 def workers_of(pid):
-    """The processes that accept connections: forks of the fork server, whose parent is the host."""
-    return sorted(worker for server in children_of(pid) for worker in children_of(server))
+    """The processes that accept connections."""
+    return [fork for fork in forks_of(pid) if not is_loader(fork)]
 
 
-def loaders_of(pid):
-    """The process that loads a version, if there is one: it is nicer than its host."""
-    return [one for one in workers_of(pid) if is_there(one) and nice_of(one) > nice_of(pid)]
-
-
-def nice_of(pid):
-    try:
-        return os.getpriority(os.PRIO_PROCESS, pid)
-    except ProcessLookupError:
-        return 0
+def loader_of(pid):
+    """The process that loads versions, once it waits for one."""
+    wait_for(lambda: any(map(is_loader, forks_of(pid))))
+    return next(filter(is_loader, forks_of(pid)))

@@ -3,14 +3,18 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from itertools import cycle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +23,7 @@ from increments import Increments, predicted
 from launching import is_there, rowwise, started, wait_for, write_recipe
 from mutations import flip
 from pyarrow import parquet as pq
-from serving import Clients, about, loaders_of, score, server, tensors_of, workers_of
+from serving import Clients, about, forks_of, loader_of, score, server, tensors_of, workers_of
 from small import WORLD, trained
 
 from rowwise import RowType, RowwiseError
@@ -222,35 +226,89 @@ def test_a_worker_that_is_killed_is_replaced(models, exported):
     assert len(clients.failed) <= 8, clients.failed  # requests and connections of the workers that were killed
 
 
-def meet_loader(models, netloc, process, number, wanted):
-    """Send a signal to what loads version 2, if that is met; else version 1 is the current one again."""
-    write_traffic(models, Traffic(2))
-    while about(netloc)["version"] == 1:
-        for pid in loaders_of(process.pid):
-            os.kill(pid, number)
-            return wanted in next(line for line in process.stdout if line.startswith("version 2"))
-    write_traffic(models, Traffic(1))
-    next(line for line in process.stdout if line == "version 1 is the current one\n")  # what was said before is old
-    return False
+def stop_loader(models, netloc, process, number):
+    """Stop the loader, which is then told to load a version."""
+    loader = loader_of(process.pid)
+    os.kill(loader, signal.SIGSTOP)
+    write_traffic(models, Traffic(number))
+    wait_for(lambda: about(netloc)["behind_s"] > 0.1)
+    return loader
 
 
 def test_a_version_is_loaded_again_if_its_loader_is_killed(models, exported):
-    with server(models) as (netloc, process), Clients(netloc, exported, 1) as clients:
+    """Also if it is killed while it waits, and at any time of a load: no request fails."""
+    with server(models) as (netloc, process), Clients(netloc, exported, 2) as clients:
         clients.wait_for(1)
-        wait_for(lambda: meet_loader(models, netloc, process, signal.SIGKILL, "loaded again"))
+        os.kill(stop_loader(models, netloc, process, 2), signal.SIGKILL)
+        killed = "was killed by SIGKILL (out of memory?)"
+        assert process.stdout.readline() == f"version 2: the process that loaded it {killed}; it is loaded again\n"
         clients.wait_for(2)
+        g = random.Random(0)
+        for number in (3, 1, 2, 3):
+            clients.seen.pop(number, None)
+            loader = stop_loader(models, netloc, process, number)
+            os.kill(loader, signal.SIGCONT)
+            time.sleep(g.uniform(0, 0.1))
+            os.kill(loader, signal.SIGKILL)
+            clients.wait_for(number)
+            assert loader_of(process.pid) != loader
+        loader = loader_of(process.pid)
+        os.kill(loader, signal.SIGKILL)
+        line = f"the process that loads versions {killed}; another one starts\n"
+        assert line in process.stdout
+        wait_for(lambda: loader_of(process.pid) != loader)
+        clients.seen.pop(1, None)
+        write_traffic(models, Traffic(1))
+        clients.wait_for(1)
         assert about(netloc)["refused"] == {}
+    assert (clients.wrong, clients.failed) == (0, [])
+
+
+def test_a_loader_that_finds_no_idle_processor_is_replaced(models, exported):
+    limit = ("--limit", "starved_s=0.03")
+    with server(models, *limit) as (netloc, process), Clients(netloc, exported, 1) as clients, ExitStack() as stack:
+        clients.wait_for(1)
+        loader, processor = loader_of(process.pid), min(os.sched_getaffinity(0))
+        os.sched_setaffinity(loader, {processor})
+        for _ in range(4):
+            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(busy.kill)
+            os.sched_setaffinity(busy.pid, {processor})
+        os.kill(loader, signal.SIGSTOP)  # else it may be faster than the other processes start
+        write_traffic(models, Traffic(2))
+        time.sleep(1.0)
+        os.kill(loader, signal.SIGCONT)
+        assert process.stdout.readline() == "version 2: no processor is idle; it is loaded at a higher priority\n"
+        clients.wait_for(2)
     assert (clients.wrong, clients.failed) == (0, [])
 
 
 def test_a_version_is_refused_if_its_loader_stands_still(models, exported):
     with server(models, "--limit", "load_s=30") as (netloc, process), Clients(netloc, exported, 1) as clients:
         clients.wait_for(1)
-        wait_for(lambda: meet_loader(models, netloc, process, signal.SIGSTOP, "not loaded within 30 s"))
+        stop_loader(models, netloc, process, 2)
+        assert "not loaded within 30 s" in process.stdout.readline()
         wait_for(lambda: about(netloc)["refused"].keys() == {"2"})
         assert about(netloc)["version"] == 1
-        seen = clients.seen[1]
-        wait_for(lambda: clients.seen[1] > seen)
+        write_traffic(models, Traffic(3))
+        clients.wait_for(3)
+    assert (clients.wrong, clients.failed) == (0, [])
+
+
+def test_a_loader_has_the_memory_of_one_version(increments, tmp_path):
+    """After fifty loads as after ten: of increments, and of a version with all rows."""
+    models = increments.copied(tmp_path)
+    with server(models, "--workers", "1") as (netloc, process), Clients(netloc, increments, 1) as clients:
+        loader, sizes = loader_of(process.pid), []
+        for _, number in zip(range(50), cycle((2, 3, 4, 1)), strict=False):
+            write_traffic(models, Traffic(number))
+            wait_for(lambda number=number: about(netloc)["version"] == number)
+            text = Path(f"/proc/{loader}/smaps_rollup").read_text()
+            memory = 1024 * int(re.search(r"^Private_Dirty: +(\d+)", text, re.MULTILINE)[1])
+            sizes.append((memory, len(fds_of(loader))))
+    memory, files = zip(*sizes[10:], strict=True)
+    assert max(memory) - memory[0] < 2 << 20
+    assert len(set(files)) == 1
     assert (clients.wrong, clients.failed) == (0, [])
 
 
@@ -283,10 +341,11 @@ def test_sigterm_lets_requests_end(models, exported):
 
 def test_workers_end_with_their_host(models):
     with server(models) as (_, process):
-        workers = workers_of(process.pid)
-        assert len(workers) == 2
+        assert len(workers_of(process.pid)) == 2
+        forks = forks_of(process.pid)
+        assert loader_of(process.pid) in forks
         process.kill()
-        wait_for(lambda: not any(is_there(worker) for worker in workers))
+        wait_for(lambda: not any(is_there(fork) for fork in forks))
 
 
 def test_versions_follow_a_run_that_trains(tmp_path):

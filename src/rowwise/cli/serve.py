@@ -164,6 +164,7 @@ def serve(  # noqa: PLR0913 - one for each option
             preload=("rowwise.recipes.served", "rowwise.serve.worker"),
             metrics=metrics.path,
             load_s=limits.load_s,
+            starved_s=limits.starved_s,
         )
         ServerHost(task, bound, log).run()
 

@@ -27,6 +27,7 @@ class ServiceLimits(Value, frozen=True):
     idle_s: float = 75.0  # keep-alive timeout, above the 60 s of load balancers
     connections: int = 1000  # open per worker
     load_s: float = 3600.0  # timeout for loading the rows of a version
+    starved_s: float = 10.0  # time for which loading a version may wait for an idle processor
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

@@ -1,10 +1,15 @@
 """The process that starts the workers of a server, watches them, and follows the folder of versions.
 
-Workers, and the process that loads the rows of a version, are forked from a fork server that has loaded torch. Rows
-are in anonymous memory (memfd), which the kernel frees with the last process that maps it. A worker that dies is
-replaced; meanwhile the others take its connections, as all accept from one socket.
+Workers, and the loader of the rows of versions, are forked from a fork server that has loaded torch. Rows are in
+anonymous memory (memfd), which the kernel frees with the last process that maps it. A worker that dies is replaced;
+meanwhile the others take its connections, as all accept from one socket.
+
+The loader stays, as its first version costs ten times the processor of a later one. Once requests are accepted, it
+runs only while a processor is idle; if none ever is, a loader of higher priority replaces it. If it ends, a new one
+loads the version again.
 """
 
+import gc
 import os
 import signal
 import socket
@@ -20,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple, final
 
 from rowwise.base.errors import CheckpointError, DataError, PeerError
-from rowwise.parallel.comm.spawn import describe_exit, fork_server
+from rowwise.parallel.comm.spawn import describe_exit, end_with_parent, fork_server
 from rowwise.serve.shared_rows import SharedRows
 from rowwise.serve.traffic import Traffic
 from rowwise.serve.versions import (
@@ -40,9 +45,9 @@ from rowwise.serve.versions import (
 )
 
 POLL_s = 0.2  # polling interval of the folder
-LOADER_NICE = 10  # workers have priority over loading
+LOADER_NICE = 10  # of a loader for which no processor was idle
 END_s = 60.0  # grace period of workers after SIGTERM
-RESTART_s = 1.0  # backoff before the restart of a worker that was not ready
+RESTART_s = 1.0  # backoff before the restart of a worker that was not ready, and of an unused loader
 BACKLOG = 1024  # connections not accepted yet
 MAX_LOADS = 3  # attempts at a version whose loader is killed, as memory may be short for a moment
 
@@ -81,11 +86,20 @@ class HostTask(NamedTuple):
     preload: tuple[str, ...]  # modules that workers need
     metrics: Path  # folder of the metrics of workers
     load_s: float  # timeout for loading the rows of a version, which is then refused
+    starved_s: float  # time for which an idle loader may wait for a processor
 
 
 class _Process(NamedTuple):
     process: BaseProcess
     pipe: Connection
+
+
+class _RowsToLoad(NamedTuple):
+    """A version for the loader; the files of the new rows and of `shared` follow."""
+
+    version: int
+    compatible_with: int | None
+    shared: SharedRows | None
 
 
 class _LoadedRows(NamedTuple):
@@ -109,14 +123,15 @@ class _RowsFile:
             os.close(self.file)
 
 
-class _RowsLoader(NamedTuple):
-    """A process that loads the rows of a version, into a new file or the file of other versions."""
+class _Load(NamedTuple):
+    """A version that is being loaded, into a new file or the file of other versions."""
 
     version: int
-    process: _Process
     fresh: _RowsFile
     shared: _RowsFile | None
-    end_s: float  # deadline, after which it is killed
+    end_s: float  # deadline, after which the loader is killed
+    idle: bool  # whether it is loaded only while a processor is idle
+    waited_s: float  # for which the loader had waited for a processor before
 
 
 @final
@@ -135,7 +150,9 @@ class ServerHost:
         self._workers: dict[int, _Process] = {}
         self._restarts: dict[int, float] = {}  # time at which to replace each ended worker
         self._rows: dict[int, _RowsFile] = {}  # by version
-        self._loader: _RowsLoader | None = None
+        self._loader: _Process | None = None
+        self._restart_loader_s = 0.0  # time at which to replace an ended loader
+        self._load: _Load | None = None
         self._kills: Counter[int] = Counter()  # loaders killed, by version
         self._next_worker = 0
         self._reported: tuple[Traffic | None, frozenset[int]] = (None, frozenset())
@@ -180,9 +197,11 @@ class ServerHost:
         for number in [number for number, at_s in self._restarts.items() if at_s <= now_s]:
             del self._restarts[number]
             self._start_worker()
+        if self._loader is None and self._restart_loader_s <= now_s:
+            self._start_loader()
 
     def _in_use(self) -> set[int]:
-        loading = set() if self._loader is None else {self._loader.version}
+        loading = set() if self._load is None else {self._load.version}
         traffics = (self._versions.wanted, self._versions.target)
         return {*self._rows, *loading, *(version for traffic in traffics if traffic for version in traffic.versions)}
 
@@ -195,13 +214,20 @@ class ServerHost:
 
     def _wait(self) -> None:
         """Handle messages of processes, or wait up to POLL_s."""
-        processes = [*self._workers.values(), *([self._loader.process] if self._loader else [])]
+        processes = [*self._workers.values(), *([self._loader] if self._loader else [])]
         ready = wait([process.pipe for process in processes], POLL_s)
-        if self._loader is not None:
-            if self._loader.process.pipe in ready:
-                self._finish_loading(self._loader)
-            elif time.monotonic() > self._loader.end_s:
-                self._finish_loading(self._loader, late=True)
+        if self._loader is not None and self._loader.pipe in ready:
+            self._receive_rows(self._loader)
+        elif self._load is not None and self._starves(self._load):
+            self._log(f"version {self._load.version}: no processor is idle; it is loaded at a higher priority")
+            self._end_loader()
+            self._release(self._load)
+            self._begin_load(self._load.version, idle=False)
+        elif self._load is not None and time.monotonic() > self._load.end_s:
+            self._end_loader()
+            limit = f"its rows were not loaded within {self._task.load_s:g} s"
+            reason = f"{limit}; raise the limit with --limit load_s=SECONDS"
+            self._finish_load(self._load, VersionRefused(self._load.version, reason))
         for number, worker in list(self._workers.items()):
             if worker.pipe in ready:
                 try:
@@ -219,7 +245,7 @@ class ServerHost:
     def _execute(self, command: Command) -> None:
         match command:
             case LoadRows(version):
-                self._load(version)
+                self._begin_load(version)
             case FreeRows(version):
                 self._rows.pop(version).release(version)
             case EndWorker(worker):
@@ -246,6 +272,7 @@ class ServerHost:
         reported, known_refused = self._reported
         if reported != active:
             if reported is None:
+                self._make_idle()
                 self._listen()
             elif active.canary is None:
                 self._log(f"version {active.current} is the current one")
@@ -285,56 +312,103 @@ class ServerHost:
             self._restarts[number] = time.monotonic() + (RESTART_s if failed_early else 0.0)
         self._handle(WorkerEnded(number))
 
-    def _load(self, version: int) -> None:
+    def _start_loader(self, *, idle: bool = True) -> _Process:
+        """Start the loader, idle from its first instructions on."""
+        self._loader = loader = self._start(_run_loader, self._task.load_rows)
+        if idle:
+            self._make_idle()
+        else:
+            nice = max(LOADER_NICE, os.getpriority(os.PRIO_PROCESS, 0))
+            os.setpriority(os.PRIO_PROCESS, loader.process.pid or 0, nice)
+        return loader
+
+    def _make_idle(self) -> None:
+        """Let the loader run only while a processor is idle, which cannot be taken back without privileges.
+
+        Before the first version is active, no request waits.
+        """
+        if self._loader is not None and self._versions.active is not None:
+            for thread in _threads_of(self._loader.process.pid):
+                with suppress(OSError):  # it has ended
+                    os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
+
+    def _end_loader(self) -> int | None:
+        """End the loader, if it still runs; returns its exit code."""
+        assert self._loader is not None
+        process, pipe = self._loader
+        process.kill()
+        process.join()
+        pipe.close()
+        self._loader, self._restart_loader_s = None, time.monotonic() + RESTART_s
+        return process.exitcode
+
+    def _begin_load(self, version: int, *, idle: bool = True) -> None:
         active = self._versions.active
         compatible_with = None if active is None else active.current
         fresh = _RowsFile(os.memfd_create("rowwise-serve"), None, {version})
         shared = None if compatible_with is None else self._rows[compatible_with]
-        shared_rows = None if shared is None else shared.rows
-        process = self._start(_load_rows, version, self._task.load_rows, compatible_with, shared_rows)
-        self._loader = _RowsLoader(version, process, fresh, shared, time.monotonic() + self._task.load_s)
         if shared is not None:
             shared.versions.add(version)  # until the loader reports which file has the rows
+        loader = self._loader or self._start_loader(idle=idle)
+        if idle:
+            self._make_idle()
+        waited_s = _waited_s(loader.process.pid)
+        end_s = time.monotonic() + self._task.load_s
+        self._load = _Load(version, fresh, shared, end_s, idle and active is not None, waited_s)
         with suppress(OSError):  # it has ended, which `_wait` detects
+            loader.pipe.send(_RowsToLoad(version, compatible_with, None if shared is None else shared.rows))
             for rows_file in (fresh, shared):
                 if rows_file is not None:
-                    send_handle(process.pipe, rows_file.file, process.process.pid)
+                    send_handle(loader.pipe, rows_file.file, loader.process.pid)
 
-    def _finish_loading(self, loader: _RowsLoader, *, late: bool = False) -> None:
-        self._loader = None
-        version, (process, pipe), fresh, shared, _ = loader
-        outcome: _LoadedRows | VersionRefused
-        killed = False
+    def _starves(self, load: _Load) -> bool:
+        """Whether an idle loader has waited for a processor for too long."""
+        if not load.idle or self._loader is None:
+            return False
+        return _waited_s(self._loader.process.pid) - load.waited_s > self._task.starved_s
+
+    def _receive_rows(self, loader: _Process) -> None:
+        """Receive the answer of the loader, or replace one that has ended."""
         try:
-            if late:
-                limit = f"its rows were not loaded within {self._task.load_s:g} s"
-                outcome = VersionRefused(version, f"{limit}; raise the limit with --limit load_s=SECONDS")
-            else:
-                outcome = pipe.recv()
+            outcome: _LoadedRows | VersionRefused = loader.pipe.recv()
         except (EOFError, OSError):
-            process.join()
-            killed = True
-            outcome = VersionRefused(version, f"the process that loaded it {describe_exit(process.exitcode)}")
-        process.kill()  # it may hang after its answer
-        process.join()
-        pipe.close()
-        kept, dropped = fresh, shared
-        if isinstance(outcome, _LoadedRows) and outcome.appended and shared is not None:
-            kept, dropped = shared, fresh
-        if dropped is not None:
-            dropped.release(version)
-        if isinstance(outcome, _LoadedRows):
-            kept.rows = outcome.rows
-            self._rows[version] = kept
-            self._handle(RowsLoaded(version))
-            return
-        kept.release(version)
-        self._kills[version] += killed
-        if killed and self._kills[version] < MAX_LOADS:
-            self._log(f"version {version}: {outcome.reason}; it is loaded again")
-            self._load(version)
+            end = describe_exit(self._end_loader())
         else:
-            self._handle(outcome)
+            assert self._load is not None
+            self._finish_load(self._load, outcome)
+            return
+        if self._load is None:
+            self._log(f"the process that loads versions {end}; another one starts")
+            return
+        version = self._load.version
+        self._kills[version] += 1
+        refused = VersionRefused(version, f"the process that loaded it {end}")
+        if self._kills[version] < MAX_LOADS:
+            self._log(f"version {version}: {refused.reason}; it is loaded again")
+            self._release(self._load)
+            self._begin_load(version)
+        else:
+            self._finish_load(self._load, refused)
+
+    def _finish_load(self, load: _Load, outcome: _LoadedRows | VersionRefused) -> None:
+        if isinstance(outcome, VersionRefused):
+            self._release(load)
+        else:
+            kept, dropped = load.fresh, load.shared
+            if outcome.appended and load.shared is not None:
+                kept, dropped = load.shared, load.fresh
+            if dropped is not None:
+                dropped.release(load.version)
+            kept.rows = outcome.rows
+            self._rows[load.version] = kept
+        self._load = None
+        self._handle(RowsLoaded(load.version) if isinstance(outcome, _LoadedRows) else outcome)
+
+    def _release(self, load: _Load) -> None:
+        """Release the files of a version that was not loaded."""
+        for rows_file in (load.fresh, load.shared):
+            if rows_file is not None:
+                rows_file.release(load.version)
 
     def _start(self, function: Callable[..., None], *args: object, bound: socket.socket | None = None) -> _Process:
         """Start a process with a pipe to this one."""
@@ -356,22 +430,49 @@ class ServerHost:
         end_s = time.monotonic() + END_s
         for worker in workers:
             worker.process.join(max(0.1, end_s - time.monotonic()))
-        for process in [*workers, *([self._loader.process] if self._loader else [])]:
+        for process in [*workers, *([self._loader] if self._loader else [])]:
             process.process.kill()
             process.process.join()
 
 
-def _load_rows(
-    version: int, load: LoadRowsFunction, compatible_with: int | None, shared: SharedRows | None, host: Connection
-) -> None:
-    """The main function of the process that loads the rows of a version."""
+def _threads_of(pid: int | None) -> list[Path]:
+    """The folders in /proc of the threads of a process; none if it has ended."""
+    with suppress(OSError):
+        return list(Path(f"/proc/{pid}/task").iterdir())
+    return []
+
+
+def _waited_s(pid: int | None) -> float:
+    """Seconds for which the threads of a process could run, but had no processor."""
+    waited_ns = 0
+    for thread in _threads_of(pid):
+        with suppress(OSError):  # it has ended
+            waited_ns += int((thread / "schedstat").read_text().split()[1])
+    return waited_ns / 1e9
+
+
+def _run_loader(load: LoadRowsFunction, host: Connection) -> None:
+    """The main function of the loader: loads the rows of one version after the other."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(LOADER_NICE)
-    file = recv_handle(host)
-    if shared is not None:
-        shared = shared._replace(file=recv_handle(host))
-    try:
-        rows = load(version, file, compatible_with, shared)
-        host.send(_LoadedRows(rows, appended=rows.file != file))
-    except Exception as error:  # code of the version may raise any exception
-        host.send(VersionRefused.because(version, error))
+    end_with_parent()
+    first = True
+    while True:
+        try:
+            version, compatible_with, shared = host.recv()
+            file = recv_handle(host)
+            if shared is not None:
+                shared = shared._replace(file=recv_handle(host))
+        except (EOFError, OSError):  # the host has ended
+            return
+        try:
+            rows = load(version, file, compatible_with, shared)
+            host.send(_LoadedRows(rows, appended=rows.file != file))
+        except Exception as error:  # code of the version may raise any exception
+            host.send(VersionRefused.because(version, error))
+        os.close(file)
+        if shared is not None:
+            os.close(shared.file)
+        gc.collect()  # returns the memory of the version now
+        if first:
+            gc.freeze()  # else each collection traverses all modules
+            first = False

@@ -1,5 +1,6 @@
 """Starts `rowwise serve` as a process, for benchmarks and tests."""
 
+import os
 import re
 import subprocess
 import sys
@@ -84,6 +85,13 @@ def memory_of(process: subprocess.Popen[str]) -> list[int]:
             text = (folder / "smaps_rollup").read_text()
             sizes.append(1024 * sum(int(kb) for kb in re.findall(r"^Pss_(?:Anon|File): +(\d+)", text, re.M)))
     return [*sizes[:1], *sorted(sizes[1:], reverse=True)]
+
+
+def is_loader(pid: int) -> bool:
+    """Whether a process of a server loads versions: no other one runs only while a processor is idle."""
+    with suppress(OSError):  # it has ended meanwhile
+        return os.sched_getscheduler(pid) == os.SCHED_IDLE
+    return False
 
 
 class CoreTimes(NamedTuple):

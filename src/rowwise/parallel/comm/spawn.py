@@ -235,7 +235,7 @@ def describe_exit(exit_code: int | None) -> str:
 def _run_rank(rank: int, folder: str, work: bytes, to_parent: Connection) -> None:
     """The main function of a rank process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _end_with_parent(folder)
+    end_with_parent(folder)
     comm = None
     try:
         from rowwise.parallel.comm.launch import join_local_world
@@ -260,15 +260,16 @@ def _explain(rank: int, error: BaseException) -> RankFailure:
     return RankFailure(kind=kind, rank=rank, line=line or f"{type(error).__name__}: {error}", trace=trace)
 
 
-def _end_with_parent(folder: str) -> None:
-    """End this process and remove the folder when the parent has ended."""
+def end_with_parent(folder: str | None = None) -> None:
+    """End this process when the parent has ended, and remove the folder."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     sentinel = parent.sentinel
 
     def watch() -> None:
         wait([sentinel])
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, name="watching the parent", daemon=True).start()

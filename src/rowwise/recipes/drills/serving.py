@@ -27,7 +27,7 @@ import pyarrow as pa
 from rowwise.base.errors import RowwiseError, SpecError
 from rowwise.checkpoint.write import PART
 from rowwise.serve.package import list_versions, read_golden, version_folder, write_traffic
-from rowwise.serve.start import end_server, start_server
+from rowwise.serve.start import end_server, is_loader, start_server
 from rowwise.serve.traffic import Canary, Traffic
 from rowwise.tables.spec import Value
 
@@ -194,6 +194,7 @@ class _ServingDrill:
         yield self._case("version 2 becomes the current one", lambda: self._switch(Traffic(2)))
         yield self._case("SIGKILL of a worker", self._kill_worker, may_fail=True)
         yield self._case("SIGKILL of a worker while versions change", self._kill_during_switch, may_fail=True)
+        yield self._case("SIGKILL of the loader while versions change", self._kill_loader)
         yield self._case("a canary, then back to version 1", self._run_canary)
         yield self._case("a version with a flipped byte", self._damage_version)
         yield self._case("current.json cut short", self._truncate_traffic)
@@ -263,6 +264,15 @@ class _ServingDrill:
                 os.kill(victim, signal.SIGKILL)
             self._wait(lambda n=number: n in self.load.versions, f"answer by version {number}")
 
+    def _kill_loader(self) -> None:
+        for number in (3, 2, 1):
+            write_traffic(self.models, Traffic(number))
+            time.sleep(random.uniform(0, 0.3))
+            for pid in filter(is_loader, _forks_of(self.process.pid)):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._wait(lambda n=number: n in self.load.versions, f"answer by version {number}")
+
     def _run_canary(self) -> None:
         self._switch(Traffic(4, Canary(3, 0.3)))
         self._switch(Traffic(1))
@@ -328,16 +338,18 @@ class _ServingDrill:
             end_server(self.process, LIMIT_S)
 
 
+def _forks_of(host: int) -> list[int]:
+    """Pids of the workers and the loader: forks of the host's fork server."""
+    parents = {int(name): _parent_of(int(name)) for name in os.listdir("/proc") if name.isdecimal()}
+    return sorted(pid for pid, parent in parents.items() if parents.get(parent) == host)
+
+
 def _workers_of(host: int) -> list[int]:
-    """Pids of workers: forks of the host's fork server; the loader of rows is left out by its nice value."""
-    parents = {int(name): _parent_and_nice(int(name)) for name in os.listdir("/proc") if name.isdecimal()}
-    servers = {pid for pid, (parent, _) in parents.items() if parent == host}
-    return sorted(pid for pid, (parent, nice) in parents.items() if parent in servers and nice == parents[parent][1])
+    return [pid for pid in _forks_of(host) if not is_loader(pid)]
 
 
-def _parent_and_nice(pid: int) -> tuple[int, int]:
+def _parent_of(pid: int) -> int:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
-        return 0, 0
-    return int(fields[1]), int(fields[16])
+        return 0
