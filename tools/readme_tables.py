@@ -432,7 +432,8 @@ def serving(result: dict, lookups: dict, soaked: dict) -> Parts:
         if row["rate"]:
             arriving = f"at random times, {row['share']:.0%} of that"
             arriving += ", a version each second" if "versions" in row else ""
-            arriving += f", of which {row['answered']} of {row['versions']} answered" if "answered" in row else ""
+            if "due" in row:
+                arriving += f", of which {row['answered']} of {row['due']} current for two loads answered"
         times = " | ".join(f"{row[name]:.1f} ms" for name in ("p50_ms", "p99_ms", "p99.9_ms"))
         cells = f"{row.get('workers', 2)} | {arriving} | {row['requests_s']:,.0f} | {times}"
         return f"{REQUESTS[row['request']]} | {cells} | {row['server_cpu_ms']:.2f} ms"
@@ -475,8 +476,9 @@ def serving(result: dict, lookups: dict, soaked: dict) -> Parts:
         "becomes current again.",
         f"Overload: {crowd['overload']:g} times the requests of a context and 100 candidates that a worker answers for "
         f"16 clients, each with 100 ms. It answers {crowd['overload'] * crowd['requests_s'] / crowd['rate']:.0%} of "
-        f"what it answers for 16 clients, and refuses others within {crowd['refused_p99_ms']:.0f} ms at p99. Memory "
-        f"grows by {crowd['memory_growth']:.1%}.",
+        f"what it answers for 16 clients, and refuses others within {crowd['refused_p99_ms']:.0f} ms at p99"
+        + (f", for {crowd['refused_cpu_share']:.0%} of its processor time" if "refused_cpu_share" in crowd else "")
+        + f". Memory grows by {crowd['memory_growth']:.1%}.",
         f"A soak of {soak[-1]['after_s'] / 60:.0f} minutes beside other work on the machine: "
         f"{sum(row['requests'] for row in soak):,} requests, {soak[-1]['versions']} changes of the version, "
         f"{sum(row['wrong_logits'] for row in soak)} wrong logits. All processes together had {min(memory):,.0f} to "

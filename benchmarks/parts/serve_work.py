@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
@@ -32,6 +33,13 @@ CONTEXT = tuple(f"c{k}" for k in range(16))  # the columns of the user; the othe
 
 
 Wanted = Callable[[int, list[int]], np.ndarray]  # logits by a version of rows
+
+
+class Change(NamedTuple):
+    """A version that became current."""
+
+    version: int
+    at_s: float
 
 
 class Served(NamedTuple):
@@ -111,8 +119,24 @@ def count_wrong(answers: Sequence[Answer], bodies: list, wanted: Wanted, close: 
     return wrong
 
 
-def measure(server: Served, kind: str, requests: int, clients: int, rate: float | None = None) -> dict:
-    """Latencies of requests and their processor time; `rate`: of an open loop."""
+def measure(
+    server: Served,
+    kind: str,
+    requests: int,
+    clients: int,
+    rate: float | None = None,
+    seen: list[tuple[float, int]] | None = None,
+) -> dict:
+    """Latencies of requests and their processor time.
+
+    Args:
+        server: with one version, or several in turn.
+        kind: of the requests.
+        requests: how many.
+        clients: connections.
+        rate: of an open loop; None: of a closed one.
+        seen: gets the arrival and the version of each answer.
+    """
     bodies, wanted = server.requests[kind]
     load = server.load([body for body, _ in bodies], requests, clients, rate=rate)
     send(load._replace(requests=max(2 * clients, requests // 10), rate=None))
@@ -120,6 +144,8 @@ def measure(server: Served, kind: str, requests: int, clients: int, rate: float 
     answers = send(load)
     cpu_s = processor_s(server.pid) - begin_s
     took_s = seconds_of(answers)
+    if seen is not None:
+        seen += [(a.arrived_s, json.loads(a.answer).get("version", 1)) for a in answers if a.code == OK]
     return {
         "request": kind,
         "clients": clients,
@@ -129,7 +155,6 @@ def measure(server: Served, kind: str, requests: int, clients: int, rate: float 
         **quantiles_ms(answers),
         "server_cpu_ms": 1e3 * cpu_s / len(answers),
         "wrong_logits": count_wrong(answers, bodies, wanted, server.close),
-        "by": sorted({json.loads(one.answer).get("version", 1) for one in answers if one.code == OK}),
     }
 
 
@@ -169,6 +194,34 @@ def make_requests(models: Path, data: Path, folder: Path) -> dict[str, tuple[lis
     }
 
 
+class Answered(NamedTuple):
+    """Changes that were current for long enough to be loaded, and those of them whose version answered meanwhile."""
+
+    due: int
+    answered: int
+
+    @classmethod
+    def of(cls, made: Sequence[Change], end_s: float, seen: Sequence[tuple[float, int]], load_s: float) -> "Answered":
+        """Of changes until `end_s`, each current for two loads, and what was seen of versions at times."""
+        ends_s = [*(change.at_s for change in made[1:]), end_s][: len(made)]
+        due = [(change, end_s) for change, end_s in zip(made, ends_s, strict=True) if end_s - change.at_s >= 2 * load_s]
+        answered = [
+            any(version == change.version and change.at_s <= at_s <= end_s for at_s, version in seen)
+            for change, end_s in due
+        ]
+        return cls(len(due), sum(answered))
+
+
+def first_answers_s(made: Sequence[Change], seen: Sequence[tuple[float, int]]) -> list[float]:
+    """Seconds from each change to the first answer by its version; those without one are left out."""
+    firsts_s: list[float] = []
+    for version, begin_s in made:
+        answers_s = [at_s for at_s, number in seen if number == version and at_s >= begin_s]
+        if answers_s:
+            firsts_s.append(min(answers_s) - begin_s)
+    return firsts_s
+
+
 @contextmanager
 def serving(models: Path, requests: dict, *options: str) -> Iterator[Served]:
     server = start_server([str(models), *options])
@@ -194,14 +247,14 @@ def beside(go: Callable[[threading.Event], None]) -> Iterator[None]:
 
 
 @contextmanager
-def changing(models: Path, every_s: float = 1.0, versions: Sequence[int] = ()) -> Iterator[list[int]]:
+def changing(models: Path, every_s: float = 1.0, versions: Sequence[int] = ()) -> Iterator[list[Change]]:
     """Another version becomes current now and then, all in turn or these; yields those that did."""
-    made: list[int] = []
+    made: list[Change] = []
 
     def change(ending: threading.Event) -> None:
         for number in cycle(versions or [*list_versions(models)[1:], 1]):
             write_traffic(models, Traffic(number))
-            made.append(number)
+            made.append(Change(number, time.perf_counter()))
             if ending.wait(every_s):
                 return
 

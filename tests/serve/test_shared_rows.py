@@ -1,10 +1,12 @@
 """Versions that are increments: equal to full ones, and served from the memory of the first with changed rows alone."""
 
 import asyncio
+import gc
 import json
 import os
 import shutil
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,6 +151,20 @@ def test_a_version_that_is_closed_while_a_body_comes_still_answers(increments):
     assert answer["version"] == 1
     found = np.array(answer["outputs"]["label_logit"], np.float32)
     np.testing.assert_array_equal(found, increments.logits[1])
+
+
+def test_versions_of_one_file_share_its_mapping(increments, files):
+    """Until the last of them is closed."""
+    shared, opened = loaded(increments.models, 1, files(), None, None), {}
+    for number in NUMBERS:
+        shared = loaded(increments.models, number, files(), 1, shared)
+        opened[number] = open_version(increments.models, number=number, rows=shared)
+    inode = f" {os.fstat(shared.file).st_ino} "
+    assert Path("/proc/self/maps").read_text().count(inode) == 1
+    for number in NUMBERS:
+        np.testing.assert_array_equal(scored(opened.pop(number), increments.table), increments.logits[number])
+    gc.collect()
+    assert inode not in Path("/proc/self/maps").read_text()
 
 
 def test_what_is_no_increment_gets_memory_of_its_own(increments, tmp_path, files):

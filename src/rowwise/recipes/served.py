@@ -29,7 +29,7 @@ from rowwise.ingest.bound import BoundPreparation
 from rowwise.ingest.dialect import Dialect
 from rowwise.ingest.transform import AnyKind, LoadedTransforms, UserFunction, load
 from rowwise.ingest.unpacked import check_types
-from rowwise.models.inference import RowBlocks, autocast, pack
+from rowwise.models.inference import RowBlocks, RowSpan, autocast, pack
 from rowwise.recipes.bounded_build import build_checked
 from rowwise.recipes.code import module_of
 from rowwise.recipes.compose import build_model
@@ -444,8 +444,11 @@ def _check_golden(
     """Compute the golden rows block by block, also as a warm-up; raises if logits differ by more than rounding."""
     for rows in cached:
         rows.exact = True
-    arrays, count = arrays_of(golden.rows), golden.rows.num_rows
-    logits_RK = forward(arrays, count, forward.blocks.rows, lambda _: pause()).numpy()
+
+    def pause_after(_: RowSpan) -> None:
+        pause()
+
+    logits_RK = forward(arrays_of(golden.rows), golden.rows.num_rows, forward.blocks.rows, pause_after).numpy()
     expected_RK = np.stack([golden.logits[name].to_numpy() for name in golden.logits.column_names], 1)
     if logits_RK.tobytes() == expected_RK.astype(np.float32).tobytes():
         return "exact"

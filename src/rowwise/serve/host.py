@@ -123,7 +123,7 @@ class _RowsFile:
             os.close(self.file)
 
 
-class _Load(NamedTuple):
+class _VersionLoad(NamedTuple):
     """A version that is being loaded, into a new file or the file of other versions."""
 
     version: int
@@ -152,7 +152,7 @@ class ServerHost:
         self._rows: dict[int, _RowsFile] = {}  # by version
         self._loader: _Process | None = None
         self._restart_loader_s = 0.0  # time at which to replace an ended loader
-        self._load: _Load | None = None
+        self._load: _VersionLoad | None = None
         self._kills: Counter[int] = Counter()  # loaders killed, by version
         self._next_worker = 0
         self._reported: tuple[Traffic | None, frozenset[int]] = (None, frozenset())
@@ -354,14 +354,14 @@ class ServerHost:
             self._make_idle()
         waited_s = _waited_s(loader.process.pid)
         end_s = time.monotonic() + self._task.load_s
-        self._load = _Load(version, fresh, shared, end_s, idle and active is not None, waited_s)
+        self._load = _VersionLoad(version, fresh, shared, end_s, idle and active is not None, waited_s)
         with suppress(OSError):  # it has ended, which `_wait` detects
             loader.pipe.send(_RowsToLoad(version, compatible_with, None if shared is None else shared.rows))
             for rows_file in (fresh, shared):
                 if rows_file is not None:
                     send_handle(loader.pipe, rows_file.file, loader.process.pid)
 
-    def _starves(self, load: _Load) -> bool:
+    def _starves(self, load: _VersionLoad) -> bool:
         """Whether an idle loader has waited for a processor for too long."""
         if not load.idle or self._loader is None:
             return False
@@ -390,7 +390,7 @@ class ServerHost:
         else:
             self._finish_load(self._load, refused)
 
-    def _finish_load(self, load: _Load, outcome: _LoadedRows | VersionRefused) -> None:
+    def _finish_load(self, load: _VersionLoad, outcome: _LoadedRows | VersionRefused) -> None:
         if isinstance(outcome, VersionRefused):
             self._release(load)
         else:
@@ -404,7 +404,7 @@ class ServerHost:
         self._load = None
         self._handle(RowsLoaded(load.version) if isinstance(outcome, _LoadedRows) else outcome)
 
-    def _release(self, load: _Load) -> None:
+    def _release(self, load: _VersionLoad) -> None:
         """Release the files of a version that was not loaded."""
         for rows_file in (load.fresh, load.shared):
             if rows_file is not None:

@@ -47,7 +47,7 @@ LAST_READ_s = 0.1  # time to read the first bytes of the last connections
 LINGER_s = 0.5  # from SIGTERM to the close of idle connections
 DRAIN_s = 30  # timeout of requests in flight
 ACCEPT_RETRY_s = 1.0  # until connections are accepted again after an error, such as too many open files
-SLICE_s, PAUSES = 1e-3, 4.0  # of opening a version between pauses; pauses are so many times as long, for requests
+SLICE_s, PAUSES = 1e-3, 2.0  # of opening a version between pauses; pauses are so many times as long, for requests
 MAX_DIGITS = 640  # of an integer in JSON; the default of 4,300 would take milliseconds
 SWITCH_s = 5e-4  # switch interval of threads; with the default of 5 ms, opening a version would delay requests
 
