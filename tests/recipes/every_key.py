@@ -343,7 +343,16 @@ NEAR = {  # by class and key: another value, which makes another run
         "task": "click",
     },
     "Saving": {"every": 4, "keep": 3, "background": True, "incremental": True, "bits": 8, "mirror": "copy"},
-    "Log": {"every": 1, "window": 2, "tensorboard": True, "mlflow": "a", "wandb": "a", "group": "a", "profile": "1:2"},
+    "Log": {
+        "every": 1,
+        "window": 2,
+        "tensorboard": True,
+        "mllog": "dlrmv4",
+        "mlflow": "a",
+        "wandb": "a",
+        "group": "a",
+        "profile": "1:2",
+    },
     "Wire": {
         "host": {"forward": "fp16"},
         "network": {"forward": "fp16"},

@@ -118,6 +118,7 @@ ANY_TEXT = {
     "About.machine",
     "About.published_by",
     "Log.mlflow",
+    "Log.mllog",
     "Log.wandb",
     "Log.group",
     "Recipe.name",

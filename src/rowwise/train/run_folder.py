@@ -1,6 +1,6 @@
 """The folder of a run: its files, written so that a kill at any moment leaves them readable.
 
-    runs/<recipe>/<n>/  recipe.yaml env.json plan.json result.json warnings.txt log.txt
+    runs/<recipe>/<n>/  recipe.yaml env.json plan.json result.json warnings.txt log.txt mllog.txt
                         metrics.csv steps.csv stages.csv timeline.csv caches.csv tables.csv slices.csv reliability.csv
                         ckpt/ trace/ tb/ disk/   report.html   managed.csv evicted_ids.<table>.csv
 
@@ -155,7 +155,7 @@ class RunFolder:
     def append(self, name: str, rows: Sequence[Mapping[str, Cell]]) -> None:
         """Append lines to a CSV file."""
         self._upgrade_columns(name)
-        self._add(name, _csv(name, rows, header=not (self.path / name).exists()))
+        self.add(name, _csv(name, rows, header=not (self.path / name).exists()))
 
     def replace(self, name: str, rows: Sequence[Mapping[str, Cell]]) -> None:
         """Replace all lines of a CSV file."""
@@ -182,14 +182,20 @@ class RunFolder:
             with open_regular(path, "r+b", links=False) as file:
                 file.truncate(len(header) + sum(map(len, kept)))
 
+    def add(self, name: str, text: str) -> None:
+        """Append lines to a file, in one write."""
+        path = self.path / name
+        with _naming(path):
+            append(path, text.encode())
+
     def warn(self, line: str) -> None:
         """Add a warning to warnings.txt, for the report; each text once."""
         path = self.path / "warnings.txt"
         if line not in (read_text(path).splitlines() if path.exists() else []):
-            self._add("warnings.txt", f"{line}\n")
+            self.add("warnings.txt", f"{line}\n")
 
     def log(self, line: str) -> None:
-        self._add("log.txt", f"{line}\n")
+        self.add("log.txt", f"{line}\n")
 
     def _upgrade_columns(self, name: str) -> None:
         """Rewrite a CSV file of another version with this version's columns."""
@@ -202,11 +208,6 @@ class RunFolder:
             if columns != _columns(name):
                 self.replace(name, self.rows(name))
         self._upgraded.add(name)
-
-    def _add(self, name: str, text: str) -> None:
-        path = self.path / name
-        with _naming(path):
-            append(path, text.encode())
 
 
 def now() -> str:

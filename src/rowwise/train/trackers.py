@@ -1,4 +1,4 @@
-"""Trackers of experiments: TensorBoard, MLflow, and Weights & Biases get the numbers of a run as it writes them.
+"""Trackers of experiments: TensorBoard, MLflow, Weights & Biases, and MLPerf's log get the numbers of a run.
 
 A tracker on another machine may be slow, or fail in the middle of a run. So it is called by a thread of its own behind
 a bounded queue: a step never waits, and lost calls are counted and reported in a warning. Its connection is checked
@@ -25,6 +25,7 @@ from rowwise.base.errors import DataError, SpecError
 from rowwise.base.plainyaml import load_yaml
 from rowwise.base.textfile import decode_json, read_bytes, read_text
 from rowwise.base.value import MAX_BATCH, MAX_STEPS, Value, check_max
+from rowwise.train.mllog import Event, MlLog
 from rowwise.train.run_folder import AFTER, RunFolder
 
 MAX_WAITING = 1000  # queued calls
@@ -42,6 +43,7 @@ class Log(Value, frozen=True):
     every: int = 100  # steps between lines of metrics.csv and steps.csv
     window: int = 100  # batches of the "train" metrics
     tensorboard: bool = False  # scalars in the run's folder tb/
+    mllog: str | None = None  # MLPerf's log in the run's mllog.txt, for this benchmark of its rules, such as dlrmv4
     mlflow: str | None = None  # name of an experiment, at the server of MLFLOW_TRACKING_URI
     wandb: str | None = None  # name of a Weights & Biases project, in the mode of WANDB_MODE
     group: str | None = None  # of runs at both: a group of Weights & Biases, a tag at MLflow
@@ -50,9 +52,9 @@ class Log(Value, frozen=True):
     def __post_init__(self) -> None:
         if self.every < 1 or self.window < 1:
             raise SpecError(f"log: every={self.every}, window={self.window}", "at least 1")
-        if "" in [getattr(self, key) for key in (*REMOTE, "group")]:
-            expected = "the name of an experiment, project or group, or null"
-            raise SpecError(f"log: {', '.join(REMOTE)} or group is empty", expected)
+        if "" in [getattr(self, key) for key in (*REMOTE, "group", "mllog")]:
+            expected = "the name of an experiment, project, group or benchmark, or null"
+            raise SpecError(f"log: {', '.join(REMOTE)}, group or mllog is empty", expected)
         check_max("log.", self, every=MAX_STEPS, window=MAX_BATCH)
         self.profiled()
 
@@ -80,6 +82,10 @@ class Tracker(Protocol):
 
     def log(self, values: Mapping[str, float], step: int) -> None: ...
 
+    def mark(self, event: Event, epoch: int, samples: int) -> None:
+        """Something begins or ends after this number of samples; epochs count from 1."""
+        return
+
     def end(self, status: Status, files: Sequence[Path]) -> None:
         return
 
@@ -106,6 +112,10 @@ class Trackers:
         for tracker in self.active:
             tracker.log(finite, step)
 
+    def mark(self, event: Event, epoch: int, samples: int) -> None:
+        for tracker in self.active:
+            tracker.mark(event, epoch, samples)
+
     def end(self, status: Status, files: Sequence[Path]) -> None:
         """End the run at each tracker, and upload these files."""
         for tracker in self.active:
@@ -125,7 +135,7 @@ class _TensorBoard(Tracker):
 
 
 @final
-class _QueuedTracker:
+class _QueuedTracker(Tracker):
     """Calls a tracker from a thread, behind a bounded queue."""
 
     def __init__(self, name: str, tracker: Tracker, warn: Callable[[str], None]) -> None:
@@ -170,7 +180,7 @@ class _QueuedTracker:
 
 
 @final
-class _Mlflow:
+class _Mlflow(Tracker):
     """A run of an MLflow experiment, at the server of MLFLOW_TRACKING_URI."""
 
     def __init__(self, folder: RunFolder, log: Log) -> None:
@@ -232,7 +242,7 @@ class _Mlflow:
 
 
 @final
-class _Wandb:
+class _Wandb(Tracker):
     """A run of a Weights & Biases project, in the mode of WANDB_MODE."""
 
     def __init__(self, folder: RunFolder, log: Log) -> None:
@@ -271,7 +281,10 @@ class _Wandb:
 
 
 # Trackers by their fields of `Log`: local files, and other machines.
-LOCAL: dict[str, Callable[[RunFolder, Log], Tracker]] = {"tensorboard": _TensorBoard}
+LOCAL: dict[str, Callable[[RunFolder, Log], Tracker]] = {
+    "tensorboard": _TensorBoard,
+    "mllog": lambda folder, log: MlLog(folder, str(log.mllog)),
+}
 REMOTE: dict[str, Callable[[RunFolder, Log], Tracker]] = {"mlflow": _Mlflow, "wandb": _Wandb}
 
 

@@ -214,6 +214,7 @@ class Trainer:
         self._stopping = self._stopping or status.stop
         groups.begin(status, first, resumed=self._resumed)
         self._resumed = False
+        self.trackers.mark("epoch_start", self.progress.position.epoch + 1, self.progress.samples)
         pipeline = Pipeline(self._context, groups, first, status, done + 1, lambda: self._stop_requested)
         while status.following and not self._is_done():
             stepped = self._run_step(pipeline)
@@ -256,10 +257,13 @@ class Trainer:
 
     def _evaluate_and_save(self, stepped: StepResult, pipeline: Pipeline, *, epoch_end: bool) -> None:
         settings, best = self.settings, False
+        if epoch_end:
+            self.trackers.mark("epoch_stop", self.progress.position.epoch, self.progress.samples)
         over = self.progress.is_over(settings.train, settings.evaluate)
         if self.job.evaluate and self.progress.wants_evaluation(settings.evaluate, epoch_end=epoch_end, over=over):
             with self._clock.phase(PAUSED), self._recorder.pause_caches():
                 pipeline.settle()
+                self.trackers.mark("eval_start", self.progress.position.epoch + (not epoch_end), self.progress.samples)
                 best = self._record_scores(self.job.evaluate())
             over = self.progress.is_over(settings.train, settings.evaluate)  # patience may have run out
         if over:
