@@ -21,41 +21,34 @@ Needs: the extra `serve`
 
 import argparse
 import os
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
-from http.client import HTTPConnection
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-import torch
 from parts import BENCHMARKS
 from parts.process_tree import memory_bytes, processor_s
 from parts.report import at_least, at_most, exactly, finish, options, parsed, show
 from parts.serve_work import (
-    DENSE,
     OK,
-    TABLES,
     Answered,
     Change,
     Served,
+    answering,
     changing,
     count_wrong,
     first_answers_s,
+    free_port,
     make_requests,
     measure,
     serving,
     write_versions,
+    write_weights,
 )
 
-from rowwise.checkpoint.read import Checkpoint
 from rowwise.serve.load import quantiles_ms, seconds_of, send
-from rowwise.serve.package import version_folder
 
 CLIENTS = 16
 OPEN = 64  # connections of an open loop
@@ -72,56 +65,18 @@ SIZES = {  # rows of a table, dim, MLP, requests of a client, versions
 SECONDS = {"smoke": (0.2, 0.2), "quick": (4.0, 4.0), "full": (15.0, 8.0)}
 
 
-def write_weights(models: Path, path: Path) -> None:
-    """What a peer needs of the first version."""
-    version = Checkpoint.open(version_folder(models, 1).path)
-    layers = {
-        part: [
-            tuple(version.load(f"model/{part}.layers.{k}.{kind}") for kind in ("weight", "bias"))
-            for k in range(sum(name.startswith(f"model/{part}.") for name in version.names()) // 2)
-        ]
-        for part in ("bottom", "top")
-    }
-    tables = [version.load(f"model/embeddings.c{k}") for k in range(TABLES)]
-    columns = [f"d{k}" for k in range(DENSE)] + [f"c{k}" for k in range(TABLES)]
-    torch.save({"tables": tables, "columns": columns, "dense": DENSE, **layers}, path)
-
-
 @contextmanager
 def peer_serving(name: str, weights: Path, requests: dict, workers: int) -> Iterator[Served]:
     """The same model behind another server."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [str(PEERS), str(BENCHMARKS / "parts/serve_peers.py"), name, str(weights), str(port), str(workers)]
     if name == "bentoml":  # its bodies name the argument
         requests = {
             kind: ([(b'{"request": ' + body + b"}", rows) for body, rows in bodies], wanted)
             for kind, (bodies, wanted) in requests.items()
         }
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as process:
-        server = Served(f"http://127.0.0.1:{port}", process.pid, requests, "/score", 1e-4)
-        try:
-            end_s = time.monotonic() + 120
-            while True:
-                with suppress(OSError), closing(HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
-                    connection.request(
-                        "POST", "/score", server.requests["one row"][0][0][0], {"content-type": "application/json"}
-                    )
-                    if connection.getresponse().status == OK:
-                        break
-                if time.monotonic() > end_s or process.poll() is not None:
-                    raise RuntimeError(f"{name} does not answer on port {port}")
-                time.sleep(0.2)
-            yield server
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    with answering(command, port, requests["one row"][0][0][0]) as pid:
+        yield Served(f"http://127.0.0.1:{port}", pid, requests, "/score", 1e-4)
 
 
 def measure_all(folder: Path, size: tuple, times: tuple[float, float]) -> list[dict]:

@@ -23,6 +23,7 @@ PEERS = {
     "torchrec": "torchrec",
     "rocksdict": "rocksdict",
     "torch-geometric": "torch_geometric",
+    "mlcommons-loadgen": "mlperf_loadgen",
 }
 
 

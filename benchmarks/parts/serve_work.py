@@ -1,11 +1,16 @@
 """A DLRM behind `rowwise serve`: its versions, requests with their right answers, and what a server takes for them."""
 
 import json
+import os
+import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
+from http.client import HTTPConnection
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +19,10 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from parts.process_tree import processor_s
+from rowwise.checkpoint.read import Checkpoint
 from rowwise.ingest.datasets.synthetic import SyntheticColumns
 from rowwise.recipes.ensemble import predict_ensemble
 from rowwise.recipes.export import export
@@ -83,6 +90,21 @@ def write_versions(folder: Path, size: tuple) -> tuple[Path, Path]:
     sizes = [one.size_bytes / 1e6 for one in made]
     print(f"a version of {sizes[0]:.1f} MB, and changes of {min(sizes[1:]):.1f} to {max(sizes[1:]):.1f} MB", flush=True)
     return folder / "models", folder / "new.parquet"
+
+
+def write_weights(models: Path, path: Path) -> None:
+    """What a peer needs of the first version."""
+    version = Checkpoint.open(version_folder(models, 1).path)
+    layers = {
+        part: [
+            tuple(version.load(f"model/{part}.layers.{k}.{kind}") for kind in ("weight", "bias"))
+            for k in range(sum(name.startswith(f"model/{part}.") for name in version.names()) // 2)
+        ]
+        for part in ("bottom", "top")
+    }
+    tables = [version.load(f"model/embeddings.c{k}") for k in range(TABLES)]
+    columns = [f"d{k}" for k in range(DENSE)] + [f"c{k}" for k in range(TABLES)]
+    torch.save({"tables": tables, "columns": columns, "dense": DENSE, **layers}, path)
 
 
 def bodies_of(rows: dict, kind: str) -> list[tuple[bytes, list[int]]]:
@@ -231,6 +253,37 @@ def serving(models: Path, requests: dict, *options: str) -> Iterator[Served]:
         yield Served("http://" + urlsplit(server.url).netloc, server.process.pid, requests)
     finally:
         end_server(server.process, END_s)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@contextmanager
+def answering(command: Sequence[str], port: int, body: bytes) -> Iterator[int]:
+    """The process of another server, from its first answer to this request at /score on."""
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        try:
+            end_s = time.monotonic() + 120
+            while True:
+                with suppress(OSError), closing(HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+                    connection.request("POST", "/score", body, {"content-type": "application/json"})
+                    if connection.getresponse().status == OK:
+                        break
+                if time.monotonic() > end_s or process.poll() is not None:
+                    raise RuntimeError(f"{' '.join(command)} does not answer")
+                time.sleep(0.2)
+            yield process.pid
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager
