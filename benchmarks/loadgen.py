@@ -111,7 +111,8 @@ def measure_all(folder: Path, effort: Effort, with_fleet: bool) -> list[dict]:
     for round_ in range(effort.rounds):
         for name in (OURS, PEER, INSIDE):
             with system(name, models, requests) as words:
-                found = [{"round": round_, **row} for row in judged(name, models, words, effort)]
+                load = os.getloadavg()[0]
+                found = [{"round": round_, "load": load, **row} for row in judged(name, models, words, effort)]
             if name == OURS and with_fleet:
                 found[0] |= forecast(models, found[0])
             for row in found:

@@ -489,6 +489,59 @@ def serving(result: dict, lookups: dict, soaked: dict) -> Parts:
     ]
 
 
+@page("loadgen", "MLPerf LoadGen", "loadgen")
+def loadgen(result: dict) -> Parts:
+    """Does MLPerf LoadGen find `rowwise serve` VALID at a p99 of 60 ms, at which rate, and beside plain torch?"""
+    rows = by(result["rows"], "scenario")
+    systems = {
+        "rowwise serve": "`rowwise serve`",
+        "plain torch": "plain torch server",
+        "in process": "library in process",
+    }
+
+    def searched(row: dict) -> str:
+        figures = "{target_rate:,.1f} | {achieved_rate:,.1f} | {queries:,} | {p50_ms:.1f} ms | {p99_ms:.1f} ms"
+        verdict = row["verdict"] if row["verdict"] == "VALID" else f"{row['verdict']}: {row['reason']}"
+        return f"{systems[row['system']]} | {figures.format_map(row)} | {row['client_cpu_ms']:.2f} ms | {verdict}"
+
+    def other(row: dict) -> str:
+        p99 = f"{row['p99_ms']:.1f} ms" if row["scenario"] == "single-stream" else "-"
+        return f"{systems[row['system']]}, {row['scenario']} | {row['achieved_rate']:,.1f} | {p99} | {row['verdict']}"
+
+    def forecast(row: dict) -> str:
+        p99 = "more than one machine" if row["fleet_p99_ms"] is None else f"{row['fleet_p99_ms']:.1f} ms"
+        return (
+            f"{row['target_rate']:,.1f} | {row['fleet_rate']:,.1f} | {row['p99_ms']:.1f} ms | {p99} | {row['verdict']}"
+        )
+
+    loads = [row["load"] for row in result["rows"]]
+    differ = {name: max(r["max_difference"] for r in of) for name, of in by(result["rows"], "system").items()}
+    yield table(
+        "server (Poisson arrivals) | target rate | completed a second | queries | p50 | p99 | client | verdict",
+        searched,
+        rows["server"],
+    )
+    yield table("other scenarios | queries a second | p99 | verdict", other, rows["offline"] + rows["single-stream"])
+    yield table(
+        "rate of LoadGen | largest rate by `rowwise fleet` | p99 of LoadGen | p99 by `rowwise fleet` | verdict",
+        forecast,
+        (row for row in rows["server"] if "fleet_rate" in row),
+    )
+    yield [
+        "A query is a context of 29 columns and 100 to 700 candidates of 10 columns, in JSON. The model is that of "
+        "[Serving](serving.md). LoadGen 6.0.17 decides when queries arrive, and measures.",
+        "The target rate is the largest that was VALID in a search, in turn for each system. Servers have a worker for "
+        "each core and share the cores with the client, whose processor time for a query is in the table. In process "
+        "that is all of the work, on one thread.",
+        "Plain torch is eager torch with the same weights behind uvicorn and Starlette, one request after the other.",
+        f"Queries that failed: {sum(row['failed'] for row in result['rows'])}. Largest difference of a logit from the "
+        f"library's: {differ['rowwise serve']:.1g} of `rowwise serve`, {differ['plain torch']:.1g} of plain torch.",
+        "The forecast is for requests of 400 rows, which repeat the context in each row.",
+        f"Load average of the machine before each system: {min(loads):.1f} to {max(loads):.1f}.",
+        missed(result),
+    ]
+
+
 @page("rows-beyond-memory", "Rows beyond memory", "serve_rows")
 def rows_beyond_memory(result: dict) -> Parts:
     """What do served lookups take whose tables are ten times the memory?"""

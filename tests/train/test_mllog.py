@@ -6,10 +6,13 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+from item_lists import sections as list_sections
+from item_lists import write_lists
 from small import recipe, same, saved, trained
 from trainings import Killed, read_csv
 
 from rowwise.recipes.runs import TrainingRun
+from rowwise.recipes.text import decode
 from rowwise.train.mllog import FILE, PREFIX, MlLine
 
 LOG, EVERY = {"mllog": "dlrmv4"}, {"every": 4}
@@ -70,6 +73,27 @@ def test_a_killed_run_leaves_the_log_and_the_bits_of_a_whole_one(tmp_path, end):
     TrainingRun.resume(killed.folder.path).go()
     assert untimed(lines_of(killed)) == untimed(lines_of(whole))
     assert same(saved(killed.folder.path), saved(plain.folder.path))
+
+
+@pytest.mark.slow
+def test_a_run_without_validation_counts_its_samples(tmp_path):
+    """Though nothing of its log has them: it ends within its first epoch."""
+    run, result = trained(tmp_path, log=LOG, data={"valid_share": 0.0}, train={"steps": 3})
+    values = {line.key: (line.value, line.samples) for line in lines_of(run)}
+    assert values["train_samples"][0] == values["run_stop"][1] == result.samples == 3 * 128
+    assert "eval_accuracy" not in values
+
+
+@pytest.mark.slow
+def test_the_accuracy_of_items_in_lists_is_the_metric_that_decides(tmp_path):
+    write_lists(tmp_path / "rows.parquet")
+    run = TrainingRun.start(decode(list_sections(tmp_path, log=LOG), "lists.yaml"), tmp_path / "runs")
+    run.go()
+    metric = run.resolved.recipe.evaluate.metric
+    rows = [r for r in read_csv(run.folder.path / "metrics.csv") if (r["split"], r["metric"]) == ("valid", metric)]
+    lines = lines_of(run)
+    assert [line.value for line in lines if line.key == "eval_accuracy"] == [float(r["value"]) for r in rows] != []
+    assert {line.key: line.value for line in lines}["max_sequence_length"] == run.resolved.recipe.model.length
 
 
 @pytest.mark.slow

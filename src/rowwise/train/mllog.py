@@ -67,7 +67,7 @@ class MlLog:
 
     def begin(self) -> None:
         recipe = _typed(load_yaml(read_text(self._folder.path / "recipe.yaml")))
-        self._evaluation, self._label = recipe["evaluate"], recipe["columns"]["labels"][0]
+        self._evaluation = recipe["evaluate"]
         self._lines = MlLine.read(self._folder.path / FILE)
         self._continues = any(line.key == "run_start" for line in self._lines)
         if not self._continues:
@@ -85,11 +85,12 @@ class MlLog:
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Log the accuracy of an evaluation of the validation rows: its AUC, or the metric that decides."""
-        count = next((values[name] for name in values if name.endswith("/count/valid")), None)
-        if not any(name.endswith("/valid") for name in values):
+        names = [name.rsplit("/", 2) for name in values if name.endswith("/valid")]
+        if not names:
             return
         started = next((line for line in reversed(self._lines) if line.key == "eval_start"), MlLine("eval_start"))
-        task = self._evaluation["task"] or self._label
+        task = self._evaluation["task"] or names[0][0]
+        count = values.get(f"{task}/count/valid")
         for metric in ("auc", self._evaluation["metric"]):
             value = values.get(f"{task}/{metric}/valid")
             if value is not None:
@@ -102,7 +103,8 @@ class MlLog:
         if not any(line.key == "run_start" for line in self._lines):
             return
         events, last = [line for line in self._lines if line.samples is not None], self._lines[-1]
-        samples = max((line.samples or 0 for line in events), default=0)
+        results = [json.loads(read_text(file)) for file in files if file.name == "result.json"]
+        samples = results[0]["samples"] if results else max((line.samples or 0 for line in events), default=0)
         stopped_ms = last.time_ms
         epochs = [line.samples or 0 for line in events if line.key == "epoch_stop"] or [samples]
         if self._open_epoch is not None:  # without samples: a resume goes on in this epoch
@@ -157,7 +159,7 @@ def _submission(recipe: dict[str, Any], environment: dict[str, Any], benchmark: 
         "lowest_numerical_precision_in_comm": _wire_type(environment["wire"]) if ranks > 1 else "fp32",
         "config_filename": "recipe.yaml", **_dense_optimizer(train), **_row_optimizers(recipe["tables"]["list"]),
     }  # fmt: skip
-    if "length" in recipe["model"]:
+    if isinstance(recipe["model"], dict) and "length" in recipe["model"]:
         values["max_sequence_length"] = recipe["model"]["length"]
     yield from (MlLine(key, value) for key, value in values.items())
     yield MlLine("init_stop")
