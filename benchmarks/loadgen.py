@@ -97,12 +97,14 @@ def judged(name: str, models: Path, words: list[str], effort: Effort) -> list[di
 
 
 def forecast(models: Path, row: dict) -> dict:
-    """What `rowwise fleet` forecasts for the rate of a row, on this machine."""
+    """What `rowwise fleet` forecasts for the rate of a row, on this machine; or why it does not."""
     words = ["--qps", str(row["target_rate"]), "--p99", str(P99_ms), "--rows", str(MEAN_CANDIDATES), "--no-check"]
-    found = json.loads(rowwise("fleet", str(models), *words, "--workers", str(CORES), "--json"))
-    one_machine = found["replicas"] == 1
-    rate = CORES * found["rate_of_a_worker"]
-    return {"fleet_rate": rate, "fleet_p99_ms": found["p99_ms"] if one_machine else None, "machines": found["replicas"]}
+    try:
+        report = json.loads(rowwise("fleet", str(models), *words, "--workers", str(CORES), "--json"))
+    except RuntimeError as error:  # such as a request that a busy machine does not answer in time
+        return {"fleet_rate": None, "fleet_p99_ms": None, "fleet_error": str(error).rpartition("rowwise: ")[2]}
+    p99_ms = report["p99_ms"] if report["replicas"] == 1 else None  # of more than this machine
+    return {"fleet_rate": CORES * report["rate_of_a_worker"], "fleet_p99_ms": p99_ms}
 
 
 def measure_all(folder: Path, effort: Effort, with_fleet: bool) -> list[dict]:
@@ -112,12 +114,13 @@ def measure_all(folder: Path, effort: Effort, with_fleet: bool) -> list[dict]:
         for name in (OURS, PEER, INSIDE):
             with system(name, models, requests) as words:
                 load = os.getloadavg()[0]
-                found = [{"round": round_, "load": load, **row} for row in judged(name, models, words, effort)]
-            if name == OURS and with_fleet:
-                found[0] |= forecast(models, found[0])
-            for row in found:
+                judgements = [{"round": round_, "load": load, **row} for row in judged(name, models, words, effort)]
+            for row in judgements:
                 show(row)
-            rows += found
+            if name == OURS and with_fleet:
+                judgements[0] |= forecast(models, judgements[0])
+                show({key: value for key, value in judgements[0].items() if key.startswith("fleet")})
+            rows += judgements
     return rows
 
 
@@ -131,13 +134,12 @@ def floors_of(rows: list[dict], effort: Effort, smoke: bool) -> list[dict]:
     ]
     if smoke:
         return floors
-    valid = {
-        name: [row for row in rows if (row["system"], row["scenario"], row["verdict"]) == (name, "server", "VALID")]
-        for name in (OURS, PEER)
-    }
+    valid: dict[str, dict[int, float]] = {OURS: {}, PEER: {}, INSIDE: {}}  # rates by round
+    for row in rows:
+        if (row["scenario"], row["verdict"]) == ("server", "VALID"):
+            valid[row["system"]][row["round"]] = row["target_rate"]
     floors.append(exactly("rounds in which a rate was VALID", len(valid[OURS]), effort.rounds))
-    pairs = zip(valid[OURS], valid[PEER], strict=False)
-    ratios = [mine["target_rate"] / other["target_rate"] for mine, other in pairs]
+    ratios = [rate / valid[PEER][number] for number, rate in valid[OURS].items() if number in valid[PEER]]
     floors.append(at_least("VALID queries/s, over plain torch's, lowest of the rounds", min(ratios, default=0.0), 3))
     return floors
 

@@ -65,7 +65,7 @@ class Page:
         return str(self.parts.__doc__)
 
     def sections(self) -> dict[str, str]:
-        """Of each processor that has the results."""
+        """Of each processor that has the results; none before the first measurement."""
         found = {}
         for processor in saved_results.processors():
             results = []
@@ -76,8 +76,6 @@ class Page:
                 found[processor] = section(results[0], self.parts(results[0]))
             elif len(results) == len(self.benchmarks):
                 found[processor] = section(results[0], self.parts(*results))
-        if not found:
-            sys.exit(f"no processor has all results of {self.title!r}: see benchmarks/results")
         return found
 
     def text(self, sections: dict[str, str]) -> str:
@@ -509,12 +507,11 @@ def loadgen(result: dict) -> Parts:
         return f"{systems[row['system']]}, {row['scenario']} | {row['achieved_rate']:,.1f} | {p99} | {row['verdict']}"
 
     def forecast(row: dict) -> str:
-        p99 = "more than one machine" if row["fleet_p99_ms"] is None else f"{row['fleet_p99_ms']:.1f} ms"
-        return (
-            f"{row['target_rate']:,.1f} | {row['fleet_rate']:,.1f} | {row['p99_ms']:.1f} ms | {p99} | {row['verdict']}"
-        )
+        rate = row.get("fleet_error") or f"{row['fleet_rate']:,.1f}"
+        p99 = "-" if row["fleet_p99_ms"] is None else f"{row['fleet_p99_ms']:.1f} ms"
+        return f"{row['target_rate']:,.1f} | {rate} | {row['p99_ms']:.1f} ms | {p99} | {row['verdict']}"
 
-    loads = [row["load"] for row in result["rows"]]
+    loads, versions = [row["load"] for row in result["rows"]], result["environment"]["versions"]
     differ = {name: max(r["max_difference"] for r in of) for name, of in by(result["rows"], "system").items()}
     yield table(
         "server (Poisson arrivals) | target rate | completed a second | queries | p50 | p99 | client | verdict",
@@ -529,14 +526,15 @@ def loadgen(result: dict) -> Parts:
     )
     yield [
         "A query is a context of 29 columns and 100 to 700 candidates of 10 columns, in JSON. The model is that of "
-        "[Serving](serving.md). LoadGen 6.0.17 decides when queries arrive, and measures.",
+        f"[Serving](serving.md). LoadGen {versions['mlcommons-loadgen']} decides when queries arrive, and measures.",
         "The target rate is the largest that was VALID in a search, in turn for each system. Servers have a worker for "
         "each core and share the cores with the client, whose processor time for a query is in the table. In process "
         "that is all of the work, on one thread.",
         "Plain torch is eager torch with the same weights behind uvicorn and Starlette, one request after the other.",
         f"Queries that failed: {sum(row['failed'] for row in result['rows'])}. Largest difference of a logit from the "
         f"library's: {differ['rowwise serve']:.1g} of `rowwise serve`, {differ['plain torch']:.1g} of plain torch.",
-        "The forecast is for requests of 400 rows, which repeat the context in each row.",
+        "The forecast is for requests of 400 rows, which repeat the context in each row; it has no p99 where it "
+        "wants more than this machine.",
         f"Load average of the machine before each system: {min(loads):.1f} to {max(loads):.1f}.",
         missed(result),
     ]
@@ -1425,7 +1423,9 @@ def files() -> dict[Path, str]:
     }
     index = []
     for page in PAGES:
-        sections = page.sections()
+        if not (sections := page.sections()):
+            print(f"left out: no processor has all results of {page.title!r}", file=sys.stderr)
+            continue
         found[docs / "benchmarks" / f"{page.name}.md"] = page.text(sections)
         index.append(f"[{page.title}]({page.name}.md) | {page.question} | {', '.join(sections)}")
     listed = table("subject | question | processors", str, index)
