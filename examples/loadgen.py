@@ -272,14 +272,16 @@ class Judge:
             rate = 2 * low if high == math.inf else math.sqrt(low * high) if low else high / 2
         return sorted(rows, key=lambda row: row["target_rate"] if is_good(row) else -row["target_rate"])
 
-    def max_difference(self, version: ServedVersion) -> float:
-        """Of the answers' logits from those of the library; infinite if an answer has others than its candidates."""
+    def max_difference(self, version: ServedVersion, wanted: Sequence[np.ndarray]) -> float:
+        """Of the answers' logits from these; infinite if an answer has no logits, or not those of its candidates."""
         differences = [0.0]
         for index, answer in self.answers.items():
-            logits = self._system.logits(answer, version.tasks)
-            wanted = compute(version, self._queries[index].rows)
-            same_shape = logits.shape == wanted.shape
-            differences.append(float(np.abs(logits - wanted).max()) if same_shape else math.inf)
+            try:
+                logits = self._system.logits(answer, version.tasks)
+            except (KeyError, TypeError, ValueError):
+                return math.inf
+            same_shape = logits.shape == wanted[index].shape
+            differences.append(float(np.abs(logits - wanted[index]).max()) if same_shape else math.inf)
         return max(differences)
 
     def _issue(self, samples: Sequence[Any]) -> None:
@@ -328,16 +330,21 @@ def read_rows(options: argparse.Namespace, version: ServedVersion) -> tuple[pa.T
     """Rows to make queries of, and the columns of candidates."""
     names = version.schema.names
     golden = read_golden(find_version(options.served).path).rows
-    rows = golden if options.rows is None else pq.read_table(options.rows)
-    missing = [name for name in names if name not in rows.column_names]
-    if missing:
-        sys.exit(f"loadgen: --rows {options.rows}: no column {', '.join(missing)}")
+    try:
+        rows = golden if options.rows is None else pq.read_table(options.rows)
+        missing = [name for name in names if name not in rows.column_names]
+        if missing or not rows.num_rows:
+            sys.exit(f"loadgen: --rows {options.rows}: no {f'column {missing[0]}' if missing else 'rows'}")
+        rows = rows.select(names).cast(version.schema)
+    except (OSError, pa.ArrowException) as error:
+        reason = " ".join(str(error).split())
+        sys.exit(f"loadgen: --rows {options.rows}: {reason}: expected a Parquet file of the model's rows")
     candidates = options.candidates.split(",")
     unknown = [name for name in candidates if name not in names]
     if unknown or len(set(candidates)) == len(names):
         problem = f"the model reads no {', '.join(unknown)}" if unknown else "no column is left for the context"
         sys.exit(f"loadgen: --candidates {options.candidates}: {problem}: expected some of {', '.join(names)}")
-    return rows.select(names), candidates
+    return rows, candidates
 
 
 def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -372,13 +379,13 @@ def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     options = read_options(words)
     torch.set_num_threads(1)
+    kind = ARROW if options.body == "arrow" else JSON
     try:
         version = open_version(options.served)
+        queries = make_queries(*read_rows(options, version), options.sizes, options.seed, kind)
+        wanted = [compute(version, query.rows) for query in queries]
     except RowwiseError as error:
         sys.exit(f"loadgen: {error}")
-    rows, candidates = read_rows(options, version)
-    kind = ARROW if options.body == "arrow" else JSON
-    queries = make_queries(rows, candidates, options.sizes, options.seed, kind)
     system: Any = InProcess(version)
     if options.url:
         system = HttpServer(options.url, options.connections, kind)
@@ -392,7 +399,7 @@ def main(words: Sequence[str] | None = None) -> int:
             if scenario == "server" and options.find_rate:
                 tried = judge.find_rate(options.rate, options.budget)
             judged.append(tried[-1] if scenario == "server" and tried else judge.run(scenario, options.rate))
-    difference = judge.max_difference(version)
+    difference = judge.max_difference(version, wanted)
     for row in judged:
         row["max_difference"] = difference
     show(judged)
