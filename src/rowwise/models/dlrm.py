@@ -18,13 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from rowwise.models.inputs import Ids, check_dims, input_columns, unpack
-from rowwise.models.mlp import Mlp, Norm
+from rowwise.models.mlp import Mlp, Norm, PackedModule
 from rowwise.tables.batch import Batch
 from rowwise.tables.ids.make import AnyTables
 from rowwise.tables.ops.interact import interact
+from rowwise.tables.ops.linear import Layer
 
 
-class DLRM(nn.Module):
+class DLRM(PackedModule):
     """DLRM (Naumov et al. 2019): logits = top([v_0, v_i . v_j for j < i]), v_0 = bottom(dense), v_f pooled rows.
 
     Args:
@@ -59,10 +60,19 @@ class DLRM(nn.Module):
         features = sum(len(table.feature_names) for table in embeddings.tables)
         self.top = Mlp((dim + features * (features + 1) // 2, *top), **hidden)
 
+    def chain(self) -> Sequence[Layer] | None:
+        """The layers before and after the interaction."""
+        bottom, top = self.bottom.chain() if isinstance(self.bottom, Mlp) else [], self.top.chain()
+        return None if bottom is None or top is None else [*bottom, *top]
+
     def forward(self, batch: Batch | Tensor, sparse: Ids | None = None) -> Tensor:
         """Logits [B, top[-1]] of a batch, or of dense numbers [B, dense_features] and sparse ids."""
         dense_BF, ids = unpack(batch, sparse, self.dense_features)
         vectors = self.embeddings(ids)  # first: their transfer overlaps with the layers below
+        if self.packed is not None:
+            first = len(self.bottom.layers) if isinstance(self.bottom, Mlp) else 0
+            x_BF = dense_BF if first else self.bottom(dense_BF)
+            return self.packed.around_pairs(x_BF, vectors.values(), first)
         bottom_BD = self.bottom(dense_BF)
         return self.top(interact(bottom_BD, vectors.values()))
 

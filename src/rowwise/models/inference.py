@@ -1,12 +1,13 @@
 """A model in use: evaluation mode, no gradients, packed weights, and logits that do not depend on other rows.
 
-[Note: Blocks of rows] A matrix library has kernels for different numbers of rows, which add in different orders. So a
-row's last bits may depend on how many rows are computed with it: oneDNN differs for a batch of 1, MKL also for batches
-of 2, 3, 5, 7, 9 and others. Vector code may treat the last elements of a tensor differently. A multiple of 16 rows
-never differed with oneDNN, at any place of a row and with any number of threads. So batches are padded to such blocks,
-and `Linear` layers pad their own input, which has another number of rows where a model works on items of histories.
-`choose_blocks` tests a model on given rows. A model that fails is computed in larger blocks, then in blocks of one
-fixed size, then row by row.
+[Note: Blocks of rows] Packed layers (`pack_layers`) add in one order, so a row has the same bits in any batch. A
+matrix library has kernels for different numbers of rows, which add in different orders. So a row's last bits may
+depend on how many rows are computed with it: oneDNN differs for a batch of 1, MKL also for batches of 2, 3, 5, 7, 9
+and others. Vector code may treat the last elements of a tensor differently. A multiple of 16 rows never differed with
+oneDNN, at any place of a row and with any number of threads. So batches of models with other products are padded to
+such blocks, and `Linear` layers that cannot be packed (16 bits, GPUs) pad their own input, which has another number of
+rows where a model works on items of histories. `choose_blocks` tests a model on given rows, without padding first. A
+model that fails is computed in blocks of 16 rows, in larger ones, in blocks of one fixed size, then row by row.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,15 +19,16 @@ from torch import Tensor, nn
 
 from rowwise.base.errors import SpecError
 from rowwise.base.value import MAX_BATCH
-from rowwise.models.mlp import Linear
+from rowwise.models.mlp import PackedModule
 from rowwise.tables.ops.float8 import float8_products
 from rowwise.tables.ops.linear import BLOCK_ROWS
 from rowwise.tables.spec import Value
 
 LARGER_ROWS, FIXED_ROWS = 64, 256  # rows of a larger block, and of a block of fixed size
 TESTED_ROWS = (16, 32, 48, 64, 80, 128, 256, 512, 1024, 4096)  # sizes of batches in which a model is tested
+UNPADDED_ROWS = (*range(1, 34), 63, 100, 127, 130, 255, 300, 513, 1000)  # and, if it may not need padding, before these
 TESTED_SHIFTS = (0, 1, 5, 18)  # places by which rows are moved between these batches
-LARGE_ROWS, LARGE_SHIFTS = 1024, (0, 1)  # fewer shifts for large batches, which repeat a row at many places
+LARGE_ROWS, FEW_SHIFTS = 1024, (0, 1)  # for large batches, which repeat a row at many places, and odd sizes
 STRIDE = 7  # between neighbours in half of these batches
 
 
@@ -57,6 +59,8 @@ class RowBlocks(Value, frozen=True):
 
     def describe(self) -> str:
         match self.kind:
+            case "padded" if self.rows == 1:
+                return "a row has the same bits in any batch"
             case "padded":
                 return f"batches are padded to a multiple of {self.rows} rows"
             case "fixed":
@@ -84,21 +88,30 @@ def inference_mode(model: nn.Module, device: str = "cpu", precision: str = "fp32
 
     Weights must not change inside it.
     """
-    layers = [module for module in model.modules() if isinstance(module, Linear)]
     with evaluation_mode(model), autocast(device, precision):
         try:
             pack(model)
             yield
         finally:
-            for layer in layers:
-                layer.packed = None
+            for module in _packed_modules(model):
+                module.frozen, module.packed = False, None
 
 
 def pack(model: nn.Module) -> None:
-    """Pack copies of the weights of `Linear` layers; the weights must not change afterwards."""
-    for module in model.modules():
-        if isinstance(module, Linear):
-            module.pack()
+    """Pack copies of the weights of layers, chains of layers as one; the weights must not change afterwards."""
+    for module in _packed_modules(model):
+        module.frozen = True
+    _pack(model)
+
+
+def _pack(module: nn.Module) -> None:
+    if not isinstance(module, PackedModule) or not module.pack():
+        for child in module.children():
+            _pack(child)
+
+
+def _packed_modules(model: nn.Module) -> list[PackedModule]:
+    return [module for module in model.modules() if isinstance(module, PackedModule)]
 
 
 @contextmanager
@@ -119,6 +132,8 @@ def choose_blocks(logits_of: Callable[[Sequence[int]], Tensor], rows: int) -> Ro
         logits_of: computes rows of a sample by their numbers, in one batch, in `inference_mode`.
         rows: the size of the sample; more kinds of rows test more.
     """
+    if not _differ(logits_of, rows, UNPADDED_ROWS + TESTED_ROWS):
+        return RowBlocks(rows=1)
     for multiple in (BLOCK_ROWS, LARGER_ROWS):
         if not _differ(logits_of, rows, [size for size in TESTED_ROWS if size % multiple == 0]):
             return RowBlocks(rows=multiple)
@@ -132,7 +147,7 @@ def _differ(logits_of: Callable[[Sequence[int]], Tensor], rows: int, sizes: Sequ
     first_RK: Tensor | None = None
     seen_R = torch.zeros(rows, dtype=torch.bool)
     for size in sizes:
-        for shift in TESTED_SHIFTS if size < LARGE_ROWS else LARGE_SHIFTS:
+        for shift in TESTED_SHIFTS if size < LARGE_ROWS and size % BLOCK_ROWS == 0 else FEW_SHIFTS:
             rows_B = (torch.arange(size) + shift) % rows
             if shift % 2:  # other neighbours, too
                 rows_B = rows_B * STRIDE % rows

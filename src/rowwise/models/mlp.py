@@ -1,4 +1,7 @@
-"""The dense layers that models are built from: a linear layer with its ReLU, and a stack of them."""
+"""The dense layers that models are built from: a linear layer with its ReLU, and a stack of them.
+
+In inference, modules with packed layers (`PackedModule`) compute them in one native call.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -8,12 +11,29 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rowwise.base.errors import SpecError
-from rowwise.tables.ops.linear import inference_linear, linear, pack_weight
+from rowwise.tables.ops.linear import Layer, PackedLayers, linear, pack_layers, padded_linear
 
 Norm = Literal["batch", "layer"]
 
 
-class Linear(nn.Linear):
+class PackedModule(nn.Module):
+    """A module that computes its layers by a packed copy of their weights, within `inference_mode`."""
+
+    frozen = False  # whether weights do not change, and rows keep their bits
+    packed: PackedLayers | None = None  # also None if a module around this one has packed it
+
+    def chain(self) -> Sequence[Layer] | None:
+        """The layers of the packed copy; None if they are packed one by one."""
+        raise NotImplementedError
+
+    def pack(self) -> bool:
+        """Pack the layers as they are now; returns whether that was possible."""
+        layers = self.chain()
+        self.packed = None if layers is None else pack_layers(layers)
+        return self.packed is not None
+
+
+class Linear(PackedModule, nn.Linear):
     """nn.Linear through the faster matrix library (`tables/ops/linear.py`), optionally followed by a ReLU.
 
     Parameters, their initial values and the state dict are those of nn.Linear, so either can replace the other.
@@ -31,17 +51,20 @@ class Linear(nn.Linear):
     ) -> None:
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
         self.relu = relu
-        self.packed: Tensor | None = None  # see `inference_mode`
 
-    def pack(self) -> None:
-        """Multiply by a packed copy of the weight as it is now, until `packed` is None again."""
-        self.packed = pack_weight(self.weight)
+    @property
+    def layer(self) -> Layer:
+        return Layer(self.weight, self.bias, self.relu)
+
+    def chain(self) -> Sequence[Layer]:
+        return [self.layer]
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
         if self.packed is not None:
-            return inference_linear(input, self.packed, self.bias, relu=self.relu)
-        return linear(input, self.weight, self.bias, relu=self.relu)
+            return self.packed(input)
+        multiply = padded_linear if self.frozen else linear
+        return multiply(input, self.weight, self.bias, relu=self.relu)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, relu={self.relu}"
@@ -55,7 +78,7 @@ def stack(layers: Iterable[nn.Module]) -> nn.Sequential:
     return sequence
 
 
-class Mlp(nn.Module):
+class Mlp(PackedModule):
     """Linear layers with ReLUs between them, and optional normalisation and dropout of the hidden layers.
 
     Names of weights do not depend on dropout, so that a warm start may change it.
@@ -84,8 +107,13 @@ class Mlp(nn.Module):
         self.norms = nn.ModuleList(NORMS[norm](size) for size in sizes[1 : hidden + 1]) if norm else None
         self.hidden, self.dropout = hidden, dropout
 
+    def chain(self) -> Sequence[Layer] | None:
+        return None if self.norms is not None else [layer.layer for layer in self.layers]
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., sizes[0]] to [..., sizes[-1]]."""
+        if self.packed is not None:
+            return self.packed(x)
         if self.norms is None and not self.dropout:
             return self.layers(x)
         for k, layer in enumerate(self.layers):

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rowwise.models.inputs import Ids, check_dims, input_columns
+from rowwise.models.mlp import PackedModule
 from rowwise.tables.idmaps import AnyIdMap, StoredIds
 from rowwise.tables.ids.make import make_embeddings
+from rowwise.tables.ops.linear import Layer
 from rowwise.tables.row_optimizers import RowOptimizer
 from rowwise.tables.spec import Constant, RowType, Table
 
@@ -50,7 +52,7 @@ def same_map(table: Table) -> AnyIdMap | None:
     return structs.replace(id_map, table=id_map.table or table.name) if isinstance(id_map, StoredIds) else id_map
 
 
-class Wide(nn.Module):
+class Wide(PackedModule):
     """logits = W dense + b + the pooled weights of all ids; all initialised to 0.
 
     Args:
@@ -71,8 +73,11 @@ class Wide(nn.Module):
         self.weight = nn.Parameter(torch.zeros(tasks, dense_features))
         self.bias = nn.Parameter(torch.zeros(tasks))
 
+    def chain(self) -> Sequence[Layer]:
+        return [Layer(self.weight, self.bias, False)]
+
     def forward(self, dense_BF: Tensor, ids: Ids) -> Tensor:
         tasks = len(self.bias)
         vectors = self.embeddings(ids)
-        dense_BK = F.linear(dense_BF, self.weight, self.bias)
+        dense_BK = F.linear(dense_BF, self.weight, self.bias) if self.packed is None else self.packed(dense_BF)
         return dense_BK + vectors.values().view(len(dense_BF), self.columns // tasks, tasks).sum(1)

@@ -18,7 +18,7 @@ from rowwise.base.errors import DataError
 from rowwise.base.records import AuditedFile, ColumnMeans, ColumnSkew
 from rowwise.ingest.kinds import is_list
 from rowwise.ingest.unpacked import read_parquet
-from rowwise.recipes.served import CLOSE, open_version
+from rowwise.recipes.served import open_version, tolerance_of
 from rowwise.serve.forward import arrays_of
 from rowwise.serve.package import LOGIT, ColumnStats
 from rowwise.serve.record import AMONG, EXACT, ITEMS, REQUEST, SCORES, VERSION, WITHOUT, K
@@ -103,7 +103,7 @@ def differing_rows(
     if exact:
         same_RK = logits_RK.view(np.int32) == recorded_RK.view(np.int32)
     else:
-        same_RK = np.abs(logits_RK - recorded_RK) <= CLOSE  # false for NaN
+        same_RK = np.abs(logits_RK - recorded_RK) <= tolerance_of(recorded_RK)  # false for NaN
     return np.logical_not(same_RK.all(1))
 
 
@@ -126,7 +126,7 @@ def _compare_items(file: Path, version: ServedVersion, table: pa.Table) -> Audit
         if version.identity == "exact":
             same = answer.items == request[ITEMS] and answer.scores == request[SCORES]
         else:  # another kind of processor
-            same = len(scores) == len(recorded) and bool((np.abs(scores - recorded) <= CLOSE).all())
+            same = len(scores) == len(recorded) and bool((np.abs(scores - recorded) <= tolerance_of(recorded)).all())
         if not same and not wrong:
             answered = list(zip(request[ITEMS], request[SCORES], strict=False))[:2]  # a file may have fewer scores
             first = f"request {request[REQUEST]}: answered {answered}"

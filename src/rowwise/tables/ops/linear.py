@@ -5,12 +5,13 @@ than oneDNN, which is in the same torch; on others the two are equal. `base/proc
 Within `float8_products`, layers multiply in 8 bits. All other cases (16 bits, other devices, empty batches) call
 F.linear.
 
-Weights that do not change may be packed (`pack_weight`); `inference_linear` multiplies by them, without gradients.
+Layers whose weights do not change may be packed (`pack_layers`): one native call computes a chain of them, without
+gradients.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -21,8 +22,8 @@ from rowwise.base.processor import GemmLibrary, Processor, gemm_library_of, read
 from rowwise.tables.ops.float8 import fits_float8, float8_linear
 
 BLOCK_ROWS = 16  # a row has the same bits in any multiple of this many rows; see [Note: Blocks of rows]
+PANEL = 16  # outputs of packed weights side by side, see `_cpp/layers.h`
 ALIGNED_COLUMNS = 8  # 16-bit products on a GPU are padded to a multiple of this
-PACKED_ROWS = 64  # number of rows that packed weights are optimised for; it does not change the bits
 
 
 @dataclass(slots=True)
@@ -85,28 +86,58 @@ def _padded(x: Tensor, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     return F.pad(x.to(half), (0, missing)), F.pad(weight_OI.to(half), (0, missing))
 
 
-def pack_weight(weight_OI: Tensor) -> Tensor:
-    """The weight for `inference_linear`: a copy in oneDNN's own layout, or the weight where that is not possible.
+class Layer(NamedTuple):
+    """A linear layer and whether a ReLU follows."""
 
-    Never packed for MKL, even where it trains: in a narrow layer the bits of a row depend on its position.
-    """
-    weight_OI = weight_OI.detach()
-    if not _fits_onednn(weight_OI, weight_OI, None) or not has_onednn():
-        return weight_OI
-    return torch.ops.mkldnn._reorder_linear_weight(weight_OI.clone(), PACKED_ROWS)
+    weight_OI: Tensor
+    bias_O: Tensor | None
+    relu: bool
 
 
-def inference_linear(x: Tensor, packed: Tensor, bias_O: Tensor | None, *, relu: bool) -> Tensor:
-    """`linear` by a packed weight: a row has the same bits in any number of rows. See [Note: Blocks of rows]."""
+class PackedLayers(NamedTuple):
+    """Layers, one after the other, as `_cpp/layers.h` reads them. A row has the same bits in any batch."""
+
+    layers_LC: Tensor  # inputs, outputs and whether a ReLU follows
+    weights: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., inputs] to [..., outputs]."""
+        if x.dim() == 2:
+            return torch.ops.rowwise.layers(x.contiguous(), self.layers_LC, self.weights)
+        x_BI = x.reshape(-1, x.shape[-1]).contiguous()
+        out_BO = torch.ops.rowwise.layers(x_BI, self.layers_LC, self.weights)
+        return out_BO.view(*x.shape[:-1], out_BO.shape[1])
+
+    def around_pairs(self, x_BI: Tensor, pooled_BS: Tensor, first: int) -> Tensor:
+        """The first layers, the interaction of their outputs with pooled vectors (`interact`), and the other layers."""
+        return torch.ops.rowwise.layers(x_BI.contiguous(), self.layers_LC, self.weights, pooled_BS.contiguous(), first)
+
+
+def pack_layers(layers: Sequence[Layer]) -> PackedLayers | None:
+    """A packed copy of layers as they are now; None unless they are computed in float32 on a CPU."""
+    if torch.is_autocast_enabled("cpu"):
+        return None
+    parts: list[Tensor] = []
+    for weight_OI, bias_O, _ in layers:
+        if weight_OI.device.type != "cpu" or weight_OI.dtype is not torch.float32:
+            return None
+        lines = torch.zeros(-(-weight_OI.shape[0] // PANEL) * PANEL, 1 + weight_OI.shape[1])
+        lines[: len(weight_OI), 1:] = weight_OI.detach()
+        if bias_O is not None:
+            lines[: len(weight_OI), 0] = bias_O.detach()
+        parts.append(lines.view(-1, PANEL, lines.shape[1]).transpose(1, 2).flatten())
+    facts = [(layer.weight_OI.shape[1], layer.weight_OI.shape[0], int(layer.relu)) for layer in layers]
+    return PackedLayers(torch.tensor(facts), torch.cat(parts))
+
+
+def padded_linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, *, relu: bool) -> Tensor:
+    """`linear` with padded rows, for layers that are not packed: see [Note: Blocks of rows]."""
     x_BI = x.reshape(-1, x.shape[-1])
     rows = len(x_BI)
     padding = -rows % BLOCK_ROWS if rows else BLOCK_ROWS
     if padding:
         x_BI = F.pad(x_BI, (0, 0, 0, padding))
-    if packed.is_mkldnn:
-        out_BO = _forward(x_BI.contiguous(), packed, bias_O, relu)
-    else:
-        out_BO = linear(x_BI, packed, bias_O, relu=relu)
+    out_BO = linear(x_BI, weight_OI, bias_O, relu=relu)
     out_BO = out_BO[:rows] if padding else out_BO
     return out_BO if x.dim() == 2 else out_BO.view(*x.shape[:-1], out_BO.shape[1])
 

@@ -52,6 +52,7 @@ OPERATORS: dict[str, Operator] = {
     "pair_sums": Operator("torch", reference.pair_sums, shapes.pair_sums),
     "pair_sums_grad": Operator("torch", reference.pair_sums_grad, shapes.pair_grads),
     "dots": Operator("torch", reference.dots, shapes.dots),
+    "layers": Operator("torch", reference.layers),
     "place": Operator("torch", reference.place),
     "spread": Operator("torch", reference.spread, shapes.nothing),
     "keep_largest": Operator("torch", reference.keep_largest, shapes.keep_largest),

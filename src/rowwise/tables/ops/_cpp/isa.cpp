@@ -5,6 +5,7 @@
 #include "idmap_rows.h"
 #include "ids.h"
 #include "interact.h"
+#include "layers.h"
 #include "lookup.h"
 #include "pairs.h"
 #include "quantise.h"
@@ -15,8 +16,9 @@ namespace rowwise::ISA {
 #define TEXT(x) #x
 #define NAME(x) TEXT(x)
 extern const Kernels kernels;
-const Kernels kernels{NAME(ISA), pool,        gather,   weight_grad,   touch,     rewrite,        uniform, pack,
-                      unpack,    pack4,       unpack4,  keep_largest,  apply,     optimizer,      span,    rank,
-                      route,     stream_copy, interact, interact_grad, pair_sums, pair_sums_grad, dots,    map_ids};
+const Kernels kernels{NAME(ISA),      pool,   gather, weight_grad, touch,        rewrite,       uniform,
+                      pack,           unpack, pack4,  unpack4,     keep_largest, apply,         optimizer,
+                      span,           rank,   route,  stream_copy, interact,     interact_grad, pair_sums,
+                      pair_sums_grad, dots,   layer,  map_ids};
 
 }  // namespace rowwise::ISA

@@ -83,6 +83,14 @@ struct Dots {
   int64_t dim;
   const int64_t* places;  // numbers of the rows; nullptr: all, in their order
 };
+// A linear layer, maybe with a ReLU. Its weights: for each `panel` outputs a line of biases, then one for each input.
+struct Layer {
+  const float* weights;
+  int64_t in;
+  int64_t out;
+  bool relu;
+};
+constexpr int64_t panel = 16;
 constexpr int64_t widest_lanes = 16;  // of any instruction set; scratch is padded to it
 
 struct OptimizerFacts {
@@ -118,6 +126,7 @@ struct Kernels {
   void (*pair_sums)(const Interaction&, float* out, int64_t b0, int64_t b1, float* scratch);
   void (*pair_sums_grad)(const Interaction&, const float* grad, const InteractionGrad&, int64_t b0, int64_t b1);
   void (*dots)(const Dots&, float* out, int64_t i0, int64_t i1);
+  void (*layer)(const Layer&, const float* in, float* out, int64_t rows);
   void (*map_ids)(const void* ids, bool wide, int64_t n, const IdMap&, int64_t* out);  // out [n, columns]; all checked
 };
 

@@ -1,6 +1,6 @@
 """Reference operators in plain torch: the definition that each kernel matches bit for bit.
 
-(Only the interaction matches within float rounding, see [Note: Contracted sums] in `_cpp/interact.h`.)
+(Only the interaction and layers match within float rounding, see [Note: Contracted sums] in `_cpp/sums.h`.)
 
 Arguments are those of the operators registered in `_cpp`; `features`, `tables` and `hyper` are the small CPU
 tensors of `layout`. Everything else may be on any device. Slow on purpose: clear steps over whole tensors, in the
@@ -19,6 +19,7 @@ from rowwise.tables.ops.reference.idmap import map_ids as map_ids
 from rowwise.tables.ops.reference.interact import dots as dots
 from rowwise.tables.ops.reference.interact import interact as interact
 from rowwise.tables.ops.reference.interact import interact_grad as interact_grad
+from rowwise.tables.ops.reference.interact import layers as layers
 from rowwise.tables.ops.reference.interact import pair_sums as pair_sums
 from rowwise.tables.ops.reference.interact import pair_sums_grad as pair_sums_grad
 from rowwise.tables.ops.reference.interact import relu_grad as relu_grad

@@ -1,6 +1,6 @@
-"""Reference of the dense operators: DLRM's interaction, the sum of pairs of DeepFM, dot products, a ReLU's gradient.
+"""Reference of the dense operators: DLRM's interaction, layers, sums of pairs, dot products, a ReLU's gradient.
 
-Native sums of the interaction may round differently; those of pairs and dot products have the same bits.
+Native sums of the interaction and of layers may round differently; those of pairs and dot products have the same bits.
 """
 
 import torch
@@ -28,6 +28,27 @@ def interact_grad(dense: Tensor, pooled: Tensor, grad: Tensor) -> tuple[Tensor, 
     with torch.autocast(dense.device.type, enabled=False):
         grad_BTD = (grad_BTT + grad_BTT.transpose(1, 2)) @ x_BTD
     return grad[:, : dense.shape[1]] + grad_BTD[:, 0], grad_BTD[:, 1:].flatten(1)
+
+
+def layers(x: Tensor, layers: Tensor, weights: Tensor, pooled: Tensor | None = None, first: int = 0) -> Tensor:
+    """x [B, inputs] through linear layers with ReLUs; with `pooled`, through `interact` before layer `first`.
+
+    `layers` [L, 3]: inputs, outputs, whether a ReLU follows. `weights`: of each layer, for each 16 outputs a line of
+    biases, then a line for each input.
+    """
+    begin = 0
+    for number, (inputs, outputs, relu) in enumerate(layers.tolist()):
+        if pooled is not None and number == first:
+            x = interact(x, pooled)
+        panels = -(-outputs // 16)
+        end = begin + panels * 16 * (inputs + 1)
+        lines_IO = weights[begin:end].view(panels, inputs + 1, 16).transpose(0, 1).flatten(1)[:, :outputs]
+        begin = end
+        with torch.autocast(x.device.type, enabled=False):
+            x = x @ lines_IO[1:] + lines_IO[0]
+        if relu:
+            x = x.relu()
+    return x
 
 
 def dots(query: Tensor, rows: Tensor, places: Tensor | None = None) -> Tensor:
