@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import types
 from test_encode import LISTS, ROWS, SINGLE, laid_out
 
 from rowwise import DataError
@@ -12,6 +13,7 @@ from rowwise.ingest import Columns, Dense, Sparse
 from rowwise.ingest.bound import REQUEST, BoundPreparation
 from rowwise.ingest.collate import SplitRows, collate
 from rowwise.ingest.encode import encode
+from rowwise.ingest.raw_columns import NumberBlock, RawColumns
 from rowwise.ingest.transform import (
     Bucketize,
     Cartesian,
@@ -55,8 +57,21 @@ def batch_of(table, columns, table_rows, order):
     return collate([SplitRows(encoded, 0, len(order))], columns)
 
 
+def in_blocks(table):
+    """The same columns, with numbers without nulls in blocks, as of a JSON request."""
+    plain = {}
+    for name, array in table.items():
+        if (types.is_integer(array.type) or types.is_floating(array.type)) and not array.null_count:
+            plain.setdefault(array.type, {})[name] = array.to_numpy(zero_copy_only=False)
+    blocks = [NumberBlock(kind, tuple(named), np.stack(list(named.values()))) for kind, named in plain.items()]
+    others = {name: array for name, array in table.items() if name not in plain.get(array.type, ())}
+    return RawColumns(tuple(table), len(next(iter(table.values()))), blocks, others)
+
+
 def check(table, bound, loaded, table_rows, order):
     prepared = bound(table, order)
+    for one, other in zip(bound(in_blocks(table), order), prepared, strict=True):
+        assert one.tobytes() == other.tobytes()
     made, _ = apply(pa.table(table), serving(loaded), bound.columns.names)
     batch = batch_of(made, bound.columns, table_rows, order)
     np.testing.assert_array_equal(prepared.dense_BF.view(np.int32), batch.dense_BF.numpy().view(np.int32))

@@ -150,4 +150,4 @@ def test_any_bytes_are_rows_or_one_clear_error(data):
         found = InferForm(bytes(damaged[:cut]), data.draw(st.sampled_from([header, None, "10"]))).read(READER)
     except DataError:
         return
-    assert pa.table(found.arrays).num_rows == found.rows
+    assert pa.table(dict(found.arrays)).num_rows == found.rows

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rowwise import DataError
 from rowwise.serve.client import arrow_stream
 from rowwise.serve.json_body import BodyLimits, SMALL_bytes
-from rowwise.serve.request import RequestReader, RequestRows
+from rowwise.serve.request import RequestReader, RequestRows, to_array
 
 SCHEMA = pa.schema(
     {"user": pa.int64(), "x": pa.float32(), "name": pa.string(), "seen": pa.list_(pa.int32()), "yes": pa.bool_()}
@@ -31,8 +31,8 @@ def read(value):
 def test_json_and_arrow_are_read_alike():
     found = read({"rows": ROWS | {"more": [1]}})
     assert (found.rows, found.ignored) == (2, 1)
-    assert pa.table(found.arrays).schema == SCHEMA
-    assert pa.table(found.arrays).to_pydict() == ROWS
+    assert pa.table(dict(found.arrays)).schema == SCHEMA
+    assert pa.table(dict(found.arrays)).to_pydict() == ROWS
     table = pa.table(ROWS, schema=SCHEMA).append_column("more", pa.array([1, 2]))
     assert reader().read_arrow(arrow_stream(table)).arrays == found.arrays
     wide = table.set_column(0, "user", pa.array([1, None], pa.int8())).set_column(1, "x", pa.array([0.5, None]))
@@ -42,7 +42,7 @@ def test_json_and_arrow_are_read_alike():
 def test_a_context_is_repeated_for_each_candidate():
     context = {"x": 2.5, "name": None, "seen": [3]}
     found = read({"context": context, "candidates": {"user": [7, 8, 9], "yes": [True, False, None]}})
-    assert pa.table(found.arrays).to_pylist() == [
+    assert pa.table(dict(found.arrays)).to_pylist() == [
         context | {"user": user, "yes": yes} for user, yes in ((7, True), (8, False), (9, None))
     ]
 
@@ -253,7 +253,48 @@ def test_a_damaged_stream_is_one_clear_error(data):
         found = RequestReader(SCHEMA, 100, max_bytes=1 << 20).read_arrow(body)
     except DataError:
         return
-    assert pa.table(found.arrays).num_rows == found.rows
+    assert pa.table(dict(found.arrays)).num_rows == found.rows
+
+
+NUMBERS = pa.schema([("a", pa.int64()), ("b", pa.int64()), ("c", pa.int8()), ("x", pa.float32()), ("y", pa.float64())])
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+ANY_NUMBER = st.integers(-100, 100) | st.integers(-(1 << 65), 1 << 65) | FLOATS | st.none() | st.booleans()
+PLAIN = {"i": st.integers(-100, 100), "f": FLOATS}
+
+
+@given(st.data(), st.integers(1, 3), st.booleans())
+def test_numbers_are_read_together_as_each_column_alone(data, rows, is_plain):
+    columns = {}
+    for field in NUMBERS:
+        numbers = PLAIN["i" if pa.types.is_integer(field.type) else "f"] if is_plain else ANY_NUMBER
+        columns[field.name] = data.draw(st.lists(numbers, min_size=rows, max_size=rows))
+    text = json.dumps(columns)
+
+    def alone():
+        whole = {field.name: pa.types.is_integer(field.type) for field in NUMBERS}
+        return {f.name: to_array(columns[f.name], f, is_whole=whole[f.name]) for f in NUMBERS}
+
+    def together():
+        return RequestReader(NUMBERS, 10).read_json(f'{{"rows": {text}}}'.encode()).arrays
+
+    try:
+        wanted = alone()
+    except DataError:
+        with pytest.raises(DataError, match="row"):
+            together()
+        return
+    found = together()
+    assert not is_plain or not found.arrays
+    assert pa.table(dict(found)).equals(pa.table(wanted, schema=NUMBERS))
+
+
+@pytest.mark.parametrize("spaces", ["", " "])
+@pytest.mark.parametrize("name", ["a", "a:b", '"a": 7, "b'])
+def test_a_column_that_is_given_twice_is_refused(name, spaces):
+    text = json.dumps(name) + spaces
+    for rows in (f'{text}: [1], "user": [2], {text}: [3]', f'"user": [1], {text}: [3], "user"{spaces}: [2]'):
+        with pytest.raises(DataError, match="given twice"):
+            reader().read_json(f'{{"rows": {{{rows}}}}}'.encode())
 
 
 VALUES = st.recursive(
@@ -272,7 +313,7 @@ def test_any_json_is_rows_or_one_clear_error(value):
         found = reader().read_json(json.dumps(value).encode())
     except DataError:
         return
-    assert pa.table(found.arrays).schema == SCHEMA
+    assert pa.table(dict(found.arrays)).schema == SCHEMA
 
 
 def test_rows_of_long_lists_count_as_several_and_have_a_bound():

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from rowwise.ingest.raw_columns import RawColumns
 from rowwise.serve.admission import ServiceLimits
 from rowwise.serve.batches import FAILED, Rejection
 from rowwise.serve.request import RequestRows
@@ -32,7 +33,7 @@ class Version:
 
 
 def rows_of(count):
-    return RequestRows({"x": pa.array(range(count))}, count, 0)
+    return RequestRows(RawColumns.of({"x": pa.array(range(count))}), count, 0)
 
 
 @pytest.fixture

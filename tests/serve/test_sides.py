@@ -30,7 +30,7 @@ def read(rows, reader=READER, **more):
 
 def test_columns_come_by_the_key():
     found = read({"user": [1, 2, 3, 4], "item": [20, 99, None, 10]})
-    assert pa.table(found.arrays).schema.equals(SCHEMA)
+    assert pa.table(dict(found.arrays)).schema.equals(SCHEMA)
     assert found.arrays["price"].to_pylist() == [2.0, None, None, None]
     assert found.arrays["tags"].to_pylist() == [None, None, None, [2, 3]]
     assert (found.rows, found.ignored, found.unknown) == (4, 0, 1)

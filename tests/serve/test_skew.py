@@ -11,6 +11,7 @@ import torch
 from pyarrow import parquet as pq
 from report.markup_check import Reader
 
+from rowwise.ingest.raw_columns import RawColumns
 from rowwise.recipes.audit import audit, differing_rows, skew_of
 from rowwise.recipes.served import open_version
 from rowwise.serve.forward import arrays_of
@@ -93,7 +94,7 @@ def test_a_folder_that_cannot_be_written_loses_requests_and_nothing_else(tmp_pat
     left_out = []
     recorder = RequestRecorder(Recording(folder=str(tmp_path / "file/records"), share=1.0), 0, left_out.append)
     version = SimpleNamespace(number=1, tasks=("label",))
-    recorder.add(version, RequestRows({"a": pa.array([7])}, 1, 0), torch.zeros(1, 2))
+    recorder.add(version, RequestRows(RawColumns.of({"a": pa.array([7])}), 1, 0), torch.zeros(1, 2))
     recorder.close()
     assert left_out == [1]
     assert "1 requests were not recorded" in capfd.readouterr().err
@@ -104,7 +105,9 @@ def test_versions_with_other_columns_are_recorded_in_files_of_their_own(tmp_path
     recorder = RequestRecorder(Recording(folder=str(tmp_path), share=1.0), 0, left_out.append)
     for number, columns in ((1, ["a"]), (2, ["a", "b"]), (1, ["a"])):
         version = SimpleNamespace(number=number, tasks=("label",))
-        recorder.add(version, RequestRows({name: pa.array([7]) for name in columns}, 1, 0), torch.zeros(1, 2))
+        recorder.add(
+            version, RequestRows(RawColumns.of({name: pa.array([7]) for name in columns}), 1, 0), torch.zeros(1, 2)
+        )
     recorder.close()
     tables = sorted((pq.read_table(file) for file in tmp_path.glob("*.parquet")), key=lambda one: one.num_columns)
     assert [one[VERSION].to_pylist() for one in tables] == [[1, 1], [2]]

@@ -10,6 +10,7 @@ import torch
 
 from rowwise import nearest_items
 from rowwise.base.errors import DataError, StoreError
+from rowwise.ingest.raw_columns import RawColumns
 from rowwise.serve.admission import ServiceLimits
 from rowwise.serve.batches import BAD_REQUEST, FAILED, TOO_LATE, UNAVAILABLE, Rejection
 from rowwise.serve.cached_rows import RowCounts
@@ -51,7 +52,7 @@ class Searcher:
 
 
 def query_of(number, *, exact=False):
-    rows = RequestRows({"x": pa.array([number], pa.int64())}, 1, 0)
+    rows = RequestRows(RawColumns.of({"x": pa.array([number], pa.int64())}), 1, 0)
     return ItemQuery(rows, 1, ItemFilter(), exact=exact, unknown=0)
 
 

@@ -13,15 +13,18 @@ import pyarrow as pa
 from msgspec import structs
 from pyarrow import types
 
+from rowwise.base.library import address_of
 from rowwise.ingest import native
 from rowwise.ingest.bags import as_float32, combine_chunks, lists, numpy_type
 from rowwise.ingest.block import Floats, Ints
 from rowwise.ingest.columns import Columns, Sparse
 from rowwise.ingest.encode import encode, row_mapping, scale
 from rowwise.ingest.kinds import is_list, is_text
+from rowwise.ingest.raw_columns import RawColumns
 from rowwise.ingest.reader import Split
 from rowwise.ingest.transform import BoundTransforms, LoadedTransforms, RowPosition, serving
 
+NO_BITMAP = (0, 0)  # of a column without nulls
 REQUEST = Split(source="request", start=0, stop=0, first_row=0)
 
 
@@ -60,6 +63,12 @@ class BoundPreparation:
         self.columns.check(self._transforms.schema, split.source)
         self._table_rows, self._split, self._where = table_rows, split, RowPosition(split=split)
         self._relaid = tuple(name for name in self.names if _needs_relayout(schema.field(name).type))
+        self._dense = [
+            (dense.column, types.is_float32(self._transforms.schema.field(dense.column).type))
+            for dense in self.columns.dense
+        ]
+        self._scales = any(dense.log1p or dense.mean or dense.std != 1 for dense in self.columns.dense)
+        self.features = tuple(sparse.feature_name for sparse in self.columns.sparse)
         self._numbers = native.FilledColumns([dense.fill for dense in self.columns.dense])
         self._features = tuple(self._bind(sparse) for sparse in self.columns.sparse)
         self._singles = native.SingleIds([f.mapping for f in self._features], [f.kind for f in self._features])
@@ -80,50 +89,70 @@ class BoundPreparation:
             arrays: the columns `names`, of the schema's types and of equal length.
             order_B: row numbers, in range.
         """
-        ready = dict(arrays)
-        for name in self._relaid:
-            ready[name] = combine_chunks(pa.chunked_array([ready[name]]))
-        ready = self._transforms(ready, self._where)
-        dense_BF, bad = self._write_dense(ready, order_B)
-        values_N, lengths_FB, bad_ids = self._write_ids(ready, order_B)
+        columns = RawColumns.of(arrays)
+        if self._relaid:
+            columns = columns.replace(
+                {name: combine_chunks(pa.chunked_array([columns[name]])) for name in self._relaid}
+            )
+        if self._transforms.makes:
+            columns = columns.replace(self._transforms(columns, self._where))
+        addresses = columns.addresses()
+        dense_BF, bad = self._write_dense(columns, addresses, order_B)
+        values_N, lengths_FB, bad_ids = self._write_ids(columns, addresses, order_B)
         if bad or bad_ids:
-            encode(pa.table(ready), self.columns, self._table_rows, self._split)  # raises for the first bad row
+            table = pa.table({name: columns[name] for name in self._transforms.schema.names})
+            encode(table, self.columns, self._table_rows, self._split)  # raises for the first bad row
             raise AssertionError("encode accepts what its kernels refuse")
         return PreparedRows(dense_BF, values_N, lengths_FB)
 
-    def _write_dense(self, arrays: Mapping[str, pa.Array], order_B: Ints) -> tuple[Floats, bool]:
+    def _write_dense(self, columns: RawColumns, addresses: Mapping[str, int], order_B: Ints) -> tuple[Floats, bool]:
         dense = self.columns.dense
         columns_FB = np.empty((len(dense), len(order_B)), np.float32)
         out_BF = np.empty((len(order_B), len(dense)), np.float32)
         if not dense:
             return out_BF, False
-        singles = [as_float32(arrays[column.column]) for column in dense]
-        addresses: list[int] = []
+        begins: list[int] = []
         bitmaps: list[tuple[int, int]] = []
-        for array in singles:
+        alive: list[pa.Array] = []
+        for name, is_plain in self._dense:
+            if is_plain and name in addresses:
+                begins.append(addresses[name])
+                bitmaps.append(NO_BITMAP)
+                continue
+            array = as_float32(columns[name])
             valid, values = array.buffers()
-            addresses.append(values.address + 4 * array.offset)
-            bitmaps.append((valid.address, array.offset) if array.null_count else (0, 0))
-        self._numbers.point_to(addresses, bitmaps)
+            begins.append(values.address + 4 * array.offset)
+            bitmaps.append((valid.address, array.offset) if array.null_count else NO_BITMAP)
+            alive.append(array)
+        self._numbers.point_to(begins, bitmaps)
         infinite = self._numbers.write(order_B, columns_FB)
-        scale(columns_FB, dense)
+        if self._scales:
+            scale(columns_FB, dense)
+        if len(out_BF) == 1:
+            return columns_FB.reshape(1, -1), infinite
         native.transpose(columns_FB, out_BF)
         return out_BF, infinite
 
-    def _write_ids(self, arrays: Mapping[str, pa.Array], order_B: Ints) -> tuple[Ints, Ints, bool]:
+    def _write_ids(self, columns: RawColumns, addresses: Mapping[str, int], order_B: Ints) -> tuple[Ints, Ints, bool]:
         rows, features = len(order_B), self._features
-        columns = [arrays[feature.column] for feature in features]
-        addresses = [feature.singles(column) for feature, column in zip(features, columns, strict=True)]
+        arrays: dict[str, pa.Array] = {}
+        begins: list[int] = []
+        for name, _, _, _, width in features:
+            if width and name in addresses:
+                begins.append(addresses[name])
+                continue
+            arrays[name] = columns[name]
+            begins.append(singles(arrays[name], width))
         totals = np.full(len(features), rows)
-        ragged = [(number, feature.ids) for number, feature in enumerate(features) if not addresses[number]]
+        ragged = [(number, feature.ids) for number, feature in enumerate(features) if not begins[number]]
         for number, ids in ragged:
-            ids.point_to(lists(columns[number]))
+            ids.point_to(lists(arrays[features[number].column]))
             totals[number] = ids.select(order_B)
         ends = np.cumsum(totals)
         values_N = np.empty(ends[-1], np.int64)
         lengths_FB = np.ones((len(features), rows), np.int64)
-        outs = values_N.ctypes.data + 8 * (ends - totals)
-        bad = self._singles.write(addresses, len(columns[0]), order_B, outs)
+        outs = address_of(values_N) + 8 * (ends - totals)
+        bad = self._singles.write(begins, columns.rows, order_B, outs)
         offsets_B1 = np.empty(rows + 1, np.int64)
         for number, ids in ragged:
             bad |= ids.write(int(outs[number]), int(totals[number]), offsets_B1)
@@ -140,12 +169,13 @@ class _BoundFeature(NamedTuple):
     kind: int = 0  # integer type, see `native.KINDS`
     width: int = 0  # bytes of an integer; 0 for lists and text
 
-    def singles(self, array: pa.Array) -> int:
-        """The address of an array with one integer per row; 0 for any other array."""
-        if not self.width or array.null_count:
-            return 0
-        address: int = array.buffers()[1].address + self.width * array.offset
-        return 0 if address % self.width else address
+
+def singles(array: pa.Array, width: int) -> int:
+    """The address of an array with one integer of `width` bytes per row; 0 for any other array."""
+    if not width or array.null_count:
+        return 0
+    address: int = array.buffers()[1].address + width * array.offset
+    return 0 if address % width else address
 
 
 def _needs_relayout(kind: pa.DataType) -> bool:

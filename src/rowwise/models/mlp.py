@@ -108,7 +108,8 @@ class Mlp(PackedModule):
         self.hidden, self.dropout = hidden, dropout
 
     def chain(self) -> Sequence[Layer] | None:
-        return None if self.norms is not None else [layer.layer for layer in self.layers]
+        layers = [layer.layer for layer in self.layers if isinstance(layer, Linear)]
+        return layers if self.norms is None else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., sizes[0]] to [..., sizes[-1]]."""

@@ -330,8 +330,8 @@ class _Handlers:
             self.service.metrics.ignored.inc(rows.ignored)
         if rows.unknown:
             self.service.metrics.unknown.inc(rows.unknown)
-        for name, array in rows.arrays.items():
-            if array.null_count:
+        for name, array in rows.arrays.arrays.items():  # numbers in blocks are not null
+            if array.null_count and name in rows.arrays.names:
                 self.service.metrics.nulls.labels(name).inc(array.null_count)
 
     def _end_if_draining(self, response: Response) -> None:
@@ -423,7 +423,8 @@ def _body_format(request: Request) -> str:
     """Format of the body; rows per byte are estimated per format."""
     if _content_type(request) == ARROW:
         return ARROW
-    return request.url.path.rpartition("/")[2]
+    path: str = request.scope["path"]
+    return path.rpartition("/")[2]
 
 
 def _may_be_binary(request: Request) -> bool:

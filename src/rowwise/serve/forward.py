@@ -68,10 +68,9 @@ def arrays_of(table: pa.Table) -> dict[str, pa.Array]:
 
 def make_batch(prepared: PreparedRows, preparation: BoundPreparation) -> Batch:
     """A batch without labels, in the memory of the prepared rows."""
-    features = tuple(sparse.feature_name for sparse in preparation.columns.sparse)
     values_N, lengths_FB = torch.from_numpy(prepared.values_N), torch.from_numpy(prepared.lengths_FB)
     dense_BF = torch.from_numpy(prepared.dense_BF)
-    sparse = Jagged(features=features, values_N=values_N, lengths_FB=lengths_FB)
+    sparse = Jagged(features=preparation.features, values_N=values_N, lengths_FB=lengths_FB)
     return Batch(dense_BF=dense_BF, sparse=sparse, labels_BK=dense_BF.new_empty(len(dense_BF), 0))
 
 

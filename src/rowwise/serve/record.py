@@ -57,7 +57,7 @@ def _table_of_scores(version: ServedVersion, rows: RequestRows, predictions_RP: 
     ids = {REQUEST: number, VERSION: version.number}
     numbers = {name: pa.array([number] * rows.rows, pa.int64()) for name, number in ids.items()}
     logits = zip(version.tasks, predictions_RP[:, ::2].unbind(1), strict=True)
-    return pa.table(numbers | rows.arrays | {LOGIT + task: pa.array(x_R.numpy()) for task, x_R in logits})
+    return pa.table(numbers | dict(rows.arrays) | {LOGIT + task: pa.array(x_R.numpy()) for task, x_R in logits})
 
 
 def _table_of_search(version: ServedVersion, query: ItemQuery, retrieved: RetrievedItems, number: int) -> pa.Table:

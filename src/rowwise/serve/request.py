@@ -19,9 +19,10 @@ from pyarrow import types
 
 from rowwise.base.errors import DataError
 from rowwise.ingest.kinds import is_list, is_text
+from rowwise.ingest.raw_columns import NumberBlock, RawColumns
 from rowwise.ingest.reader import check_columns
 from rowwise.ingest.unpacked import read_arrow_stream, without_views
-from rowwise.serve.json_body import WHERE, BodyLimits, ColumnName, check_count, decode_body, kinds_of
+from rowwise.serve.json_body import WHERE, BodyLimits, ColumnName, SMALL_bytes, check_count, decode_body, kinds_of
 from rowwise.serve.sides import SideTable
 
 MAX_BYTES = 64 << 20
@@ -37,7 +38,7 @@ ARROW_ERRORS = (pa.ArrowException, OverflowError, TypeError, ValueError)  # rais
 class RequestRows(NamedTuple):
     """The columns that a prediction reads, and counts of ignored columns and unknown keys."""
 
-    arrays: dict[str, pa.Array]
+    arrays: RawColumns
     rows: int
     ignored: int  # number of unused columns
     unknown: int = 0  # unknown keys of side tables
@@ -50,9 +51,6 @@ class RequestRows(NamedTuple):
         costs = np.maximum(1.0, self.list_values / max(LIST_VALUES_PER_ROW, LIST_VALUES_PER_BATCH // rows_at_once))
         return np.concatenate([[0.0], np.cumsum(costs)])
 
-    def slice(self, begin: int, end: int) -> dict[str, pa.Array]:
-        return {name: array.slice(begin, end - begin) for name, array in self.arrays.items()}
-
 
 class JsonBody(msgspec.Struct, forbid_unknown_fields=True):
     """JSON body of a request: rows, or candidates with a shared context."""
@@ -60,6 +58,14 @@ class JsonBody(msgspec.Struct, forbid_unknown_fields=True):
     rows: dict[ColumnName, list[Any]] | None = None
     context: dict[ColumnName, Any] | None = None
     candidates: dict[ColumnName, list[Any]] | None = None
+
+
+class PlainBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A `JsonBody` that is decoded without a hook for each key."""
+
+    rows: dict[str, list[Any]] | None = None
+    context: dict[str, Any] | None = None
+    candidates: dict[str, list[Any]] | None = None
 
 
 @final
@@ -98,7 +104,9 @@ class RequestReader:
         return name in self._used
 
     def read_json(self, body: bytes | bytearray) -> RequestRows:
-        decoded = decode_body(body, JsonBody, self.limits, "JSON with rows, or with context and candidates")
+        decoded: JsonBody | PlainBody | None = _decode_plain(body) if len(body) <= SMALL_bytes else None
+        if decoded is None:
+            decoded = decode_body(body, JsonBody, self.limits, "JSON with rows, or with context and candidates")
         if decoded.rows is not None and decoded.context is None and decoded.candidates is None:
             return self.read_lists(decoded.rows)
         if decoded.rows is None and decoded.candidates is not None:
@@ -128,7 +136,7 @@ class RequestReader:
             for field in self._fields
             if field.name in present
         }
-        return self._complete(arrays, rows, ignored + table.num_columns)
+        return self._complete(_SentColumns([], arrays), rows, ignored + table.num_columns)
 
     def read_lists(self, columns: Mapping[str, Sequence[Any]]) -> RequestRows:
         """Convert columns of Python values."""
@@ -144,36 +152,33 @@ class RequestReader:
             raise DataError(f"{WHERE}: no column in candidates is read", f"some of {', '.join(self._used)}")
         rows = self._check_lengths(lengths, "candidates")
         context_columns = {name: [value] for name, value in context.items()}
-        arrays = self._convert(candidates) | self._convert(context_columns, rows)
-        return self._complete(arrays, rows, len(context) + len(candidates))
+        blocks, arrays = self._convert(candidates)
+        shared = self._convert(context_columns)
+        self._check_context(rows, shared.size_bytes())
+        repeated = shared.repeat(rows)
+        both = _SentColumns([*blocks, *repeated.blocks], arrays | repeated.arrays)
+        return self._complete(both, rows, len(context) + len(candidates))
 
-    def _convert(self, columns: Mapping[str, Sequence[Any]], repeats: int | None = None) -> dict[str, pa.Array]:
-        """Convert the used columns, of one length; `repeats`: number of candidates that share them as a context."""
-        converted: list[_ConvertedGroup] = []
+    def _convert(self, columns: Mapping[str, Sequence[Any]]) -> "_SentColumns":
+        """Convert the used columns, of one length."""
+        converted = _SentColumns([], {})
         for group in self._groups:
-            names = [name for name in group.fields if name in columns]
+            names = tuple(name for name in group.fields if name in columns)
             if not names:
                 continue
-            length = len(columns[names[0]])
-            joined = group.join([columns[name] for name in names])
-            parts = (
-                [to_array(columns[name], group.fields[name], is_whole=group.is_whole) for name in names]
-                if joined is None
-                else [joined.slice(k * length, length) for k in range(len(names))]
-            )
-            converted.append(_ConvertedGroup(names, parts, joined))
-        if repeats is not None:
-            self._check_context(
-                repeats, sum(part.nbytes for group_columns in converted for part in group_columns.parts)
-            )
-        arrays: dict[str, pa.Array] = {}
-        for group_columns in converted:
-            arrays |= zip(
-                group_columns.names,
-                group_columns.parts if repeats is None else group_columns.repeat(repeats),
-                strict=True,
-            )
-        return arrays
+            values = [columns[name] for name in names]
+            values_CR = group.numbers(values)
+            if values_CR is not None:
+                converted.blocks.append(NumberBlock(group.kind, names, values_CR))
+                continue
+            joined, length = group.join(values), len(values[0])
+            for k, name in enumerate(names):
+                converted.arrays[name] = (
+                    to_array(columns[name], group.fields[name], is_whole=group.is_whole)
+                    if joined is None
+                    else joined.slice(k * length, length)
+                )
+        return converted
 
     def _check_context(self, candidates: int, size_bytes: int) -> None:
         """Raise for a context that is too large once it is repeated for all candidates."""
@@ -185,18 +190,18 @@ class RequestReader:
                 hint="send fewer candidates, or shorter lists",
             )
 
-    def _complete(self, arrays: dict[str, pa.Array], rows: int, sent: int) -> RequestRows:
+    def _complete(self, converted: "_SentColumns", rows: int, sent: int) -> RequestRows:
         """Add columns of side tables, in the order of the schema; `sent`: number of columns in the request."""
-        ignored, unknown = sent - len(arrays), 0
+        blocks, arrays = converted
+        columns = RawColumns(self._order, rows, blocks, arrays)
+        ignored, unknown = sent - len(arrays) - sum(len(block.names) for block in blocks), 0
         for side in self._sides:
-            missing = [name for name in side.columns if name not in arrays]
+            missing = [name for name in side.columns if not columns.has(name)]
             if missing:
-                joined = side.join(arrays[side.key], missing)
+                joined = side.join(columns[side.key], missing)
                 arrays |= joined.arrays
                 unknown += joined.unknown
-        return RequestRows(
-            {name: arrays[name] for name in self._order}, rows, ignored, unknown, self._list_values(arrays, rows)
-        )
+        return RequestRows(columns, rows, ignored, unknown, self._list_values(arrays, rows))
 
     def _list_values(self, arrays: Mapping[str, pa.Array], rows: int) -> np.ndarray | None:
         """List values per row; raises for a list that would block other requests."""
@@ -217,16 +222,16 @@ class RequestReader:
     def check_names(self, columns: Collection[str]) -> None:
         """Raise for too many, too long, duplicate or missing names."""
         check_count("columns", len(columns), self.max_columns)
-        for name in columns:
-            if len(name) > self._max_characters:
-                raise DataError(
-                    f"{WHERE}: column {name[:MAX_SHOWN]!r}... has a name of {len(name):,} characters",
-                    f"at most {self._max_characters}",
-                )
+        if max(map(len, columns), default=0) > self._max_characters:
+            name = next(name for name in columns if len(name) > self._max_characters)
+            raise DataError(
+                f"{WHERE}: column {name[:MAX_SHOWN]!r}... has a name of {len(name):,} characters",
+                f"at most {self._max_characters}",
+            )
         if not isinstance(columns, Mapping) and len(set(columns)) < len(columns):
             ((duplicate, _),) = Counter(columns).most_common(1)
             raise DataError(f"{WHERE}: column {duplicate!r} is given twice", "each column once")
-        if not all(name in columns for name in self._required):
+        if not all(map(columns.__contains__, self._required)):
             check_columns(self._required, pa.schema(dict.fromkeys(columns, pa.null())), WHERE)
         for side in self._sides:
             missing = [name for name in side.columns if name not in columns]
@@ -248,18 +253,30 @@ class RequestReader:
         return rows
 
 
-class _ConvertedGroup(NamedTuple):
-    """The columns of a request in one group."""
+def _decode_plain(body: bytes | bytearray) -> PlainBody | None:
+    """A body with as many colons as keys that were decoded, so that none is given twice; None for all others."""
+    try:
+        decoded = msgspec.json.decode(body, type=PlainBody)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+    parts = [part for part in (decoded.rows, decoded.context, decoded.candidates) if part is not None]
+    return decoded if body.count(b":") == len(parts) + sum(map(len, parts)) else None
 
-    names: list[str]
-    parts: list[pa.Array]  # of equal length
-    joined: pa.Array | None  # concatenation of all parts, if they were converted together
 
-    def repeat(self, times: int) -> list[pa.Array]:
-        """The columns, with each value repeated."""
-        joined = self.joined if self.joined is not None else pa.concat_arrays(self.parts)
-        repeated, length = joined.take(pa.array(np.repeat(np.arange(len(joined)), times))), len(self.parts[0]) * times
-        return [repeated.slice(k * length, length) for k in range(len(self.parts))]
+class _SentColumns(NamedTuple):
+    """The columns of a request, or of its context."""
+
+    blocks: list[NumberBlock]
+    arrays: dict[str, pa.Array]
+
+    def size_bytes(self) -> int:
+        return sum(block.values_CR.nbytes for block in self.blocks) + sum(a.nbytes for a in self.arrays.values())
+
+    def repeat(self, times: int) -> "_SentColumns":
+        """The columns of a context, with its value for each candidate."""
+        same = pa.array(np.zeros(times, np.int64))
+        blocks = [block._replace(values_CR=block.values_CR.repeat(times, 1)) for block in self.blocks]
+        return _SentColumns(blocks, {name: array.take(same) for name, array in self.arrays.items()})
 
 
 class _FieldGroup(NamedTuple):
@@ -268,6 +285,24 @@ class _FieldGroup(NamedTuple):
     kind: pa.DataType
     fields: dict[str, pa.Field]
     is_whole: bool  # whether the type is of integers
+    dtype: np.dtype[Any] | None = None  # of numbers in blocks; None: each column is an Arrow array
+
+    def numbers(self, columns: Sequence[Sequence[Any]]) -> np.ndarray | None:
+        """The columns as a matrix [columns, rows]; None unless all values are numbers of the type, without nulls."""
+        if self.dtype is None:
+            return None
+        values = list(chain.from_iterable(columns))
+        if kinds_of(values) != {int if self.is_whole else float}:
+            return None
+        if not self.is_whole:
+            with np.errstate(over="ignore"):  # infinite in 32 bits, which is refused later
+                return np.array(values, self.dtype).reshape(len(columns), -1)
+        try:
+            wide = np.array(values, np.int64).reshape(len(columns), -1)
+        except OverflowError:
+            return None
+        narrow = wide.astype(self.dtype, copy=False)
+        return narrow if narrow is wide or (narrow == wide).all() else None
 
     def join(self, columns: Sequence[Sequence[Any]]) -> pa.Array | None:
         """The converted values of all columns, or None to convert each alone, which reports the bad value."""
@@ -296,7 +331,10 @@ def _group_fields(schema: pa.Schema) -> tuple[_FieldGroup, ...]:
             numbers.setdefault(field.type, {})[field.name] = field
         else:
             groups.append(_FieldGroup(field.type, {field.name: field}, types.is_integer(_element(field.type))))
-    return (*groups, *(_FieldGroup(kind, fields, types.is_integer(kind)) for kind, fields in numbers.items()))
+    for kind, fields in numbers.items():
+        dtype = None if types.is_uint64(kind) or types.is_float16(kind) else np.dtype(kind.to_pandas_dtype())
+        groups.append(_FieldGroup(kind, fields, types.is_integer(kind), dtype))
+    return tuple(groups)
 
 
 def to_array(values: Sequence[Any], field: pa.Field, *, is_whole: bool) -> pa.Array:

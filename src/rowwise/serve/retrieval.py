@@ -11,6 +11,7 @@ from pyarrow import types
 from torch import Tensor
 
 from rowwise.base.errors import DataError
+from rowwise.ingest.raw_columns import RawColumns
 from rowwise.serve.cached_rows import CachedBatches, CachedRows, RowCounts
 from rowwise.serve.forward import Forward
 from rowwise.serve.item_scan import ItemFilter, ItemScan, NearItems
@@ -91,7 +92,7 @@ class Retriever:
         if columns is None:
             rows = self._reader.read_lists({name: [value] for name, value in body.context.items()})
         else:
-            rows = RequestRows({name: columns[name] for name in self.schema.names}, 1, 0)
+            rows = RequestRows(RawColumns.of({name: columns[name] for name in self.schema.names}), 1, 0)
         among_A, unknown = (None, 0) if body.among is None else self._places_of("among", body.among)
         without_W, more_unknown = (None, 0) if not body.without else self._places_of("without", body.without)
         return ItemQuery(rows, body.k, ItemFilter(among_A, without_W), body.exact, unknown + more_unknown)
@@ -104,7 +105,7 @@ class Retriever:
 
     def vectors(self, queries: Sequence[RequestRows]) -> tuple[Tensor, RowCounts]:
         """Vectors [Q, D] of the users of requests, and the origins of cached rows."""
-        arrays = {name: pa.concat_arrays([rows.arrays[name] for rows in queries]) for name in self.schema.names}
+        arrays = RawColumns.join([rows.arrays for rows in queries])
         batches = CachedBatches(self._cached, exact=True)  # vectors never use default rows
         users_QD = self._users(arrays, len(queries), QUERIES_AT_ONCE, batches.collect)
         if not bool(torch.isfinite(users_QD).all()):

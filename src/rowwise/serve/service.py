@@ -12,11 +12,11 @@ from itertools import accumulate
 from typing import NamedTuple, final
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
 from rowwise.base.errors import RowwiseError, one_line
+from rowwise.ingest.raw_columns import RawColumns
 from rowwise.serve.admission import ServiceLimits
 from rowwise.serve.answer import predictions_of
 from rowwise.serve.batches import BAD_REQUEST, BatchLoop, Rejection, compute_apart
@@ -184,13 +184,15 @@ class ScoringService:
             Predictions(part, cached.defaults_of(begin, len(part))) for part, begin in zip(parts, begins, strict=False)
         ]
 
-    def _gather(self, slices: Sequence[RequestSlice]) -> dict[str, pa.Array]:
+    def _gather(self, slices: Sequence[RequestSlice]) -> RawColumns:
         """The concatenated columns of all slices."""
-        parts = [(self._loop.requests[number].rows, begin, end) for number, begin, end in slices]
-        cut = [rows.arrays if (begin, end) == (0, rows.rows) else rows.slice(begin, end) for rows, begin, end in parts]
-        if len(cut) == 1:
-            return cut[0]
-        return {name: pa.concat_arrays([columns[name] for columns in cut]) for name in cut[0]}
+        parts = [(self._loop.requests[number].rows.arrays, begin, end) for number, begin, end in slices]
+        return RawColumns.join(
+            [
+                columns if (begin, end) == (0, columns.rows) else columns.slice(begin, end)
+                for columns, begin, end in parts
+            ]
+        )
 
     def _explain(self, part: RequestSlice, error: RowwiseError) -> Rejection:
         """The error of a slice, recomputed for the whole request for the right row number."""

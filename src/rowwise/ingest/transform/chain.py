@@ -178,14 +178,16 @@ class BoundTransforms:
             new_kinds = step.transform.types(tuple(plain_kind(kinds[name]) for name in step.transform.reads))
             kinds |= dict(zip(step.transform.makes, new_kinds, strict=True))
         self.schema = pa.schema([(name, kinds[name]) for name in self._wanted])  # of the wanted columns
+        made = {name for step in self._steps for name in step.transform.makes}
+        self.makes = tuple(name for name in self._wanted if name in made)
 
     def __call__(self, arrays: Mapping[str, pa.Array], where: RowPosition) -> dict[str, pa.Array]:
-        """The wanted columns of some rows; `arrays` are columns as `combine_chunks` returns them."""
+        """The wanted columns that are made, of some rows; `arrays` are columns as `combine_chunks` returns them."""
         columns = _TransformColumns(arrays.__getitem__)
         for step in self._steps:
             if not columns.try_fuse(step.transform):
                 columns.put(step.transform.makes, step.run(columns.arrays(step.transform.reads), where))
-        return dict(zip(self._wanted, columns.arrays(self._wanted), strict=True))
+        return dict(zip(self.makes, columns.arrays(self.makes), strict=True))
 
 
 def digest(loaded: LoadedTransforms) -> str:

@@ -110,7 +110,7 @@ def lookup(call: LookupCall, arena: Arena, anchor: Tensor, stage: StageGradients
         weights = weights.float()
     # Without gradients (evaluation) nothing is staged and nothing is kept alive.
     if not torch.is_grad_enabled():
-        batch = replace(call.jagged, weights_N=weights)
+        batch = call.jagged if weights is call.jagged.weights_N else replace(call.jagged, weights_N=weights)
 
         def look_up(part: Jagged) -> Tensor:
             return (call if part is batch else call.of_batch(part)).rows(arena, part.weights_N)
