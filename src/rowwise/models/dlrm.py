@@ -22,7 +22,7 @@ from rowwise.models.mlp import Mlp, Norm, PackedModule
 from rowwise.tables.batch import Batch
 from rowwise.tables.ids.make import AnyTables
 from rowwise.tables.ops.interact import interact
-from rowwise.tables.ops.linear import Layer
+from rowwise.tables.ops.linear import LinearLayer
 
 
 class DLRM(PackedModule):
@@ -60,7 +60,7 @@ class DLRM(PackedModule):
         features = sum(len(table.feature_names) for table in embeddings.tables)
         self.top = Mlp((dim + features * (features + 1) // 2, *top), **hidden)
 
-    def chain(self) -> Sequence[Layer] | None:
+    def chain(self) -> Sequence[LinearLayer] | None:
         """The layers before and after the interaction."""
         bottom, top = self.bottom.chain() if isinstance(self.bottom, Mlp) else [], self.top.chain()
         return None if bottom is None or top is None else [*bottom, *top]

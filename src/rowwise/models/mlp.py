@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rowwise.base.errors import SpecError
-from rowwise.tables.ops.linear import Layer, PackedLayers, linear, pack_layers, padded_linear
+from rowwise.tables.ops.linear import LinearLayer, PackedLayers, linear, pack_layers, padded_linear
 
 Norm = Literal["batch", "layer"]
 
@@ -22,7 +22,7 @@ class PackedModule(nn.Module):
     frozen = False  # whether weights do not change, and rows keep their bits
     packed: PackedLayers | None = None  # also None if a module around this one has packed it
 
-    def chain(self) -> Sequence[Layer] | None:
+    def chain(self) -> Sequence[LinearLayer] | None:
         """The layers of the packed copy; None if they are packed one by one."""
         raise NotImplementedError
 
@@ -53,10 +53,10 @@ class Linear(PackedModule, nn.Linear):
         self.relu = relu
 
     @property
-    def layer(self) -> Layer:
-        return Layer(self.weight, self.bias, self.relu)
+    def layer(self) -> LinearLayer:
+        return LinearLayer(self.weight, self.bias, self.relu)
 
-    def chain(self) -> Sequence[Layer]:
+    def chain(self) -> Sequence[LinearLayer]:
         return [self.layer]
 
     def forward(self, input: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class Mlp(PackedModule):
         self.norms = nn.ModuleList(NORMS[norm](size) for size in sizes[1 : hidden + 1]) if norm else None
         self.hidden, self.dropout = hidden, dropout
 
-    def chain(self) -> Sequence[Layer] | None:
+    def chain(self) -> Sequence[LinearLayer] | None:
         layers = [layer.layer for layer in self.layers if isinstance(layer, Linear)]
         return layers if self.norms is None else None
 

@@ -17,7 +17,7 @@ from rowwise.models.inputs import Ids, check_dims, input_columns
 from rowwise.models.mlp import PackedModule
 from rowwise.tables.idmaps import AnyIdMap, StoredIds
 from rowwise.tables.ids.make import make_embeddings
-from rowwise.tables.ops.linear import Layer
+from rowwise.tables.ops.linear import LinearLayer
 from rowwise.tables.row_optimizers import RowOptimizer
 from rowwise.tables.spec import Constant, RowType, Table
 
@@ -73,8 +73,8 @@ class Wide(PackedModule):
         self.weight = nn.Parameter(torch.zeros(tasks, dense_features))
         self.bias = nn.Parameter(torch.zeros(tasks))
 
-    def chain(self) -> Sequence[Layer]:
-        return [Layer(self.weight, self.bias, False)]
+    def chain(self) -> Sequence[LinearLayer]:
+        return [LinearLayer(self.weight, self.bias, False)]
 
     def forward(self, dense_BF: Tensor, ids: Ids) -> Tensor:
         tasks = len(self.bias)

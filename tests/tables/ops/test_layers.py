@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rowwise.tables.ops import reference
 from rowwise.tables.ops.interact import interact
-from rowwise.tables.ops.linear import Layer, pack_layers
+from rowwise.tables.ops.linear import LinearLayer, pack_layers
 
 ops = torch.ops.rowwise
 ROWS = 150  # several tasks, the last of which is short
@@ -19,7 +19,7 @@ ROWS = 150  # several tasks, the last of which is short
 def make(sizes, seed=0):
     g = torch.Generator().manual_seed(seed)
     return [
-        Layer(
+        LinearLayer(
             torch.randn(out, into, generator=g) / max(1, into) ** 0.5,
             torch.randn(out, generator=g) if k % 2 else None,
             k < len(sizes) - 2,

@@ -86,7 +86,7 @@ def _padded(x: Tensor, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     return F.pad(x.to(half), (0, missing)), F.pad(weight_OI.to(half), (0, missing))
 
 
-class Layer(NamedTuple):
+class LinearLayer(NamedTuple):
     """A linear layer and whether a ReLU follows."""
 
     weight_OI: Tensor
@@ -113,7 +113,7 @@ class PackedLayers(NamedTuple):
         return torch.ops.rowwise.layers(x_BI.contiguous(), self.layers_LC, self.weights, pooled_BS.contiguous(), first)
 
 
-def pack_layers(layers: Sequence[Layer]) -> PackedLayers | None:
+def pack_layers(layers: Sequence[LinearLayer]) -> PackedLayers | None:
     """A packed copy of layers as they are now; None unless they are computed in float32 on a CPU."""
     if torch.is_autocast_enabled("cpu"):
         return None

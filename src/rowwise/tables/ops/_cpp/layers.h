@@ -17,6 +17,7 @@ namespace {
 constexpr int panel_vectors = panel / LANES;
 constexpr int sums_at_once = LANES == 16 ? 24 : 12;  // vectors that stay in registers beside their operands
 constexpr int layer_rows = sums_at_once / (panel_vectors * (LANES == 16 ? 2 : 1));
+// 0: so many panels need more registers than there are.
 constexpr int most_rows(int panels) { return std::min(layer_rows, sums_at_once / (panel_vectors * panels)); }
 
 // Rows [0, R) of panels [0, P); `columns`: of the output, that are left. Not inlined: in one function with the others,
@@ -67,7 +68,7 @@ __attribute__((noinline)) void make_outputs(const Layer& layer, const float* wei
 template <int P>
 void make_panels(const Layer& layer, const float* weights, const float* x, float* out, int64_t rows, int64_t columns) {
   for_blocks(0, rows, layer_rows, [&](int64_t r, int64_t count) {
-    with_constant<most_rows(P)>(count, [&](auto n) {
+    with_constant<std::max(1, most_rows(P))>(count, [&](auto n) {
       make_outputs<decltype(n)::value, P>(layer, weights, x + r * layer.in, out + r * layer.out, columns);
     });
   });
