@@ -228,9 +228,10 @@ def test_operators_of_devices_without_kernels(pooling):
     of_checkpoints = {"pack4", "unpack4", "keep_largest"}  # see test_quantise.py
     of_maps = {"map_ids"}  # see test_idmap.py
     of_graphs = {"sum_sampled"}  # see test_graph.py
+    of_inference = {"layers"}  # see test_layers.py
     fills = {"fill_uniform", "fill_uniform_rows"}
     named = fills | {"offsets", "pool", "pool_weight_grad", "gather", "update", "mark", "pack", "unpack"}
-    assert set(flat) - of_batches - of_ranks - of_checkpoints - of_maps - of_graphs - INTERACT == named
+    assert set(flat) - of_batches - of_ranks - of_checkpoints - of_maps - of_graphs - of_inference - INTERACT == named
     pooled = ops.pool(arena.rows, sources, ids, offsets, weights, batch, group.columns)
     assert same(pooled, flat["pool"](arena.rows, sources, ids, offsets, weights, batch, group.columns))
     rows = ops.gather(arena.rows, sources, ids, offsets, batch)
