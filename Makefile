@@ -65,7 +65,7 @@ $(DEV): $(SETUP)
 	@touch $@
 
 $(PEERS): $(BUILT) $(DEV)
-	$(REQUIREMENTS) cluster judges kafka lake mlflow notebook oip wandb | $(INSTALL) -r /dev/stdin
+	$(REQUIREMENTS) cluster judges kafka lake mlflow notebook oip onnx wandb | $(INSTALL) -r /dev/stdin
 	$(REQUIREMENTS) frameworks peers | $(INSTALL) --no-deps -r /dev/stdin
 	@touch $@
 

@@ -93,6 +93,7 @@ FREE = {
             "ckpt verify --json",
             "ckpt diff --json", "ckpt reshard --no-state", "ckpt export --state", "ckpt import --dry-run",
             "ckpt import --json", "export --explain", "export --follow", "export --full", "export --json",
+            "export --onnx", "export --pt2", "export --mlflow", "export --triton",
             "versions --json", "audit --json", "fleet --json", "fleet --check", "serve --explain",
             "watch --once", "watch --json", "recommend --json",
             "sid fit --unit", "sid fit --json", "sid append --json", "sid show --json",
@@ -207,6 +208,8 @@ NONSENSE = {
     "recommend --which": ("x", "step-x", "step-999", ""),
     "export run": NO_RUN,
     "export folder": ("{rows}", "{fifo}"),
+    "export --kserve": ("a.yaml", ""),  # all without --image
+    "export --image": ("x", ""),  # all without --kserve
     "export --rows": ("nope", ""),
     "export --side": ("nope.parquet:user", "{rows}", "{rows}:nope", "{rows}:", "{fifo}:user", "{folder}:user", ":", ""),
     "export --items": ("nope.parquet", "{rows}", "{fifo}", "{folder}", ""),

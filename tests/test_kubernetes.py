@@ -42,7 +42,11 @@ def check(value, kind, where=""):
             assert name in names, f"{where}: {kind} has no {name}"
             check(one, fields.openapi_types[names[name]], f"{where}.{name}")
     else:
-        assert isinstance(value, {"str": str, "int": int, "bool": bool}[kind]), (where, kind, value)
+        assert isinstance(value, {"str": str, "int": int, "bool": bool, "object": (str, int)}[kind]), (
+            where,
+            kind,
+            value,
+        )
 
 
 def expand(text, variables):

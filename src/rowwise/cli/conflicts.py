@@ -55,6 +55,18 @@ RULES: dict[str, tuple[Excludes | Needs | OneOf, ...]] = {
     "data inspect": (Excludes("--recipe", "--json", "--json writes no recipe"),),
     "export": (
         Excludes("--follow", "--explain --which", "--follow writes each checkpoint"),
+        Excludes("--onnx", "--pt2 --mlflow --triton", "each writes another file or folder"),
+        Excludes("--pt2", "--mlflow --triton", "each writes another file or folder"),
+        Excludes("--mlflow", "--triton", "each writes another folder"),
+        Excludes(
+            "--onnx --pt2 --mlflow --triton",
+            "--items --recall --explain --follow --full --cache --kserve",
+            "these are of versions that rowwise serves",
+        ),
+        Excludes("--onnx --pt2", "--side", "a graph takes all columns: join them before"),
+        Excludes("--follow", "--kserve", "the manifest serves each version that is exported to the URL"),
+        Needs("--kserve", "--image", "the container image with rowwise"),
+        Needs("--image", "--kserve"),
         Needs("--explain", "--rows", "nothing is rounded without it: give int8, int4, fp16 or bf16"),
     ),
     "fleet": (Needs("--redis", "--memory", "all rows are in memory without it"),),

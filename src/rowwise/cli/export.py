@@ -1,4 +1,4 @@
-"""`rowwise export` and `versions`: versions of a model to serve."""
+"""`rowwise export` and `versions`: versions of a model to serve, and models in formats of others."""
 
 from contextlib import suppress
 from functools import partial
@@ -12,6 +12,7 @@ from rowwise.base.quantity import format_bytes
 from rowwise.base.textfile import parse_whole
 from rowwise.cli.code import warn_of_run_code
 from rowwise.cli.console import show_warning
+from rowwise.cli.kserve import check_kserve, make_service
 from rowwise.cli.options import AsJson, RunArgument, Which
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.stored import open_store
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rowwise.recipes.export import ExportedVersion, RowTypeCost
+    from rowwise.recipes.formats.write import ForeignFormat, ForeignModel
     from rowwise.serve.package import VersionFolder
     from rowwise.serve.traffic import Canary, Traffic
     from rowwise.serve.version_store import StoredVersion
@@ -32,7 +34,17 @@ ServedFolder = Annotated[str, typer.Argument(metavar="DIR|URL", help="Folder or 
 
 def export(  # noqa: PLR0913 - one for each option
     run: RunArgument,
-    folder: ServedFolder,
+    folder: Annotated[
+        str, typer.Argument(metavar="OUT", help="Folder or URL of the served versions; file or folder of a format.")
+    ],
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write an ONNX file instead of a version.")] = False,
+    pt2: Annotated[bool, typer.Option("--pt2", help="Write an AOTInductor package for C++, without Python.")] = False,
+    mlflow: Annotated[bool, typer.Option("--mlflow", help="Write an MLflow model.")] = False,
+    triton: Annotated[bool, typer.Option("--triton", help="Write a model repository of Triton.")] = False,
+    kserve: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a KServe manifest, too, that serves the URL.")
+    ] = None,
+    image: Annotated[str | None, typer.Option(help="Container image with rowwise, for --kserve.")] = None,
     rows: Annotated[
         RowType | None, typer.Option(help="Row type to quantize tables to, where it is smaller (default: as trained).")
     ] = None,
@@ -74,6 +86,9 @@ def export(  # noqa: PLR0913 - one for each option
     to reproduce before it is ready. It needs neither the run nor its data. Rows are streamed in blocks, so tables may
     be larger than memory. At a URL a version becomes visible once it is complete.
 
+    --onnx and --pt2 write a graph of raw columns and predictions, which has reproduced the golden rows within 1e-5;
+    --mlflow and --triton a version that calls rowwise.
+
     Example: rowwise export runs/dlrm-synthetic/1 served/
 
     Example: rowwise export runs/dlrm-synthetic/1 served/ --rows int8 --explain
@@ -87,6 +102,10 @@ def export(  # noqa: PLR0913 - one for each option
     Example: rowwise export runs/dlrm-synthetic/1 served/ --memory 8GB
 
     Example: rowwise export runs/towers/1 served/ --items items.parquet --recall 0.999
+
+    Example: rowwise export runs/dlrm-synthetic/1 clicks.onnx --onnx
+
+    Example: rowwise export runs/dlrm-synthetic/1 s3://models/clicks --kserve clicks.yaml --image registry/rowwise:1
     """
     from rowwise.planning.planner.machines import parse_size
     from rowwise.recipes.export import export as write_version
@@ -99,6 +118,17 @@ def export(  # noqa: PLR0913 - one for each option
     warn_of_run_code(run)
     console = make_terminal(stderr=True)
     warn = partial(show_warning, console)
+    form = _format_of(onnx=onnx, pt2=pt2, mlflow=mlflow, triton=triton)
+    if form is not None:
+        from rowwise.recipes.formats.write import export_as
+
+        made = export_as(
+            form, run, Path(folder), which=which, rows=rows, sides=side or (), memory_bytes=size, warn=warn
+        )
+        _show_foreign(made, form, as_json=as_json)
+        return
+    if kserve is not None:
+        check_kserve(kserve, folder)
     with open_store(folder, cache) as store:
         local, after = (Path(folder), 0) if store is None else (store.folder, store.begin_export(full=full))
         write = partial(
@@ -118,8 +148,10 @@ def export(  # noqa: PLR0913 - one for each option
             store.send(written.folder.number)
         costs = row_type_cost(run, written.folder, which, size) if explain else []
     _show_version(written, folder, costs, as_json=as_json)
+    if kserve is not None:
+        kserve.write_text(make_service(written.served.name, folder, str(image), written.size_bytes))
     if not as_json:
-        print_line(f"serve it with: rowwise serve {folder}")
+        print_line(f"serve it with: {f'kubectl apply -f {kserve}' if kserve else f'rowwise serve {folder}'}")
 
 
 def versions(
@@ -167,6 +199,19 @@ def versions(
     for number, digest in digests.items():
         table.add_row(str(number), _role(number, traffic_now), digest)
     make_terminal().print(table, markup=False)
+
+
+def _format_of(*, onnx: bool, pt2: bool, mlflow: bool, triton: bool) -> "ForeignFormat | None":
+    return "onnx" if onnx else "pt2" if pt2 else "mlflow" if mlflow else "triton" if triton else None
+
+
+def _show_foreign(made: "ForeignModel", form: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"path": str(made.path), "format": form, "step": made.step, "difference": made.difference})
+        return
+    print_line(f"wrote {made.path}: {form}, step {made.step}")
+    if made.difference is not None:
+        print_line(f"logits of golden rows differ by at most {made.difference:.1e}")
 
 
 def _digest_of(listed: "Callable[[int], VersionFolder | StoredVersion]", number: int) -> str:

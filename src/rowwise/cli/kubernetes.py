@@ -48,7 +48,7 @@ exit "$code"
 def make_manifest(request: JobRequest) -> str:
     """The manifest of a job, as YAML."""
     settings = _check_settings(request)
-    name, namespace = settings.get("name", _service_name(request.recipe)), settings.get("namespace")
+    name, namespace = settings.get("name", service_name(request.recipe)), settings.get("namespace")
     if not NAME.fullmatch(name):
         raise SpecError(
             f"--job name={name}", "a small letter, then at most 39 small letters, digits and dashes: a name in DNS"
@@ -81,9 +81,11 @@ def make_manifest(request: JobRequest) -> str:
         },
     }
     head = HEAD.format(recipe=request.recipe, nodes=request.nodes, nproc=request.nproc, name=name)
-    return head + "---\n".join(
-        yaml.dump(manifest, Dumper=_ManifestDumper, sort_keys=False) for manifest in (service, job)
-    )
+    return head + "---\n".join(map(dump_manifest, (service, job)))
+
+
+def dump_manifest(manifest: dict[str, Any]) -> str:
+    return yaml.dump(manifest, Dumper=_ManifestDumper, sort_keys=False)
 
 
 def _check_settings(request: JobRequest) -> dict[str, str]:
@@ -97,7 +99,7 @@ def _check_settings(request: JobRequest) -> dict[str, str]:
     return settings
 
 
-def _service_name(recipe: str) -> str:
+def service_name(recipe: str) -> str:
     text = re.sub("[^a-z0-9]+", "-", recipe.lower()).strip("-")
     return (text if text[:1].isalpha() else f"run-{text}")[:40].strip("-")
 
@@ -110,7 +112,7 @@ def _pod(request: JobRequest, settings: dict[str, str], name: str) -> dict[str, 
     container = {
         "name": "ranks",
         "image": settings["image"],
-        "command": ["bash", "-c", _escape(SCRIPT.format(nproc=request.nproc, command=command))],
+        "command": ["bash", "-c", escape(SCRIPT.format(nproc=request.nproc, command=command))],
         "workingDir": str(request.cwd),
         "env": [{"name": key, "value": str(value)} for key, value in environment.items()],
         "resources": {"requests": dict(resources), "limits": dict(resources)},
@@ -133,7 +135,7 @@ def _pod(request: JobRequest, settings: dict[str, str], name: str) -> dict[str, 
     }
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     """Escape a text in `command`, as the kubelet replaces `$$` by `$` and expands `$(NAME)`."""
     return re.sub(r"\${2,}|\$(?=\()", lambda dollars: 2 * dollars[0], text)
 

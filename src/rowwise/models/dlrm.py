@@ -91,4 +91,4 @@ class Vector(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, ...] to [B, dim]."""
-        return self.vector.expand(len(x), -1)
+        return self.vector.expand(x.shape[0], -1)

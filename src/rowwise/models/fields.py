@@ -42,7 +42,7 @@ class FieldModel(nn.Module, ABC):
         """The vectors [B, M, D] of each sample."""
         parts = [] if self.dense is None else [self.dense(dense_BF)]
         x_BS = torch.cat([*parts, pooled.values()], 1)
-        return x_BS.view(len(x_BS), self.fields, self.dim)
+        return x_BS.view(x_BS.shape[0], self.fields, self.dim)
 
     @abstractmethod
     def logits(self, x_BMD: Tensor) -> Tensor:

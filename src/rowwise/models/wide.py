@@ -80,4 +80,4 @@ class Wide(PackedModule):
         tasks = len(self.bias)
         vectors = self.embeddings(ids)
         dense_BK = F.linear(dense_BF, self.weight, self.bias) if self.packed is None else self.packed(dense_BF)
-        return dense_BK + vectors.values().view(len(dense_BF), self.columns // tasks, tasks).sum(1)
+        return dense_BK + vectors.values().view(dense_BF.shape[0], self.columns // tasks, tasks).sum(1)

@@ -143,7 +143,7 @@ def export(  # noqa: PLR0913 - all but the first two have defaults
     checkpoint = CheckpointFolder(run / "ckpt").open(which)
     sample = held_out_rows(resolved) if like is None else read_golden(like.path).rows
     side_tables = [load_side(side, sample.schema) for side in sides]
-    memory_bytes = _memory_for_rows(resolved, run) if memory_bytes is None else memory_bytes
+    memory_bytes = memory_for_rows(resolved, run) if memory_bytes is None else memory_bytes
     stored = [StoredTable(table.name, table.rows, _retype(table, rows).row_bytes) for table in resolved.tables]
     divide_memory(stored, memory_bytes)  # raises before anything is written
     newest = _newest_version(folder, resolved.recipe.name, run)
@@ -219,12 +219,12 @@ def row_type_cost(
         raise SpecError(f"{run}: its recipe has no test rows to measure the cost of row types on")
     run_scores = make_evaluator(resolved, trained, rows)().tasks
     del trained
-    memory_bytes = _memory_for_rows(resolved, run) if memory_bytes is None else memory_bytes
+    memory_bytes = memory_for_rows(resolved, run) if memory_bytes is None else memory_bytes
     version_scores = make_evaluator(resolved, _load(version.path, memory_bytes), rows)().tasks
     return [RowTypeCost(task, run_scores[task], version_scores[task]) for task in run_scores]
 
 
-def _memory_for_rows(resolved: ResolvedRecipe, run: Path) -> int | None:
+def memory_for_rows(resolved: ResolvedRecipe, run: Path) -> int | None:
     """The memory budget for rows; None: all rows fit."""
     memory = measure_memory(resolved, solo(), "use", run)
     return max(MIN_MEMORY_bytes, memory.rank_budget_bytes) if memory.is_short else None

@@ -173,13 +173,7 @@ class InferForm:
             data = self._take(tensor)
             if reader.reads(tensor.name.removesuffix(VALUES).removesuffix(OFFSETS)):
                 tensors[tensor.name] = self._read_tensor(tensor, data)
-        columns: dict[str, pa.Array] = {}
-        for name, values in tensors.items():
-            if name.endswith(VALUES):
-                columns[name.removesuffix(VALUES)] = _join_lists(name.removesuffix(VALUES), values, tensors)
-            elif not name.endswith(OFFSETS):
-                columns[name] = values
-        rows = reader.read_columns(columns)
+        rows = reader.read_columns(join_columns(tensors))
         return rows._replace(ignored=rows.ignored + len(inputs) - len(tensors))
 
     def answer(
@@ -239,6 +233,17 @@ class InferForm:
         if tensor.datatype == BYTES and count > self._limits.values:
             raise DataError(f"{where} has {count:,} texts", f"at most {self._limits.values:,}", hint="send fewer rows")
         return _decode_binary(where, data, tensor.datatype, count)
+
+
+def join_columns(tensors: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+    """Columns of tensors by name; the two tensors of lists become one."""
+    columns: dict[str, pa.Array] = {}
+    for name, values in tensors.items():
+        if name.endswith(VALUES):
+            columns[name.removesuffix(VALUES)] = _join_lists(name.removesuffix(VALUES), values, tensors)
+        elif not name.endswith(OFFSETS):
+            columns[name] = values
+    return columns
 
 
 def describe(name: str, versions: Sequence[int], schema: pa.Schema, outputs: Sequence[str]) -> ModelFacts:

@@ -33,4 +33,4 @@ class DotInteraction(nn.Module):
     def forward(self, x_BMD: Tensor) -> Tensor:
         """[B, M, D] to [B, L, D]."""
         dots_BP = interact(x_BMD[:, 0], x_BMD[:, 1:].flatten(1))[:, self.dim :]
-        return self.mlp(dots_BP).view(len(x_BMD), self.out, self.dim)
+        return self.mlp(dots_BP).view(x_BMD.shape[0], self.out, self.dim)

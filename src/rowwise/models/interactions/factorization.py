@@ -36,4 +36,4 @@ class FactorizationInteraction(nn.Module):
     def forward(self, x_BMD: Tensor) -> Tensor:
         """[B, M, D] to [B, L, D]."""
         projected_BMK = x_BMD @ (x_BMD.transpose(1, 2) @ self.directions)
-        return self.mlp(self.norm(projected_BMK.flatten(1))).view(len(x_BMD), self.out, self.dim)
+        return self.mlp(self.norm(projected_BMK.flatten(1))).view(x_BMD.shape[0], self.out, self.dim)

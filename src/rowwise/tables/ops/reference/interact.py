@@ -85,7 +85,7 @@ def relu_grad(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
 
 def _vectors(dense: Tensor, pooled: Tensor) -> Tensor:
     features = pooled.shape[1] // dense.shape[1]
-    return torch.cat([dense.unsqueeze(1), pooled.view(len(dense), features, dense.shape[1])], dim=1)
+    return torch.cat([dense.unsqueeze(1), pooled.view(dense.shape[0], features, dense.shape[1])], dim=1)
 
 
 def _pairs(x_BTD: Tensor) -> Tensor:
