@@ -314,7 +314,6 @@ def seconds_of_forward(folder, rows, calls=500):
 
 
 @pytest.mark.slow
-@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "model",
     [

@@ -7,7 +7,7 @@ from typing import final
 import pyarrow as pa
 
 from rowwise.recipes.served import open_version
-from rowwise.serve.answer import prediction_columns, prediction_names, predictions_of
+from rowwise.serve.answer import prediction_columns, predictions_of
 from rowwise.serve.json_body import BodyLimits
 from rowwise.serve.request import RequestReader
 
@@ -27,10 +27,6 @@ class VersionScorer:
         self._version = open_version(version)
         limits = BodyLimits(list_values=UNBOUNDED)
         self._reader = RequestReader(self._version.schema, UNBOUNDED, self._version.sides, UNBOUNDED, limits)
-
-    @property
-    def outputs(self) -> list[str]:
-        return prediction_names(self._version.tasks, self._version.link)
 
     def score(self, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
         """The predictions of raw columns, by name of output."""
