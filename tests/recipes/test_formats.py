@@ -551,4 +551,6 @@ def test_what_cannot_leave_is_said_in_a_line(tmp_path):
         assert (done.returncode, done.stdout) == (2, ""), (words, done.stderr)
         assert problem in done.stderr
         assert done.stderr.count("\n") == 1, done.stderr
+    done = rowwise(tmp_path, "export", folder, "a.pt2", "--pt2", environment={"CXX": "/nope/c++"})
+    assert done.stderr == "rowwise: --pt2 needs a C++ compiler; install g++, or name one in CXX\n"
     assert not [*tmp_path.glob("a*"), *tmp_path.glob(".*")]

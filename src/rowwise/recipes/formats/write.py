@@ -11,7 +11,7 @@ from rowwise.base.errors import SpecError
 from rowwise.base.storage.folder import refuse_url
 from rowwise.checkpoint.atomic import atomic_output, scratch_beside
 from rowwise.recipes.export import export, memory_for_rows
-from rowwise.recipes.formats.aoti import write_pt2
+from rowwise.recipes.formats.aoti import require_compiler, write_pt2
 from rowwise.recipes.formats.graph import check_exportable
 from rowwise.recipes.formats.mlflow_model import require_mlflow, write_mlflow
 from rowwise.recipes.formats.onnx_file import require_onnx, write_onnx
@@ -22,6 +22,12 @@ from rowwise.train.run_folder import RunFolder
 
 ForeignFormat = Literal["onnx", "pt2", "mlflow", "triton"]
 FILES: dict[ForeignFormat, str] = {"onnx": ".onnx", "pt2": ".pt2"}  # the others are folders
+
+NEEDS: dict[ForeignFormat, Callable[[], None]] = {  # raise without a package or a compiler
+    "onnx": require_onnx,
+    "pt2": require_compiler,
+    "mlflow": require_mlflow,
+}
 
 
 class ForeignModel(NamedTuple):
@@ -59,15 +65,13 @@ def export_as(  # noqa: PLR0913 - all but the first three have defaults
     resolved = resolve_saved(RunFolder.open(run).path)
     if form in FILES:
         check_exportable(resolved.parts, resolved.recipe.train.precision)
-    if form == "onnx":
-        require_onnx()
-    elif form == "mlflow":
-        require_mlflow()
+    NEEDS.get(form, lambda: None)()
     limit = memory_for_rows(resolved, run) if memory_bytes is None else memory_bytes
     difference = None
     with atomic_output(out) as unfinished, scratch_beside(out) as scratch:
         exported = export(run, scratch / "versions", which=which, rows=rows, sides=sides, memory_bytes=limit, warn=warn)
-        made, version = scratch / out.name, exported.folder.path
+        made, version = scratch / "made" / out.name, exported.folder.path
+        made.parent.mkdir()
         match form:
             case "onnx":
                 difference = write_onnx(version, made, limit)
@@ -77,7 +81,7 @@ def export_as(  # noqa: PLR0913 - all but the first three have defaults
                 write_mlflow(version, made)
             case "triton":
                 write_triton(version, made)
-        for file in scratch.glob(f"{out.name}.*"):  # weights of a large ONNX model, which it names
+        for file in made.parent.glob(f"{out.name}.*"):  # weights of a large ONNX model, which it names
             file.rename(out.with_name(file.name))
         made.rename(unfinished)
     return ForeignModel(out, exported.step, difference)
