@@ -48,7 +48,7 @@ from parts.serve_work import (
     write_weights,
 )
 
-from rowwise.serve.load import quantiles_ms, seconds_of, send
+from rowwise.serve.load import quantiles_ms, seconds_of
 
 CLIENTS = 16
 OPEN = 64  # connections of an open loop
@@ -144,7 +144,7 @@ def overload(server: Served, full: dict, seconds: float) -> dict:
     sent = [body for body, _ in bodies]
     load = server.load(sent, int(seconds * rate), OVERLOADED, rate=rate, timeout_ms=TIMEOUT_ms)
     before_bytes, before_s = memory_bytes(server.pid), processor_s(server.pid)
-    answers = send(load)
+    answers = server.send(load)
     cpu_s = processor_s(server.pid) - before_s
     growth = memory_bytes(server.pid) / before_bytes - 1
     took_s = seconds_of(answers)

@@ -28,7 +28,7 @@ from rowwise.recipes.ensemble import predict_ensemble
 from rowwise.recipes.export import export
 from rowwise.recipes.runs import TrainingRun
 from rowwise.recipes.text import decode
-from rowwise.serve.load import Answer, Load, quantiles_ms, seconds_of, send
+from rowwise.serve.load import Answer, Load, open_sender, quantiles_ms, seconds_of, send
 from rowwise.serve.package import list_versions, version_folder, write_traffic
 from rowwise.serve.start import end_server, start_server
 from rowwise.serve.traffic import Traffic
@@ -57,6 +57,7 @@ class Served(NamedTuple):
     requests: dict[str, tuple[list, Wanted]]
     path: str = PATH
     close: float | None = None  # how far logits of a peer may be from ours; None: they have the same bits
+    send: Callable[[Load], list[Answer]] = send  # from a process that starts once for all loads
 
     def load(self, bodies: Sequence[bytes], requests: int, clients: int, **more: Any) -> Load:
         place = urlsplit(self.url)
@@ -161,9 +162,9 @@ def measure(
     """
     bodies, wanted = server.requests[kind]
     load = server.load([body for body, _ in bodies], requests, clients, rate=rate)
-    send(load._replace(requests=max(2 * clients, requests // 10), rate=None))
+    server.send(load._replace(requests=max(2 * clients, requests // 10), rate=None))
     begin_s = processor_s(server.pid)
-    answers = send(load)
+    answers = server.send(load)
     cpu_s = processor_s(server.pid) - begin_s
     took_s = seconds_of(answers)
     if seen is not None:
@@ -250,7 +251,8 @@ def serving(models: Path, requests: dict, *options: str) -> Iterator[Served]:
     if server is None:
         sys.exit(f"no server of {models}")
     try:
-        yield Served("http://" + urlsplit(server.url).netloc, server.process.pid, requests)
+        with open_sender() as send_load:
+            yield Served("http://" + urlsplit(server.url).netloc, server.process.pid, requests, send=send_load)
     finally:
         end_server(server.process, END_s)
 
