@@ -116,6 +116,18 @@ def test_what_is_wrong_is_named(planted, options, message):
         explain(planted[0], **options)
 
 
+@pytest.mark.slow
+def test_a_column_of_ids_and_numbers_is_two_features(tmp_path):
+    columns = {"sparse": [{"column": "item", "ids": "direct"}], "dense": [{"column": "item"}, {"column": "d0"}]}
+    tables = {"list": [{"name": "item", "rows": 30, "dim": 4}]}
+    run, _ = trained(tmp_path, columns=columns, tables=tables, train={"epochs": 1})
+    found = explain(run.folder.path, repeats=2, seconds=60)
+    names = {"item", "item as a number", "d0"}
+    assert {entry.feature for entry in found.importance} == {entry.feature for entry in found.drift} == names
+    assert {entry.repeats for entry in found.importance} == {2}
+    assert {part.feature for part in found.calibration if " to " in part.value} == {"item as a number", "d0"}
+
+
 def test_a_two_tower_model_is_refused(tmp_path):
     made, _ = trained(
         tmp_path,

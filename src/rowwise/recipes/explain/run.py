@@ -72,8 +72,9 @@ def explain(  # noqa: PLR0913 - options of the command
     held = HeldRows.sample(evaluation_batches(resolved, chosen), rows, seed, seconds * READING)
     train = HeldRows.sample(evaluation_batches(resolved, resolved.rows.train), rows, seed, seconds * READING)
     scorer = Scorer(model=model, task=tasks.index(name), batch=settings.batch, training=resolved.recipe.train)
-    dense = {dense.column: index for index, dense in enumerate(resolved.columns.dense)}
     sparse = tuple(column.feature_name for column in resolved.columns.sparse)
+    numbers = (dense.column for dense in resolved.columns.dense)
+    dense = {f"{name} as a number" if name in sparse else name: index for index, name in enumerate(numbers)}
     features: list[tuple[str, int | None]] = [*dense.items(), *((feature, None) for feature in sparse)]
     held = held.first(_rows_in_time(scorer, held, len(features), seconds * SCORING))
     logits_N = scorer.logits(held.batch)
