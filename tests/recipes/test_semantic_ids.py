@@ -1,5 +1,7 @@
 """Folders of semantic ids: the same for any order of items, extended without a change, refused if damaged."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -66,6 +68,10 @@ def test_columns_of_numbers(tmp_path):
         ({"a": [1.0, None, 2.0]}, "a", "item 2 has no number in column 'a'"),
         ({"item": [1, 1, 2], "v": [[1.0]] * 3}, "v", "key 1 occurs twice"),
         ({"v": [[1.0]] * 3}, "w", "no column 'w'; there are item, v"),
+        ({"v": [[1e16], [1.0], [2.0]]}, "v", "item 1 has a number beyond 1e"),
+        ({"v": [[1.0] * 16385] * 3}, "v", "vectors of 16,385 numbers: expected at most 16,384"),
+        ({"item": ["a", "b\tc", "d"], "v": [[1.0]] * 3}, "v", r"key 'b\\tc' has a tab"),
+        ({"item": [1.5, 2.5, 3.5], "v": [[1.0]] * 3}, "v", "items.parquet: column 'item' holds double"),
     ],
 )
 def test_vectors_that_cannot_be(tmp_path, columns, names, message):
@@ -86,3 +92,38 @@ def test_appended_vectors_are_of_the_fits_kind(tmp_path):
             other._replace(keys=pa.array(range(120)), vectors_ND=other.vectors_ND[:, :1].repeat(5, 1)),
             tmp_path / "more",
         )
+
+
+def test_drift_of_few_items_and_of_a_perfect_fit(tmp_path):
+    items = read_vectors(write_items(tmp_path / "items.parquet"), "item", "v")
+    ids = fit_ids(items, tmp_path / "ids", "item", "v", OPTIONS)
+    more = read_vectors(write_items(tmp_path / "more.parquet", 121), "item", "v")
+    assert 0.01 < append_ids(ids, more, tmp_path / "more").facts.drift < 10
+    two = read_vectors(write_items(tmp_path / "two.parquet", 2), "item", "v")
+    ids = fit_ids(two, tmp_path / "two", "item", "v", FitOptions(sizes=(2,)))
+    assert (ids.facts.error, describe_ids(ids, two).levels[0].entropy) == (0, 1)
+    append_ids(ids, read_vectors(write_items(tmp_path / "3.parquet", 3), "item", "v"), tmp_path / "three")
+    assert open_ids(tmp_path / "three").facts.drift > 1e20
+
+
+def test_keys_of_another_layout_are_the_same_items(tmp_path):
+    items = read_vectors(write_items(tmp_path / "items.parquet"), "item", "v")
+    ids = fit_ids(items, tmp_path / "ids", "item", "v", OPTIONS)
+    table = pq.read_table(tmp_path / "items.parquet")
+    keys = {"large": table["item"].cast(pa.large_string()), "coded": table["item"].dictionary_encode()}
+    for name, column in keys.items():
+        pq.write_table(table.set_column(0, "item", column), tmp_path / "other.parquet")
+        other = read_vectors(str(tmp_path / "other.parquet"), "item", "v")
+        assert len(append_ids(ids, other, tmp_path / name).keys) == 120
+
+
+@pytest.mark.parametrize("change", [{"key": "other"}, {"sizes": []}, {"sizes": [4, 4]}, {"sizes": [8]}, {"sha256": {}}])
+def test_a_damaged_description_is_refused(tmp_path, change):
+    items = read_vectors(write_items(tmp_path / "items.parquet"), "item", "v")
+    fit_ids(items, tmp_path / "ids", "item", "v", OPTIONS)
+    facts = json.loads((tmp_path / "ids" / "ids.json").read_text())
+    (tmp_path / "ids" / "ids.json").write_text(json.dumps(facts | change))
+    with pytest.raises(DataError, match=r"ids"):
+        open_ids(tmp_path / "ids")
+    with pytest.raises(DataError, match=r"no ids.json in it: expected a folder of rowwise sid fit"):
+        open_ids(tmp_path)

@@ -54,6 +54,8 @@ def fit(  # noqa: PLR0913 - one for each option
         sizes = tuple(int(size) for size in codes.split("x"))
     except ValueError:
         raise SpecError(f"--codes {codes}", "numbers between x, such as 256x256x256") from None
+    if items.is_dir() and key is not None:
+        raise SpecError(f"--key {key}: {items} is a run", hint="leave it out")
     name, source, made = _read(items, key, vectors)
     ids = fit_ids(made, out, name, source, FitOptions(sizes=sizes, seed=seed, balance=balance, unit=unit))
     _show(ids, made, as_json=as_json)
@@ -102,8 +104,11 @@ def _read(items: Path, key: str | None, vectors: str | None) -> tuple[str, str, 
     from rowwise.recipes.semantic import read_vectors, sorted_items
 
     if not items.is_dir():
-        if key is None or vectors is None:
-            raise SpecError(f"{items}: a file of items", "--key and --vectors with the names of its columns")
+        for option, column in (("--key", key), ("--vectors", vectors)):
+            if column is None:
+                raise SpecError(f"{option} is missing", f"the name of a column of {items}")
+        assert key is not None
+        assert vectors is not None
         return key, vectors, read_vectors(str(items), key, vectors)
     from rowwise.recipes.recommend import item_vectors
 
@@ -135,4 +140,4 @@ def _show(ids: "IdsFolder", vectors: "ItemVectors | None", *, as_json: bool) -> 
             f"{report.agreement:.1%} of items have the first code of their nearest item (chance: {report.chance:.1%})"
         )
     if report.drift is not None:
-        print_line(f"drift: what codes leave of appended items is {report.drift:.2f} times that of the fit")
+        print_line(f"drift: what codes leave of appended items is {report.drift:.3g} times that of the fit")

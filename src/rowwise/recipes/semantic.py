@@ -15,13 +15,14 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import parquet as pq
+from pyarrow import types
 
-from rowwise.base.errors import DataError, SpecError
+from rowwise.base.errors import DataError, RowwiseError, SpecError
 from rowwise.base.textfile import decode_json, read_bytes
 from rowwise.checkpoint.atomic import atomic_output
 from rowwise.ingest.bags import combine_chunks, flatten_values
 from rowwise.ingest.kinds import is_list
-from rowwise.serve.sides import SideTable, read_users_parquet
+from rowwise.serve.sides import cast_keyed, read_users_parquet
 from rowwise.tables.ids import semantic
 from rowwise.tables.ids.native import Floats, Ints
 from rowwise.tables.spec import Value
@@ -29,6 +30,8 @@ from rowwise.tables.spec import Value
 FACTS, ITEMS = "ids.json", "items.parquet"
 CODES, NUMBER = "codes", "number"
 MAX_DIM = 1 << 14
+TINY = 1e-30
+LARGEST = 1e15  # of a vector; squares of larger numbers leave no room in 32 bits
 
 
 class ItemVectors(NamedTuple):
@@ -50,8 +53,9 @@ class SemanticFacts(Value, frozen=True, kw_only=True):
     unit: bool
     fitted: int  # items of the fit; later ones were appended
     items: int
-    error: float  # mean square of what codes leave of the fit's vectors, over that of the vectors
-    drift: float | None = None  # the same of the newest appended items, over that of the fit
+    spread: float  # mean square of the fit's vectors about their mean
+    error: float  # mean square of what codes leave of the fit's vectors, over `spread`
+    drift: float | None = None  # mean square of what codes leave of the newest appended items, over that of the fit
     sha256: dict[str, str]
 
     @property
@@ -72,7 +76,7 @@ class IdsFolder(NamedTuple):
 
 def read_vectors(file: str, key: str, column: str) -> ItemVectors:
     """Vectors of a Parquet file: of a column of lists, or of columns of numbers between commas."""
-    source = f"{file}"
+    source = file
     table = read_users_parquet(source, file)
     names = column.split(",")
     missing = [name for name in (key, *names) if name not in table.column_names]
@@ -80,10 +84,11 @@ def read_vectors(file: str, key: str, column: str) -> ItemVectors:
         raise DataError(f"{source}: no column {missing[0]!r}; there are {', '.join(table.column_names)}")
     if not len(table):
         raise DataError(f"{source} has no rows", "at least one item")
-    keys = table[key].combine_chunks()
-    SideTable(key, pa.table({key: keys}))  # each key once, and none missing
-    table = table.take(pc.call_function("sort_indices", [keys]))
-    keys = table[key].combine_chunks()
+    kind = table.schema.field(key).type
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    keys = cast_keyed(source, table, key, pa.schema([(key, kind)]))[key].combine_chunks()
+    order_N = pc.call_function("sort_indices", [keys])
+    table, keys = table.take(order_N), keys.take(order_N)
     if len(names) == 1 and is_list(table[column].type):
         return sorted_items(keys, _from_lists(source, keys, table[column], column), source)
     columns = list[Floats]()
@@ -118,8 +123,15 @@ def _from_lists(source: str, keys: pa.Array, column: pa.ChunkedArray, name: str)
 
 
 def sorted_items(keys: pa.Array, vectors_ND: Floats, source: str = "") -> ItemVectors:
-    """Items in the order of their keys; raises for a vector that is not finite."""
-    _refuse(source, keys, ~np.asarray(np.isfinite(vectors_ND).all(1)), "a number that is not finite")
+    """Items in the order of their keys; raises for vectors that cannot be clustered."""
+    lead = f"{source}: " if source else ""
+    if vectors_ND.shape[1] > MAX_DIM:
+        raise DataError(f"{lead}vectors of {vectors_ND.shape[1]:,} numbers", f"at most {MAX_DIM:,}")
+    bad = next((key for key in keys.to_pylist() if set(str(key)) & {"\t", "\n", "\r"}), None)
+    if bad is not None:
+        raise DataError(f"{lead}key {bad!r} has a tab or a line feed", "keys of one line without tabs")
+    _refuse(source, keys, ~np.isfinite(vectors_ND).all(1), "a number that is not finite")
+    _refuse(source, keys, (np.abs(vectors_ND) > LARGEST).any(1), f"a number beyond {LARGEST:.0e}")
     order_N = pc.call_function("sort_indices", [keys])
     return ItemVectors(keys.take(order_N), np.ascontiguousarray(vectors_ND[order_N.to_numpy()], np.float32))
 
@@ -143,10 +155,11 @@ class FitOptions(Value, frozen=True, kw_only=True):
 
 def fit_ids(items: ItemVectors, out: Path, key: str, vectors: str, options: FitOptions) -> IdsFolder:
     """Fit semantic ids of items with these keys and vectors, and write their folder."""
+    _check_new(out)
     narrow_ND = _prepare(items.vectors_ND, unit=options.unit)
     made = semantic.fit(narrow_ND, options.sizes, seed=options.seed, balance=options.balance)
     left = semantic.left_over(narrow_ND, made.codes_NL, made.codebooks)
-    count = len(items.keys)
+    count, spread = len(items.keys), _mean_square(narrow_ND - narrow_ND.mean(0))
     facts = SemanticFacts(
         key=key,
         vectors=vectors,
@@ -157,7 +170,8 @@ def fit_ids(items: ItemVectors, out: Path, key: str, vectors: str, options: FitO
         unit=options.unit,
         fitted=count,
         items=count,
-        error=_relative_error(left, narrow_ND),
+        spread=spread,
+        error=_mean_square(left) / max(spread, TINY),
         sha256={},
     )
     folder = IdsFolder(facts, items.keys, made.codes_NL, semantic.number_alike(made.codes_NL), made.codebooks)
@@ -166,22 +180,27 @@ def fit_ids(items: ItemVectors, out: Path, key: str, vectors: str, options: FitO
 
 def append_ids(before: IdsFolder, items: ItemVectors, out: Path) -> IdsFolder:
     """Write a folder with the items of `before`, unchanged, and the new ones of `items` behind them."""
-    facts = before.facts
+    _check_new(out)
+    facts, kind = before.facts, before.keys.type
     if items.vectors_ND.shape[1] != facts.dim:
         raise DataError(f"vectors of {items.vectors_ND.shape[1]} numbers", f"{facts.dim}, as in the fit")
-    if items.keys.type != before.keys.type:
-        raise DataError(f"keys of {items.keys.type}", f"{before.keys.type}, as in the fit")
-    known = pc.call_function("is_in", [items.keys], pc.SetLookupOptions(before.keys))
+    if types.is_integer(items.keys.type) != types.is_integer(kind):
+        raise DataError(f"keys of {items.keys.type}", f"{kind}, as in the fit")
+    try:
+        keys = items.keys.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"keys of {items.keys.type}: {error}", f"{kind}, as in the fit") from None
+    known = pc.call_function("is_in", [keys], pc.SetLookupOptions(before.keys))
     fresh_M = np.flatnonzero(~known.to_numpy(zero_copy_only=False))
     narrow_MD = _prepare(items.vectors_ND[fresh_M], unit=facts.unit)
     codes_ML, left_MD = semantic.encode(narrow_MD, before.codebooks)
     number_M = semantic.number_alike(codes_ML, before.codes_NL)
     drift = facts.drift
     if len(fresh_M):
-        drift = _relative_error(left_MD, narrow_MD) / max(facts.error, np.finfo(np.float32).tiny)
+        drift = _mean_square(left_MD) / max(facts.error * facts.spread, TINY)
     folder = IdsFolder(
         msgspec.structs.replace(facts, items=facts.items + len(fresh_M), drift=drift),
-        pa.concat_arrays([before.keys, items.keys.take(pa.array(fresh_M))]),
+        pa.concat_arrays([before.keys, keys.take(pa.array(fresh_M))]),
         np.concatenate((before.codes_NL, codes_ML)),
         np.concatenate((before.number_N, number_M)),
         before.codebooks,
@@ -194,28 +213,27 @@ def _prepare(vectors_ND: Floats, *, unit: bool) -> Floats:
     return semantic.to_unit(narrow_ND) if unit else narrow_ND
 
 
-def _relative_error(left_ND: Floats, vectors_ND: Floats) -> float:
-    spread = vectors_ND - vectors_ND.mean(0)
-    return float(np.square(left_ND, dtype=np.float64).sum() / max(np.square(spread, dtype=np.float64).sum(), 1e-300))
+def _mean_square(vectors_ND: Floats) -> float:
+    return float(np.square(vectors_ND, dtype=np.float64).mean())
+
+
+def _check_new(out: Path) -> None:
+    if out.exists():
+        raise SpecError(f"--out {out}: it exists", "the name of a new folder: ids are written once")
 
 
 def _write(ids: IdsFolder, out: Path) -> IdsFolder:
     facts = ids.facts
-    if out.exists():
-        raise SpecError(f"--out {out}: it exists", "the name of a new folder: ids are written once")
     with atomic_output(out) as folder:
         folder.mkdir()
         codes = pa.FixedSizeListArray.from_arrays(pa.array(ids.codes_NL.astype(np.int32).ravel()), len(facts.sizes))
         pq.write_table(pa.table({facts.key: ids.keys, CODES: codes, NUMBER: ids.number_N}), folder / ITEMS)
-        keys = [str(key) for key in ids.keys.to_pylist()]
-        bad = next((key for key in keys if set(key) & {"\t", "\n", "\r"}), None)
-        if bad is not None:
-            raise DataError(f"key {bad!r} has a tab or a line feed", "keys of one line without tabs")
+        keys = ids.keys.to_pylist()
         for level, centroids_KD in enumerate(ids.codebooks, 1):
             np.save(folder / f"codebook-{level}.npy", centroids_KD, allow_pickle=False)
             number_N = semantic.prefixes(ids.codes_NL, level, facts.sizes).tolist()
             lines = (f"{key}\t{number}\n" for key, number in zip(keys, number_N, strict=True))
-            (folder / f"prefix-{level}.tsv").write_text("".join(lines))
+            (folder / f"prefix-{level}.tsv").write_text("".join(lines), "utf-8", newline="\n")
         sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
         facts = msgspec.structs.replace(facts, sha256=sums)
         (folder / FACTS).write_bytes(msgspec.json.format(msgspec.json.encode(facts)))
@@ -224,18 +242,29 @@ def _write(ids: IdsFolder, out: Path) -> IdsFolder:
 
 def open_ids(folder: Path) -> IdsFolder:
     """Read a folder; raises for one that is damaged."""
+    expected = "a folder of rowwise sid fit"
+    if not (folder / FACTS).is_file():
+        raise DataError(f"{folder}: no {FACTS} in it", expected)
     try:
         facts = decode_json(read_bytes(folder / FACTS), SemanticFacts)
-        for name, expected in facts.sha256.items():
-            if "/" in name or hashlib.sha256((folder / name).read_bytes()).hexdigest() != expected:
-                raise DataError(f"{folder / name} does not match its checksum", "the file as it was written")
-        table = pq.read_table(folder / ITEMS)
         levels = range(1, len(facts.sizes) + 1)
+        names = {ITEMS} | {name for level in levels for name in (f"codebook-{level}.npy", f"prefix-{level}.tsv")}
+        if set(facts.sha256) != names or not levels:
+            raise DataError(f"{folder / FACTS} is damaged", "a checksum of each file")
+        for name, checksum in facts.sha256.items():
+            if hashlib.sha256((folder / name).read_bytes()).hexdigest() != checksum:
+                raise DataError(f"{folder / name} does not match its checksum", "the file as it was written")
         codebooks = tuple(np.load(folder / f"codebook-{level}.npy", allow_pickle=False) for level in levels)
-    except (OSError, ValueError, msgspec.MsgspecError, pa.ArrowException) as error:
-        raise DataError(f"{folder}: {str(error)[:200]}", "a folder of rowwise sid fit") from None
-    codes = table[CODES].combine_chunks().values.to_numpy().reshape(-1, len(facts.sizes)).astype(np.int64)
-    return IdsFolder(facts, table[facts.key].combine_chunks(), codes, table[NUMBER].to_numpy(), codebooks)
+        table = pq.read_table(folder / ITEMS)
+        keys, codes = table[facts.key].combine_chunks(), table[CODES].combine_chunks()
+        if tuple(map(len, codebooks)) != facts.sizes or facts.items != len(table):
+            raise DataError(f"{folder / FACTS} is damaged", "the sizes of its files")
+    except RowwiseError:
+        raise
+    except (OSError, ValueError, KeyError, msgspec.MsgspecError, pa.ArrowException) as error:
+        raise DataError(f"{folder}: {str(error)[:200]}", expected) from None
+    codes_NL = codes.values.to_numpy().reshape(-1, len(facts.sizes)).astype(np.int64)
+    return IdsFolder(facts, keys, codes_NL, table[NUMBER].to_numpy(), codebooks)
 
 
 class IdsReport(Value, frozen=True, kw_only=True):
@@ -247,9 +276,7 @@ class IdsReport(Value, frozen=True, kw_only=True):
     largest_group: int  # items of equal codes
     error: float
     drift: float | None
-    agreement: (
-        float | None
-    )  # share of items with the first code of their nearest item, of a sample; where vectors are known
+    agreement: float | None  # share of a sample with the first code of their nearest item; None: no vectors
     chance: float | None  # the same of random pairs
     digest: str
 

@@ -48,7 +48,9 @@ def check_sizes(sizes: Sequence[int], items: int) -> None:
         text = "x".join(map(str, sizes))
         raise SpecError(f"--codes {text}", f"1 to {MAX_LEVELS} levels of 2 to {MAX_CODES:,} codes, such as 256x256x256")
     if items < max(sizes):
-        raise SpecError(f"{items:,} items for {max(sizes):,} codes", "fewer codes a level than items")
+        raise SpecError(
+            f"{items:,} item{'s' * (items > 1)} for {max(sizes):,} codes", "no more codes a level than items"
+        )
 
 
 def fit(
@@ -151,7 +153,7 @@ def use_of(codes_NL: Ints, sizes: Sequence[int]) -> list[LevelUse]:
     for code_N, size in zip(codes_NL.T, sizes, strict=True):
         share_K = np.bincount(code_N, minlength=size) / len(code_N)
         used_K = share_K[share_K > 0]
-        entropy = float(-(used_K * np.log(used_K)).sum() / np.log(size))
+        entropy = float((used_K * np.log(1 / used_K)).sum() / np.log(size))
         uses.append(LevelUse(size, len(used_K), entropy, float(share_K.max())))
     return uses
 
@@ -167,8 +169,10 @@ def agreement(vectors_ND: Floats, codes_NL: Ints, sample: int = 512) -> tuple[fl
     count = len(vectors_ND)
     chosen_S = np.linspace(0, count - 1, min(sample, count)).astype(np.int64)
     squares_N = (vectors_ND**2).sum(1)
-    distances_SN = squares_N[None] - 2 * (vectors_ND[chosen_S] @ vectors_ND.T)
-    distances_SN[np.arange(len(chosen_S)), chosen_S] = np.inf
-    nearest_S = distances_SN.argmin(1)
+    nearest_S = np.empty_like(chosen_S)
+    for place, item in enumerate(chosen_S):  # one row of distances at once
+        distances_N = squares_N - 2 * (vectors_ND @ vectors_ND[item])
+        distances_N[item] = np.inf
+        nearest_S[place] = distances_N.argmin()
     share_K: NDArray[np.float64] = np.bincount(codes_NL[:, 0]) / count
     return float((codes_NL[chosen_S, 0] == codes_NL[nearest_S, 0]).mean()), float((share_K**2).sum())
