@@ -1,5 +1,7 @@
 """Recommendations for every user: those of scoring every item, without what the user has seen."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -172,3 +174,53 @@ def test_what_does_not_fit_is_refused(meetings, tmp_path, options, error, messag
     with pytest.raises(error, match=message):
         recommend(meetings[0], tmp_path / "best.parquet", RecommendOptions(**options))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_users_of_a_file_have_the_types_of_the_training_data(meetings, tmp_path):
+    run, _, rows = meetings
+    recommend(run, tmp_path / "all.parquet", RecommendOptions(k=K))
+    best, ages = read(tmp_path / "all.parquet"), dict(zip(*(rows[n].to_pylist() for n in ("user", "age")), strict=True))
+    users = str(tmp_path / "users.parquet")
+    for kind in (pa.string(), pa.int8(), pa.uint64(), pa.float64()):
+        of_file = pa.table({"user": pa.array([5, 3]).cast(kind), "age": [str(ages[5]), str(ages[3])]})
+        if kind == pa.string():
+            of_file = of_file.set_column(0, "user", of_file["user"].dictionary_encode())
+        pq.write_table(of_file, users)
+        recommend(run, tmp_path / "best.parquet", RecommendOptions(k=K, users=users))
+        assert read(tmp_path / "best.parquet") == {user: best[user] for user in (5, 3)}
+    for wrong, message in (
+        (["a", "b"], "column 'user' holds string: Failed to parse"),
+        ([[5], [3]], "column 'user' holds list"),
+        ([1.5, 2.0], "column 'user' holds double: Float value 1.5"),
+    ):
+        pq.write_table(pa.table({"user": wrong, "age": [1.0, 2.0]}), users)
+        with pytest.raises(DataError, match=f"--users {users}: {message}.*expected int64, as in the training data"):
+            recommend(run, tmp_path / "no.parquet", RecommendOptions(users=users))
+    assert not list(tmp_path.glob("no*"))
+
+
+@pytest.mark.slow
+def test_test_rows_of_another_type_are_seen(tmp_path):
+    towers.write_meetings(tmp_path / "rows.parquet", 1000)
+    rows = pq.read_table(tmp_path / "rows.parquet")
+    kinds = {"user": pa.int32(), "item": pa.int16()}
+    fields = [pa.field(field.name, kinds.get(field.name, field.type)) for field in rows.schema]
+    pq.write_table(rows.slice(0, 500).cast(pa.schema(fields)), tmp_path / "test.parquet")
+    data = {"test": f"parquet:{tmp_path / 'test.parquet'}", "test_share": 0.0}
+    run = train(towers.sections(tmp_path, towers.BASE, data=data, train={"steps": 1}), tmp_path / "runs")
+    written = recommend(run, tmp_path / "best.parquet", RecommendOptions(k=K))
+    assert written.users == len(set(rows["user"].to_pylist()))
+
+
+@pytest.mark.slow
+def test_lists_that_are_none_are_refused(tmp_path):
+    write_lists(tmp_path / "rows.parquet", 100)
+    run = train(sections(tmp_path, model={"kind": "sasrec"}, train={"steps": 1, "batch": 32}), tmp_path / "runs")
+    pq.write_table(pa.table({"seen": [1, 2]}), tmp_path / "users.parquet")
+    with pytest.raises(DataError, match=r"column 'seen' holds int64: .*expected list<element: int64>"):
+        recommend(run, tmp_path / "best.parquet", RecommendOptions(users=str(tmp_path / "users.parquet")))
+    with pytest.raises(SpecError, match="expected the name of a file in an existing folder"):
+        recommend(run, tmp_path / "no" / "best.parquet", RecommendOptions())
+    with pytest.raises(OSError, match=r"best.parquet.part"):
+        recommend(run, Path("/proc/best.parquet"), RecommendOptions())

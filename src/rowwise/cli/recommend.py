@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rowwise.base.errors import SpecError
 from rowwise.cli.code import warn_of_run_code
 from rowwise.cli.console import show_warning
 from rowwise.cli.options import AsJson, RunArgument, Which
@@ -71,8 +70,6 @@ def recommend(  # noqa: PLR0913 - one for each option
     from rowwise.recipes.recommend import RecommendOptions
     from rowwise.recipes.recommend import recommend as write
 
-    if not out.parent.is_dir() or (out.exists() and not out.is_file()):
-        raise SpecError(f"--out {out}", "the name of a file in an existing folder")
     warn_of_run_code(run)
     options = RecommendOptions(k=k, users=users, items=items, where=tuple(where or ()), user=user, item=item, seen=seen)
     console = make_terminal(stderr=True, quiet=as_json)

@@ -20,6 +20,7 @@ import pyarrow as pa
 import torch
 from msgspec import structs
 from pyarrow import compute as pc
+from pyarrow import types
 from torch import Tensor, nn
 
 from rowwise.base.errors import DataError, SpecError
@@ -43,7 +44,7 @@ from rowwise.recipes.towers import TowerInput, item_tower, user_vectors
 from rowwise.recipes.trained import Warn, choose_rows, ignore_warning, load_trained, resolve_saved
 from rowwise.serve.forward import Forward, arrays_of
 from rowwise.serve.retrieval import MAX_ITEMS
-from rowwise.serve.sides import SideTable, read_users_parquet
+from rowwise.serve.sides import cast_keyed, read_users_parquet
 from rowwise.tables.spec import Value
 from rowwise.train.run_folder import RunFolder
 from rowwise.train.saved import CheckpointFolder
@@ -104,6 +105,8 @@ def recommend(
     """
     if out.suffix not in WRITERS:
         raise SpecError(f"--out {out}", f"a name that ends in {' or '.join(WRITERS)}")
+    if not out.parent.is_dir() or (out.exists() and not out.is_file()):
+        raise SpecError(f"--out {out}", "the name of a file in an existing folder")
     with ExitStack() as stack:
         resolved, model = _open(run, which, warn, stack)
         train = resolved.recipe.train
@@ -123,6 +126,7 @@ def recommend(
 
 def _open(run: Path, which: str, warn: Warn, stack: ExitStack) -> tuple[ResolvedRecipe, nn.Module]:
     """The run with its weights; a graph as two towers of its vectors."""
+    RunFolder.open(run)
     resolved = resolve_saved(run)
     if not family_of(resolved.recipe.model).mixes_a_graph:
         return load_trained(run, which, warn)
@@ -257,12 +261,8 @@ def _ranker(predictor: Predictor, resolved: ResolvedRecipe, options: RecommendOp
     check_columns((options.item,), items.schema, source)
     read = (*forward.preparation.names, options.item)
     names = [name for name in items.column_names if name in read and name != options.user]
-    try:
-        kinds = [schema.field(n) if n in schema.names else items.schema.field(n) for n in names]
-        items = items.select(names).cast(pa.schema(kinds)).combine_chunks()
-    except (pa.ArrowException, ValueError) as error:
-        raise DataError(f"{source}: {str(error)[:200]}", "the types of the training data") from None
-    SideTable(options.item, items)  # each key once
+    kinds = pa.schema([(name, _trained_kind(name, items.schema.field(name).type, schema)) for name in names])
+    items = cast_keyed(source, items, options.item, kinds).combine_chunks()
     users = tuple(name for name in forward.preparation.names if name not in names)
     return _RowSearch(forward, items, options.item, users, options)
 
@@ -274,6 +274,25 @@ def _filter(items: pa.Table, options: RecommendOptions, source: str) -> pa.Table
     if not len(items):
         raise DataError(f"{source}: no item passes --where" if options.where else f"{source}: no rows", "an item")
     return items
+
+
+def _trained_kind(name: str, kind: pa.DataType, schema: pa.Schema) -> pa.DataType:
+    """The type of a column of the training data, else its own; of a dictionary that of its values."""
+    kind = schema.field(name).type if name in schema.names else kind
+    return kind.value_type if types.is_dictionary(kind) else kind
+
+
+def _as_trained(table: pa.Table, resolved: ResolvedRecipe, source: str) -> pa.Table:
+    """Rows of a file in the types of the training data."""
+    schema, arrays = resolved.rows.train.reader.schema, dict[str, pa.Array]()
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        kind = _trained_kind(name, column.type, schema)
+        try:
+            arrays[name] = column.cast(kind)
+        except pa.ArrowException as error:
+            problem = f"{source}: column {name!r} holds {column.type}: {str(error)[:200]}"
+            raise DataError(problem, f"{kind}, as in the training data") from None
+    return pa.table(arrays).combine_chunks()
 
 
 class _Users(NamedTuple):
@@ -293,12 +312,11 @@ def _users(resolved: ResolvedRecipe, search: _ItemRanker, options: RecommendOpti
     if options.users is not None:
         rows = RowSelection(open_reader(options.users, text=resolved.recipe.data.text))
         check_columns(names, rows.reader.schema, f"--users {options.users}")
-        return _Users(key, _count(rows), _read_all(rows, names))
+        return _Users(key, _count(rows), _read_all(resolved, rows, names))
     check_columns(names, resolved.rows.train.reader.schema, "the training rows")
     known: pa.Table | None = None
     for rows in _selections(resolved, "all"):
-        for selected in selected_rows(resolved, rows):
-            fresh = selected._replace(names=names).read()
+        for fresh in _read_selected(resolved, rows, names):
             codes_R = pc.call_function("dictionary_encode", [fresh[key].combine_chunks()]).indices
             codes_R = codes_R.fill_null(-1).to_numpy()
             last_U = len(codes_R) - 1 - np.unique(codes_R[::-1], return_index=True)[1]
@@ -320,10 +338,8 @@ def _lists(run: Path, resolved: ResolvedRecipe, search: _ItemRanker, options: Re
         key = None
     names = tuple(dict.fromkeys((*([] if key is None else [key]), *search.user_columns)))
     check_columns(names, rows.reader.schema, f"--users {options.users}" if options.users else "the test rows")
-    if options.users is not None:
-        tables = _read_all(rows, names)
-    else:
-        tables = (selected._replace(names=names).read() for selected in selected_rows(resolved, rows))
+    read = _read_selected if options.users is None else _read_all
+    tables = read(resolved, rows, names)
     return _Users(key or ROW, _count(rows), tables if key is not None else _numbered(tables))
 
 
@@ -331,8 +347,16 @@ def _count(rows: RowSelection) -> int:
     return sum(split.rows or 0 for split in rows.reader.splits())
 
 
-def _read_all(rows: RowSelection, names: tuple[str, ...]) -> Iterator[pa.Table]:
-    return (rows.reader.read(split, names).combine_chunks() for split in rows.reader.splits())
+def _read_all(resolved: ResolvedRecipe, rows: RowSelection, names: tuple[str, ...]) -> Iterator[pa.Table]:
+    """Columns of all rows of a file, by split."""
+    for split in rows.reader.splits():
+        yield _as_trained(rows.reader.read(split, names), resolved, f"--users {split.source}")
+
+
+def _read_selected(resolved: ResolvedRecipe, rows: RowSelection, names: tuple[str, ...]) -> Iterator[pa.Table]:
+    """Columns of the good rows of a selection, by split."""
+    for selected in selected_rows(resolved, rows):
+        yield _as_trained(selected._replace(names=names).read(), resolved, selected.split.source)
 
 
 def _numbered(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
@@ -386,8 +410,7 @@ def _history(search: _ItemRanker, resolved: ResolvedRecipe, key: str, options: R
         missing = [name for name in names if name not in rows.reader.schema.names]
         if missing and options.seen != "none":
             raise SpecError(f"the data has no column {missing[0]!r}, so seen items are unknown", "--seen none")
-        for selected in selected_rows(resolved, rows) if not missing else ():
-            table = selected._replace(names=names).read()
+        for table in _read_selected(resolved, rows, names) if not missing else ():
             item_N = _index_in(table[search.item], search.keys)
             known_N = (item_N >= 0) & table[key].is_valid().to_numpy()
             counts_I += np.bincount(item_N[item_N >= 0], minlength=len(counts_I))
@@ -408,8 +431,8 @@ def _history_of_lists(search: _ItemRanker, resolved: ResolvedRecipe, options: Re
     counts_I = np.zeros(len(search.keys), np.int64)
     (column,) = search.user_columns
     for rows in _selections(resolved, "train"):
-        for selected in selected_rows(resolved, rows):
-            item_N = _index_in(flatten_lists(combine_chunks(selected.read()[column]))[0], search.keys)
+        for table in _read_selected(resolved, rows, (column,)):
+            item_N = _index_in(flatten_lists(combine_chunks(table[column]))[0], search.keys)
             counts_I += np.bincount(item_N[item_N >= 0], minlength=len(counts_I))
 
     def seen(users: pa.Table) -> SeenItems:
@@ -441,6 +464,7 @@ def _write(
     done, short, given_I = 0, 0, np.zeros(len(search.keys), np.int64)
     temporary, writer = out.with_name(out.name + PART), None
     try:
+        temporary.touch()  # an error of Python's that names the file
         for table in users.tables:
             for begin in range(0, len(table), USERS):
                 block = table.slice(begin, USERS).combine_chunks()
