@@ -110,6 +110,12 @@ def test_messages_that_are_refused(server):
         assert reader.read(type(split)(source=split.source, start=3, stop=9), ["a"]).num_rows == 6
     with pytest.raises(DataError, match=r"message 1 of the first ones: .*: expected a JSON object in each message"):
         open_named(f"{name}@0:1501-1502")
+    with pytest.raises(DataError, match=r": the first messages: JSON parse error: .*: expected one type"):
+        open_named(f"{name}@0:1499-1501")
+    create_topic(server, "latin", 1)
+    produce(server, "latin", [b'{"a": "b"}', b'{"a": "\xe9"}'], 0)
+    with pytest.raises(DataError, match=r"message 2 of the first ones: Invalid UTF-8 encoded string: expected a JSON"):
+        open_named(f"kafka:{server}/latin@0:0-2")
 
 
 @pytest.mark.slow

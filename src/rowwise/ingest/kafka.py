@@ -223,10 +223,12 @@ def _parse(values: Sequence[bytes], source: str, first: int | None, schema: pa.S
     reading = pajson.ReadOptions(use_threads=False, block_size=len(text) + 1)
     try:
         table = pajson.read_json(pa.BufferReader(text), reading, parsing)
+        table.validate(full=True)  # text is not checked while it is parsed
     except pa.ArrowInvalid as error:
         _refuse_bad(values, source, first)
         kinds = "one type for each field" if schema is None else "the types of the first messages"
-        raise DataError(f"{source}: from offset {first}: {error}", kinds) from None
+        where = "the first messages" if first is None else f"from offset {first}"
+        raise DataError(f"{source}: {where}: {error}", kinds) from None
     if table.num_rows != len(values):
         _refuse_bad(values, source, first)
     return table
