@@ -1,4 +1,4 @@
-"""A TorchRec ShardingPlan from a file of `rowwise plan --torchrec`; no other module imports TorchRec.
+"""A TorchRec ShardingPlan from a file of `rowwise plan --torchrec`. TorchRec is imported here and in `recipes/door`.
 
 Known limit: tables must be in an EmbeddingBagCollection or EmbeddingCollection.
 """
@@ -19,7 +19,7 @@ def sharding_plan(text: str | bytes, module: nn.Module, path: str = "", *, devic
     Uses the collections of tables inside `module`, or only those under `path`. `device` is cpu or cuda. Each table of
     the plan must be in exactly one collection, with the planned size.
     """
-    plan, types = TorchRecPlan.from_json(text), _import_torchrec("torchrec.distributed.types")
+    plan, types = TorchRecPlan.from_json(text), import_torchrec("torchrec.distributed.types")
     module_plans: dict[str, Any] = {}  # by the collection's path
     seen: dict[str, str] = {}  # by table: the collection's path
     for name, configs in _collections(module, path):
@@ -35,7 +35,7 @@ def sharding_plan(text: str | bytes, module: nn.Module, path: str = "", *, devic
             seen[config.name] = name
             table = plan.tables[config.name]
             _check_size(config, table)
-            module_plans[name][config.name] = _parameter_sharding(table, plan.local_world, device)
+            module_plans[name][config.name] = parameter_sharding(table, plan.local_world, device)
     missing = [name for name in plan.tables if name not in seen]
     if missing:
         raise SpecError(
@@ -44,7 +44,8 @@ def sharding_plan(text: str | bytes, module: nn.Module, path: str = "", *, devic
     return types.ShardingPlan(plan=module_plans)
 
 
-def _import_torchrec(name: str) -> Any:
+def import_torchrec(name: str) -> Any:
+    """A module of TorchRec."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -53,7 +54,7 @@ def _import_torchrec(name: str) -> Any:
 
 def _collections(module: nn.Module, path: str) -> Iterator[tuple[str, list[Any]]]:
     """The path and the table configs of each collection."""
-    modules = _import_torchrec("torchrec.modules.embedding_modules")
+    modules = import_torchrec("torchrec.modules.embedding_modules")
     for name, child in module.named_modules():
         if name != path and path and not name.startswith(path + "."):
             continue
@@ -77,8 +78,9 @@ def _check_size(config: Any, table: TorchRecTable) -> None:
         raise SpecError(f"table {config.name!r} is {size}, and {rows} x {dim} in the plan", "the same size")
 
 
-def _parameter_sharding(table: TorchRecTable, local_world: int, device: str) -> Any:
-    types = _import_torchrec("torchrec.distributed.types")
+def parameter_sharding(table: TorchRecTable, local_world: int, device: str) -> Any:
+    """TorchRec's object for one table."""
+    types = import_torchrec("torchrec.distributed.types")
     spec = None
     if table.shards:
         spec = types.EnumerableShardingSpec(

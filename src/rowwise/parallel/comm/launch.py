@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -28,6 +28,7 @@ from rowwise.parallel.comm.torch import Rendezvous, TorchTransport
 from rowwise.tables.spec import Topology
 
 FAILED = "failed: "
+_JOINED = count()  # numbers the worlds of this process, alike on all ranks, as the store keeps their keys
 
 
 @final
@@ -52,6 +53,20 @@ def connect(timeout_s: float = 300.0, shared_memory: bool = True, attempt: int =
     in the store, where keys of earlier attempts remain.
     """
     return meet(timeout_s, attempt).join(shared_memory=shared_memory)
+
+
+def default_group() -> object | None:
+    """The default group of torch.distributed, if the caller's script has made it."""
+    return dist.GroupMember.WORLD if dist.is_initialized() else None
+
+
+def join_default_group(timeout_s: float = 300.0) -> Comm:
+    """Join the ranks of torch.distributed's default group through its store."""
+    ranks = tuple(range(dist.get_world_size()))
+    name = f"rowwise/group/{next(_JOINED)}"
+    store = dist.distributed_c10d._get_default_store()
+    world = Rendezvous(store=store, name=name, ranks=ranks, rank=dist.get_rank(), pids={}, timeout_s=timeout_s)
+    return _meet(world, _find_host(), None).join()
 
 
 class ListeningSocket(NamedTuple):

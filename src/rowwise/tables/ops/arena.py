@@ -48,6 +48,7 @@ class Arena:
     state: Tensor = field(repr=False)  # float32
     steps_T: Tensor = field(repr=False)  # updates so far, on the CPU
     keys_T: Tensor = field(repr=False)  # key of each table's random numbers
+    learning_rates_T: Tensor | None = None  # in place of those of the tables' optimizers
     touched: TouchedRows | None = None  # marks of changed rows; None until `track`
     store: RowStore | None = None  # has the rows of tables with slots; None: no table has slots
     slot_rows: Tensor | None = None  # the row in each slot; None without a store

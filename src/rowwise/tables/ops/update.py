@@ -58,6 +58,9 @@ def next_step(arena: Arena, group: TableGroup) -> tuple[Tensor, Tensor]:
     hyper_TH = group.hyper_TH
     if group.hyper_depends_on_step:
         hyper_TH = hyper_tensor((t.optimizer for t in group.tables), steps_T.tolist())
+    if arena.learning_rates_T is not None:
+        rates_T1 = arena.learning_rates_T[group.members_T].unsqueeze(1)
+        hyper_TH = torch.cat([rates_T1, hyper_TH[:, 1:]], 1)  # `KernelHyperparameters.lr` is the first
     return hyper_TH, arena.keys_T[group.members_T] + steps_T * GOLDEN
 
 
