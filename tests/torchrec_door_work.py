@@ -75,8 +75,8 @@ class Mixed(nn.Module):
         parts.append(self.inner["weighted"](weighted)["f2"])
         for key in ("f0", "f1"):
             values, lengths = rows[key].values(), rows[key].lengths()
-            sample = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-            parts.append(torch.zeros(len(lengths), DIM).index_add(0, sample, values))
+            sample = torch.repeat_interleave(torch.arange(lengths.shape[0]), lengths)
+            parts.append((dense[:, :1] * torch.zeros(1, DIM)).index_add(0, sample, values))
         return self.last(torch.cat([*parts, dense], 1))
 
 
@@ -129,7 +129,7 @@ def fuse(model: nn.Module, optimizer: str, numbers: dict[str, float]) -> nn.Modu
     from torch.distributed.optim import _apply_optimizer_in_backward
 
     kind = kind_of(optimizer)
-    tables = [p for name, p in model.named_parameters() if ".embedding_bags." in name or ".embeddings." in name]
+    tables = [p for name, p in model.named_parameters() if "embedding_bags." in name or "embeddings." in name]
     _apply_optimizer_in_backward(kind, tables, numbers)
     return model
 
@@ -267,3 +267,257 @@ def against_torchrec(comm, optimizer: str, names, layouts=()) -> dict[str, tuple
         found[name] = max(abs(a - b) for a, b in losses), state, max(differences, default=0.0)
     leave_world()
     return found
+
+
+class SparseRows(torch.optim.Optimizer):
+    """Adam of Kingma and Ba, algorithm 1, of the rows that have a gradient; the correction counts all steps."""
+
+    def __init__(self, parameters, lr: float, eps: float) -> None:
+        super().__init__(parameters, {"lr": lr, "eps": eps, "beta1": 0.9, "beta2": 0.999})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state |= {"t": 0, "m": torch.zeros_like(parameter), "v": torch.zeros_like(parameter)}
+                state["t"] += 1
+                grad = parameter.grad.coalesce()
+                (rows,), g = grad.indices(), grad.values()
+                state["m"][rows] = group["beta1"] * state["m"][rows] + (1 - group["beta1"]) * g
+                state["v"][rows] = group["beta2"] * state["v"][rows] + (1 - group["beta2"]) * g * g
+                mean = state["m"][rows] / (1 - group["beta1"] ** state["t"])
+                root = (state["v"][rows] / (1 - group["beta2"] ** state["t"])).sqrt()
+                parameter[rows] -= group["lr"] * mean / (root + group["eps"])
+
+
+def against_adam(comm, names) -> dict[str, tuple[float, int]]:
+    """By model: the difference of losses from `SparseRows` over TorchRec's plain modules; its averages by name."""
+    join_world(comm)
+    found, ranks, numbers = {}, len(comm.ranks), {"lr": 0.01, "eps": 1e-6}
+    for name in names:
+        mine = ours(fuse(make_model(name), "Adam", numbers))
+        optimizer, losses = dense_optimizer(mine), []
+        plain = make_model(name)
+        for module in plain.modules():
+            if isinstance(module, (nn.EmbeddingBag, nn.Embedding)):
+                module.sparse = True
+        rows = [p for n, p in plain.named_parameters() if ".embedding_bags." in n or ".embeddings." in n]
+        dense = [p for p in plain.parameters() if all(p is not row for row in rows)]
+        optimizers = [SparseRows(rows, **numbers), torch.optim.Adagrad(dense, lr=0.02)]
+        for seed in range(STEPS):
+            optimizer.zero_grad()
+            loss, _ = mine(batch_of(seed, comm.rank))
+            loss.backward()
+            optimizer.step()
+            for each in optimizers:
+                each.zero_grad()
+            wanted = [plain(batch_of(seed, rank))[0] for rank in range(ranks)]
+            (sum(wanted) / ranks).backward()
+            nn.utils.clip_grad_norm_(dense, 0.5)
+            for each in optimizers:
+                each.step()
+            losses.append(abs(float(loss) - float(wanted[comm.rank])))
+        states = mine.fused_optimizer.state_dict()["state"].values()
+        found[name] = max(losses), sum("exp_avg_sq" in key for state in states for key in state)
+    leave_world()
+    return found
+
+
+def pipelined(comm, pipeline: str, execute_all_batches: bool) -> dict[str, Any]:
+    """Losses of a train pipeline and of a loop, and how many batches each has trained."""
+    join_world(comm)
+    import rowwise.torchrec
+
+    found, world = {}, len(comm.ranks)
+    for name in ("DLRM", "mixed", "towers"):
+        models = [fuse(make_model(name), "RowWiseAdagrad", OPTIMIZERS["RowWiseAdagrad"]) for _ in range(2)]
+        looped, piped = (ours(m, plan=plan_of(m, world, ("row_wise", "table_wise"))) for m in models)
+        wanted = steps_of(looped, 8, comm.rank)
+        more = {"execute_all_batches": execute_all_batches} if pipeline == "TrainPipelineSparseDist" else {}
+        train = getattr(rowwise.torchrec, pipeline)(piped, dense_optimizer(piped), CPU, **more)
+        batches, losses = iter([batch_of(seed, comm.rank) for seed in range(8)]), []
+        while True:
+            try:
+                losses.append(float(train.progress(batches)[0]))
+            except StopIteration:
+                break
+        ahead = len(train.__dict__.get("_pipelined_modules", ()))
+        found[name] = wanted, losses, apart(looped.state_dict(), piped.state_dict()), ahead
+    leave_world()
+    return found
+
+
+def scheduled(comm) -> float:
+    """The difference of losses from TorchRec's under a schedule of learning rates, warmed up from 0."""
+    from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
+
+    join_world(comm)
+    losses = []
+    for make in (ours, lambda model: theirs(model, 1)):
+        model = make(fuse(make_model("DLRM"), "RowWiseAdagrad", {"lr": 0.1, "eps": 1e-6}))
+        model.load_state_dict(make_model("DLRM").state_dict())
+        stages = [WarmupStage(policy=WarmupPolicy.LINEAR, max_iters=5, value=0.1), WarmupStage(
+            policy=WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS, max_iters=20, value=0.3, lr_scale=0.5)]  # fmt: skip
+        optimizer = WarmupOptimizer(dense_optimizer(model), stages, lr=0.1)
+        run = []
+        for seed in range(20):
+            optimizer.zero_grad()
+            loss, _ = model(batch_of(seed))
+            loss.backward()
+            optimizer.step()
+            run.append(float(loss))
+        losses.append(run)
+    leave_world()
+    return max(abs(a - b) for a, b in zip(*losses, strict=True))
+
+
+class Twice(nn.Module):
+    """A model that calls a collection twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = bags_of(["f0"], CPU)
+
+    def forward(self, sparse):
+        return self.bags(sparse).values() + self.bags(sparse).values()
+
+
+def one_table(weighted: bool = False, **more: Any) -> nn.Module:
+    """A collection of a table of 9 rows, at the path 0."""
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+
+    named = {"name": "t_f0", "num_embeddings": 9, "embedding_dim": DIM, "feature_names": ["f0"], **more}
+    return nn.Sequential(EmbeddingBagCollection([EmbeddingBagConfig(**named)], is_weighted=weighted))
+
+
+def wrong_uses() -> dict[str, Any]:
+    from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
+    from torchrec.modules.embedding_configs import DataType, PoolingType
+    from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+
+    def renamed():
+        model = one_table()
+        plan = plan_of(model, 1)
+        plan.plan["0"]["gone"] = plan.plan["0"].pop("t_f0")
+        return ours(model, plan=plan)
+
+    def fused():
+        tables = [EmbeddingBagConfig(name="t_f0", num_embeddings=9, embedding_dim=DIM, feature_names=["f0"])]
+        return ours(nn.Sequential(FusedEmbeddingBagCollection(tables, torch.optim.SGD, {"lr": 0.1})))
+
+    empty, none = torch.zeros(0, dtype=torch.int64), torch.zeros(2 * BATCH, dtype=torch.int64)
+    others = KeyedJaggedTensor(keys=["f1", "f2"], values=empty, lengths=none)
+    rows = {"0.embedding_bags.t_f0.weight": torch.zeros(8, DIM)}
+    return {
+        "twice": lambda: ours(fuse(Twice(), "SGD", {"lr": 0.1}))(batch_of(0).sparse_features),
+        "no optimizer": lambda: ours(Twice())(batch_of(0).sparse_features),
+        "unknown optimizer": lambda: ours(fuse(Twice(), "LarsSGD", {"lr": 0.1})),
+        "torch optimizer": lambda: ours(fuse(Twice(), "RMSprop", {"lr": 0.1})),
+        "momentum": lambda: ours(fuse(Twice(), "SGD", {"lr": 0.1, "momentum": 0.9})),
+        "eps": lambda: ours(fuse(Twice(), "Adagrad", {"lr": 0.1, "eps": 0.0})),
+        "missing": lambda: ours(fuse(Twice(), "SGD", {"lr": 0.1}))(others),
+        "id": lambda: ours(fuse(one_table(), "SGD", {"lr": 0.1}))(batch_of(0).sparse_features),
+        "plan": lambda: ours(one_table(), plan=plan_of(Twice(), 1)),
+        "plan of another table": renamed,
+        "plan of other rows": lambda: ours(one_table(), plan=plan_of(one_table(num_embeddings=40), 1)),
+        "int8": lambda: ours(one_table(data_type=DataType.INT8)),
+        "weighted mean": lambda: ours(one_table(weighted=True, pooling=PoolingType.MEAN)),
+        "fused collection": fused,
+        "state": lambda: ours(one_table()).load_state_dict(rows),
+    }
+
+
+def refusals(comm) -> dict[str, str]:
+    """What each wrong use says."""
+    join_world(comm)
+    said = {}
+    for name, use in wrong_uses().items():
+        try:
+            use()
+        except Exception as error:  # that which the test looks at
+            said[name] = f"{type(error).__name__}: {error}"
+    leave_world()
+    return said
+
+
+def train_and_die(folder: str, optimizer: str, until: int, die_at: int) -> None:
+    """Train to step `until` from the last save, saving every third step; at `die_at`, kill this process."""
+    import os
+    import signal
+    from pathlib import Path
+
+    quiet()
+    torch.set_num_threads(1)
+    model = ours(fuse(make_model("mixed"), optimizer, {"lr": 0.02}))
+    combined, saved = dense_optimizer(model), Path(folder) / "saved.pt"
+    first = 0
+    if saved.exists():
+        state = torch.load(saved)
+        for _, each in combined.optimizers:
+            each.init_state()  # TorchRec's way to make the lazy state of a dense optimizer, to load into
+        model.load_state_dict(state["model"])
+        combined.load_state_dict(state["optimizer"])
+        first = state["step"]
+    for seed in range(first, until):
+        combined.zero_grad()
+        loss, _ = model(batch_of(seed))
+        loss.backward()
+        combined.step()
+        if (seed + 1) % 3 == 0:
+            state = {"model": model.state_dict(), "optimizer": combined.state_dict(), "step": seed + 1}
+            torch.save(state, f"{saved}.new")
+            os.replace(f"{saved}.new", saved)
+        if seed + 1 == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+    torch.save({"model": model.state_dict(), "optimizer": combined.state_dict()}, Path(folder) / "end.pt")
+
+
+def saved_by_dcp(comm, folder: str) -> tuple[float, float]:
+    """Weights of one plan in a model of another; and losses after a restart of the same plan, through files."""
+    from torch.distributed import checkpoint
+
+    join_world(comm)
+
+    def make(layouts):
+        model = fuse(make_model("mixed"), "Adagrad", OPTIMIZERS["Adagrad"])
+        return ours(model, plan=plan_of(model, len(comm.ranks), layouts))
+
+    model = make(("row_wise", "table_wise"))
+    steps_of(model, 5, comm.rank)
+    fused = model.fused_optimizer.state_dict()
+    checkpoint.save({"model": model.state_dict(), "optimizer": fused}, checkpoint_id=folder)
+    other = make(("table_wise", "column_wise"))
+    state = {"model": other.state_dict()}
+    checkpoint.load(state, checkpoint_id=folder)
+    other.load_state_dict(state["model"])
+    with torch.no_grad():
+        outputs = [m(batch_of(99, comm.rank))[1][1] for m in (model, other)]
+    again = make(("row_wise", "table_wise"))
+    state = {"model": again.state_dict(), "optimizer": again.fused_optimizer.state_dict()}
+    checkpoint.load(state, checkpoint_id=folder)
+    again.load_state_dict(state["model"])
+    again.fused_optimizer.load_state_dict(state["optimizer"])
+    losses = [steps_of(m, 5, comm.rank, first=5) for m in (model, again)]
+    leave_world()
+    return float((outputs[0] - outputs[1]).abs().max()), max(abs(a - b) for a, b in zip(*losses, strict=True))
+
+
+def on_the_meta_device(comm) -> tuple[list[float], bool]:
+    """Each table's largest initial weight over its bound; whether replicated tables agree on all ranks."""
+    join_world(comm)
+    torch.manual_seed(comm.rank)
+    model = ours(fuse(make_model("mixed", torch.device("meta")), "SGD", {"lr": 0.1}))
+    rows = {name: x for name, x in model.state_dict().items() if ".weight" in name and "last" not in name}
+    bounds = [float(max(part.abs().max() for part in shards_of(x))) * x.size()[0] ** 0.5 for x in rows.values()]
+    plain = torch.cat([x.flatten() for x in rows.values() if not hasattr(x, "local_shards")])
+    sums = comm.all_gather(plain, [len(plain)] * len(comm.ranks), "test").wait().view(len(comm.ranks), -1)
+    leave_world()
+    return bounds, bool((sums == sums[0]).all())
+
+
+if __name__ == "__main__":
+    import sys
+
+    train_and_die(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -152,6 +152,22 @@ def training_step(result: dict) -> Parts:
     yield facts
 
 
+@page("torchrec-door", "Steps through the door", "torchrec_door")
+def torchrec_door(result: dict) -> Parts:
+    """How fast is a step of TorchRec's own model through `rowwise.torchrec`, beside TorchRec?"""
+    yield table(
+        "model | threads | rowwise.torchrec | TorchRec | speed",
+        lambda r: f"{r['shape']} | {r['threads']} | {r['ms']:.1f} ms | {r['torchrec_ms']:.1f} ms | {r['ratio']:.1f}x",
+        result["rows"],
+    )
+    yield [
+        "Model: DLRMTrain of TorchRec 1.8.0 with 26 tables of dim 64, batch 2,048, row-wise Adagrad in the backward. "
+        "Both sides run the same script but for one import, in turn in one process.",
+        f"Largest difference of the losses of the first steps: {max(r['off'] for r in result['rows']):.1e}.",
+        missed(result),
+    ]
+
+
 @page("operators", "Lookup and update", "ops")
 def operators(result: dict) -> Parts:
     """How fast are lookup, backward and update of 26 tables of 1,000 to 4,000,000 rows, inputs checked?"""

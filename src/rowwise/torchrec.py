@@ -10,11 +10,12 @@ from rowwise.recipes.torchrec import import_torchrec
 
 if TYPE_CHECKING:
     from rowwise.recipes.door.model import DistributedModelParallel as DistributedModelParallel
+    from rowwise.recipes.door.model import get_default_sharders as get_default_sharders
     from rowwise.recipes.door.pipeline import TrainPipelineBase as TrainPipelineBase
     from rowwise.recipes.door.pipeline import TrainPipelineSparseDist as TrainPipelineSparseDist
 
 _HOMES = {
-    "recipes.door.model": ("DistributedModelParallel",),
+    "recipes.door.model": ("DistributedModelParallel", "get_default_sharders"),
     "recipes.door.pipeline": ("TrainPipelineBase", "TrainPipelineSparseDist"),
 }
 __all__, _load = export_lazily("rowwise", _HOMES)

@@ -52,10 +52,13 @@ class BatchesAhead:
             batch.routes.advance()
 
     def take(self, key: object) -> BatchAhead | None:
-        """Remove and return a batch; None if it is not in the queue."""
+        """Remove and return a batch; None if it is not in the queue. Batches before it were skipped and are dropped."""
         batch = self.find(key)
         if batch is not None:
-            self._batches.remove(batch)
+            skipped = BatchesAhead()
+            while (first := self._batches.popleft()) is not batch:
+                skipped._batches.append(first)
+            skipped.drop()
         return batch
 
     def rows_to_read(self) -> Iterator[RoutedBatch]:

@@ -9,8 +9,10 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
 from torch import nn
 from torchrec.distributed import model_parallel
+from torchrec.distributed.model_parallel import get_default_sharders as get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
@@ -19,11 +21,12 @@ from rowwise.parallel.comm.interface import Comm
 from rowwise.parallel.comm.launch import default_group, join_default_group
 from rowwise.parallel.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 from rowwise.recipes.door.collection import RowwiseCollection
+from rowwise.recipes.door.dense import use_our_kernels
 from rowwise.recipes.door.pieces import find_pieces
 from rowwise.recipes.door.plans import check_paths, make_plan, tiles_of
 from rowwise.recipes.door.sources import CollectionSource, find_collections, parameter_of
 from rowwise.tables.embedding import Embeddings
-from rowwise.tables.spec import Topology
+from rowwise.tables.spec import Codecs, Topology, Wire, WireType
 
 COLLECTIONS = (EmbeddingBagCollection, EmbeddingCollection)
 
@@ -36,7 +39,8 @@ class DistributedModelParallel(model_parallel.DistributedModelParallel):
         env: of the default process group, or of one rank.
         device: of dense parameters and rows.
         plan: TorchRec's plan of all collections; by default `simple_plan` makes one.
-        sharders: their `fused_params` are the hyperparameters of tables without an optimizer of their own.
+        sharders: their `fused_params` are the hyperparameters of tables without an optimizer of their own, and their
+            `qcomm_codecs_registry` the types in which vectors travel.
         init_data_parallel: wrap dense parameters now, not by a later `init_data_parallel()`.
         init_parameters: allocate dense parameters on the meta device.
         data_parallel_wrapper: wraps dense parameters; by default DistributedDataParallel does, for several ranks.
@@ -54,7 +58,9 @@ class DistributedModelParallel(model_parallel.DistributedModelParallel):
         data_parallel_wrapper: Any = None,
         model_tracker_configs: Any = None,
     ) -> None:
-        check_arguments(sharders, model_tracker_configs)
+        if model_tracker_configs is not None:
+            raise SpecError("model_tracker_configs: touched rows are not tracked here", "None")
+        wire = read_wire(sharders)
         device = device or torch.device("cpu")
         group = default_group()
         env = env or (ShardingEnv.from_local(1, 0) if group is None else ShardingEnv.from_process_group(group))
@@ -65,11 +71,12 @@ class DistributedModelParallel(model_parallel.DistributedModelParallel):
         check_paths(plan, sources)
         tiles = {source.path: tiles_of(source, plan.plan[source.path], env.world_size) for source in sources}
         by_path = {source.path: (source, tiles[source.path]) for source in sources}
-        self_sharders = [RowwiseSharder(kind, by_path, comm) for kind in COLLECTIONS]
+        our_sharders = [RowwiseSharder(kind, by_path, comm, wire) for kind in COLLECTIONS]
         self._wraps = env.world_size > 1 or data_parallel_wrapper is not None
         super().__init__(
-            module, env, device, plan, self_sharders, init_data_parallel, init_parameters, data_parallel_wrapper
+            module, env, device, plan, our_sharders, init_data_parallel, init_parameters, data_parallel_wrapper
         )
+        use_our_kernels(self.module)
         self._collections = [child for child in self.module.modules() if isinstance(child, RowwiseCollection)]
 
     def init_data_parallel(self) -> None:
@@ -95,9 +102,9 @@ class DistributedModelParallel(model_parallel.DistributedModelParallel):
 class RowwiseSharder(ModuleSharder[nn.Module]):
     """Replaces collections of one class by ours."""
 
-    def __init__(self, kind: type[nn.Module], by_path: Any, comm: Comm | None) -> None:
+    def __init__(self, kind: type[nn.Module], by_path: Any, comm: Comm | None, wire: Wire) -> None:
         super().__init__()
-        self._kind, self._by_path, self._comm = kind, by_path, comm
+        self._kind, self._by_path, self._comm, self._wire = kind, by_path, comm, wire
 
     @property
     def module_type(self) -> type[nn.Module]:
@@ -114,7 +121,7 @@ class RowwiseSharder(ModuleSharder[nn.Module]):
         if self._comm is None:
             embeddings = Embeddings(tables, device=device or "cpu")
         else:
-            embeddings = ShardedEmbeddings(tables, plan, self._comm, device=device or "cpu")
+            embeddings = ShardedEmbeddings(tables, plan, self._comm, wire=self._wire, device=device or "cpu")
             embeddings.fill(0)  # sets the keys of random rounding
         fill_rows(source, module, embeddings, env, self._comm)
         return RowwiseCollection(source, embeddings, env)
@@ -146,11 +153,18 @@ def comm_of(group: Any) -> Comm:
     return join_default_group()
 
 
-def check_arguments(sharders: Sequence[Any] | None, model_tracker_configs: Any) -> None:
-    """Raise for what TorchRec has and this has not."""
-    if model_tracker_configs is not None:
-        raise SpecError("model_tracker_configs: rows are not tracked", "None")
+def read_wire(sharders: Sequence[Any] | None) -> Wire:
+    """The types in which vectors and gradients travel, from the sharders' `qcomm_codecs_registry`."""
+    wires: set[Codecs] = set()
     for sharder in sharders or ():
-        if getattr(sharder, "qcomm_codecs_registry", None):
-            got = f"sharder {type(sharder).__name__} has a qcomm_codecs_registry"
-            raise SpecError(got, "none, as vectors travel in fp32 here")
+        for codecs in (getattr(sharder, "qcomm_codecs_registry", None) or {}).values():
+            forward, backward = (getattr(codec, "_comm_precision", None) for codec in (codecs.forward, codecs.backward))
+            names = [SparseType.FP32.value if kind is None else kind.value for kind in (forward, backward)]
+            unknown = [name for name in names if name not in tuple(WireType)]
+            if unknown:
+                raise SpecError(f"sharder {type(sharder).__name__}: vectors in {unknown[0]}", ", ".join(WireType))
+            wires.add(Codecs(*map(WireType, names)))
+    if len(wires) > 1:
+        raise SpecError(f"sharders with {len(wires)} different qcomm_codecs_registry", "one for all collections")
+    codecs = wires.pop() if wires else Codecs()
+    return Wire(host=codecs, network=codecs)

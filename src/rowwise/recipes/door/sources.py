@@ -151,7 +151,7 @@ def _read_optimizer(where: str, parameter: nn.Parameter, fused_params: Mapping[s
         return None
     kind = given.pop("optimizer", EmbOptimType.EXACT_SGD)
     if kind not in KINDS:
-        raise _unknown(where, getattr(kind, "name", kind))
+        raise _unknown(where, classes[0].__name__ if classes else getattr(kind, "name", kind))
     return _make(where, KINDS[kind], given)
 
 

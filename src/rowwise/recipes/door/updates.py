@@ -9,7 +9,7 @@ from typing import final
 from torch import Tensor
 from torch.autograd import Variable
 
-from rowwise.parallel.shard.embeddings import AnyEmbeddings
+from rowwise.parallel.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 
 
 @final
@@ -39,4 +39,6 @@ class UpdatesAfterBackward:
 
     def _update(self) -> None:
         self._queued = False
+        if isinstance(self._embeddings, ShardedEmbeddings):
+            self._embeddings.settle()  # a pipeline that ends here leaves no collective pending
         self._embeddings.update()

@@ -1,0 +1,64 @@
+"""Dense layers of TorchRec's models by our kernels: the same parameters, names and results up to float rounding.
+
+Only `forward` of a layer changes, and only that of `nn.Linear` and of DLRM's `InteractionArch` themselves: a subclass
+keeps its own.
+"""
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrec.models.dlrm import InteractionArch
+
+from rowwise.tables.ops.interact import interact
+from rowwise.tables.ops.linear import linear
+
+
+def use_our_kernels(module: nn.Module) -> None:
+    """Replace `forward` of the layers that we have a kernel for."""
+    for child in module.modules():
+        if type(child) is nn.Linear:
+            _set_forward(child, _linear)
+        elif type(child) is InteractionArch:
+            _set_forward(child, _interact)
+
+
+def _set_forward(layer: Any, forward: Callable[..., Tensor]) -> None:
+    layer.forward = MethodType(forward, layer)
+
+
+def _linear(layer: nn.Linear, input: Tensor) -> Tensor:
+    return linear(input, layer.weight, layer.bias)
+
+
+def _interact(layer: Any, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
+    return upper_pairs(dense_features, sparse_features, layer.triu_indices)
+
+
+@torch.fx.wrap
+def upper_pairs(dense_BD: Tensor, sparse_BFD: Tensor, pairs_2P: Tensor) -> Tensor:
+    """The dense vector, then the dot products of pairs in TorchRec's order; `torch.fx` does not look inside."""
+    if not pairs_2P.numel():
+        return dense_BD
+    low_P, high_P = pairs_2P
+    dim = dense_BD.shape[1]
+    # Ours have the dense vector, too, and then pair (high, low) at high * (high - 1) / 2 + low.
+    order_S = torch.cat([torch.arange(dim, device=low_P.device), dim + high_P * (high_P - 1) // 2 + low_P])
+    return _Reordered.apply(interact(dense_BD, sparse_BFD.flatten(1)), order_S)
+
+
+class _Reordered(torch.autograd.Function):
+    """Columns in another order: each once, so that the gradient is a gather, too."""
+
+    @staticmethod
+    def forward(*args: Any, **_: Any) -> Tensor:
+        ctx, x_BS, order_S = args
+        ctx.save_for_backward(order_S)
+        return x_BS.index_select(1, order_S)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        (order_S,) = ctx.saved_tensors
+        return grad_outputs[0].index_select(1, order_S.argsort()), None
