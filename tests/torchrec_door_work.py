@@ -211,9 +211,7 @@ def ours(model: nn.Module, **how: Any) -> Any:
 
 
 def theirs(model: nn.Module, world: int, layouts=("table_wise",)) -> Any:
-    from torchrec.distributed import DistributedModelParallel
-
-    return DistributedModelParallel(model, device=CPU, plan=plan_of(model, world, layouts))
+    return theirs_by(model, plan=plan_of(model, world, layouts))
 
 
 def apart(a: Any, b: Any) -> float:
@@ -331,7 +329,7 @@ def pipelined(comm, pipeline: str, execute_all_batches: bool) -> dict[str, Any]:
     import rowwise.torchrec
 
     found, world = {}, len(comm.ranks)
-    for name in ("DLRM", "mixed", "towers"):
+    for name in ("DLRM", "DLRM_DCN", "mixed", "towers"):
         models = [fuse(make_model(name), "RowWiseAdagrad", OPTIMIZERS["RowWiseAdagrad"]) for _ in range(2)]
         looped, piped = (ours(m, plan=plan_of(m, world, ("row_wise", "table_wise"))) for m in models)
         wanted = steps_of(looped, 8, comm.rank)
@@ -442,6 +440,24 @@ def refusals(comm) -> dict[str, str]:
     return said
 
 
+def a_bad_batch(comm) -> tuple[str, tuple[int, ...]]:
+    """What a rank says when the second rank's batch lacks a feature, and the next batch's vectors."""
+    from torchrec import KeyedJaggedTensor
+
+    join_world(comm)
+    bags = nn.Sequential(bags_of(["f0", "f1"], CPU))
+    model, sparse, said = ours(fuse(bags, "SGD", {"lr": 0.1})), batch_of(1).sparse_features, ""
+    if comm.rank == 1:
+        sparse = KeyedJaggedTensor(keys=["f1"], values=sparse.values()[:0], lengths=sparse.lengths()[:BATCH] * 0)
+    try:
+        model(sparse)
+    except Exception as error:  # that which the test looks at
+        said = f"{type(error).__name__}: {error}"
+    shape = tuple(model(batch_of(2).sparse_features)["f0"].shape)
+    leave_world()
+    return said, shape
+
+
 def train_and_die(folder: str, optimizer: str, until: int, die_at: int) -> None:
     """Train to step `until` from the last save, saving every third step; at `die_at`, kill this process."""
     import os
@@ -502,6 +518,43 @@ def saved_by_dcp(comm, folder: str) -> tuple[float, float]:
     losses = [steps_of(m, 5, comm.rank, first=5) for m in (model, again)]
     leave_world()
     return float((outputs[0] - outputs[1]).abs().max()), max(abs(a - b) for a, b in zip(*losses, strict=True))
+
+
+def by_sharders(comm) -> tuple[float, float, float]:
+    """Of sharders with fused_params, in fp32 and fp16: differences from TorchRec; bytes of vectors, fp32 over fp16."""
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+
+    join_world(comm)
+    numbers = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.05, "eps": 1e-6}
+    config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16)
+    codecs, differences, sent = get_qcomm_codecs_registry(config, device=CPU), [], []
+    for registry in (None, codecs):
+        sharder, losses = EmbeddingBagCollectionSharder(numbers, registry), []
+        counted = comm_of_door().sent.total("pooled")
+        for side in (ours, theirs_by):
+            model = make_model("DLRM")
+            plan = plan_of(model, len(comm.ranks))
+            made = side(model, plan=plan, sharders=[sharder])
+            made.load_state_dict(make_model("DLRM").state_dict())
+            losses.append(steps_of(made, 20, comm.rank))
+        differences.append(max(abs(a - b) for a, b in zip(*losses, strict=True)))
+        sent.append(comm_of_door().sent.total("pooled") - counted)
+    leave_world()
+    return *differences, sent[0] / sent[1]
+
+
+def comm_of_door() -> Any:
+    from rowwise.recipes.door.model import comm_of
+
+    return comm_of(torch.distributed.group.WORLD)
+
+
+def theirs_by(model: nn.Module, **how: Any) -> Any:
+    from torchrec.distributed import DistributedModelParallel
+
+    return DistributedModelParallel(model, device=CPU, **how)
 
 
 def on_the_meta_device(comm) -> tuple[list[float], bool]:

@@ -135,6 +135,16 @@ def test_rows_on_the_meta_device_are_drawn_by_their_config():
     assert all(0.5 < max(a, b) <= 1.0001 for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.slow
+@pytest.mark.dist
+@TORCHREC
+def test_sharders_have_optimizers_and_wires():
+    for exact, narrow, ratio in run_processes(2, work.by_sharders):
+        assert exact < 1e-5
+        assert narrow < 1e-3
+        assert ratio == 2
+
+
 SAID = {
     "twice": "SpecError: collection 'bags' is called twice in one forward: expected one call with the features of both",
     "no optimizer": "SpecError: table 't_f0' of collection 'bags' has no optimizer: expected an optimizer by apply_opt",
@@ -162,3 +172,13 @@ def test_wrong_use_is_refused_in_one_line():
     for name, text in SAID.items():
         assert said[name].startswith(text)
         assert "\n" not in said[name]
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+@TORCHREC
+def test_all_ranks_say_which_batch_was_bad_and_go_on():
+    first, second = run_processes(2, work.a_bad_batch)
+    assert first[0].startswith("AgreedError: rank 1 (ids of a batch): BatchError: collection '0': the Keyed")
+    assert second[0].startswith("BatchError: collection '0': the KeyedJaggedTensor lacks feature 'f0'; it has f1")
+    assert first[1] == second[1] == (work.BATCH, work.DIM)

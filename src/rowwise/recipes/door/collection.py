@@ -120,10 +120,11 @@ class RowwiseCollection(ShardedModule, FusedOptimizerModule):
         batch = dist_input[0]
         if isinstance(batch, RowwiseError):
             self.rowwise.abort_forward(batch)
-        if torch.is_grad_enabled():
+        if self.training and torch.is_grad_enabled():
             self._check_training()
         self._updates.prepare()
-        return batch, self.rowwise(batch)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self._untrained):
+            return batch, self.rowwise(batch)
 
     def output_dist(self, ctx: Any, output: tuple[Jagged, Vectors]) -> Any:
         """A KeyedTensor, or a dict of JaggedTensors; on several ranks pooled vectors are waited for at their use."""

@@ -1,7 +1,7 @@
 """Dense layers of TorchRec's models by our kernels: the same parameters, names and results up to float rounding.
 
-Only `forward` of a layer changes, and only that of `nn.Linear` and of DLRM's `InteractionArch` themselves: a subclass
-keeps its own.
+Only `forward` of a layer changes, and only that of `nn.Linear`, `LowRankCrossNet` and DLRM's `InteractionArch`
+themselves: a subclass keeps its own.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torchrec.models.dlrm import InteractionArch
+from torchrec.modules.crossnet import LowRankCrossNet
 
 from rowwise.tables.ops.interact import interact
 from rowwise.tables.ops.linear import linear
@@ -21,6 +22,8 @@ def use_our_kernels(module: nn.Module) -> None:
     for child in module.modules():
         if type(child) is nn.Linear:
             _set_forward(child, _linear)
+        elif type(child) is LowRankCrossNet:
+            _set_forward(child, _cross)
         elif type(child) is InteractionArch:
             _set_forward(child, _interact)
 
@@ -31,6 +34,20 @@ def _set_forward(layer: Any, forward: Callable[..., Tensor]) -> None:
 
 def _linear(layer: nn.Linear, input: Tensor) -> Tensor:
     return linear(input, layer.weight, layer.bias)
+
+
+@torch.fx.wrap
+def product(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """`linear`, into which `torch.fx` does not look."""
+    return linear(x, weight_OI, bias_O)
+
+
+def _cross(net: Any, input: Tensor) -> Tensor:
+    """The layers of DCN-v2 with weights of low rank: x + x_0 * (W V x + b)."""
+    x = input
+    for narrow, wide, bias in zip(net.V_kernels, net.W_kernels, net.bias, strict=True):
+        x = torch.addcmul(x, input, product(product(x, narrow), wide, bias))
+    return x
 
 
 def _interact(layer: Any, dense_features: Tensor, sparse_features: Tensor) -> Tensor:

@@ -20,10 +20,8 @@ class RowwiseFusedOptimizer(FusedOptimizer):
     def __init__(self, tables: Mapping[str, tuple[nn.Parameter, TablePieces]], embeddings: AnyEmbeddings) -> None:
         self._embeddings = embeddings
         held = {key: (parameter, pieces) for key, (parameter, pieces) in tables.items() if pieces.local}
-        groups = [
-            {"params": [parameter], "lr": pieces.table.optimizer.lr, "table": pieces.table.name}
-            for parameter, pieces in held.values()
-        ]
+        self._names = {parameter: pieces.table.name for parameter, pieces in held.values()}
+        groups = [{"params": [parameter], "lr": pieces.table.optimizer.lr} for parameter, pieces in held.values()]
         state = {parameter: pieces.save_state() for parameter, pieces in held.values()}
         super().__init__({key: parameter for key, (parameter, _) in held.items()}, state, groups)
 
@@ -39,7 +37,7 @@ class RowwiseFusedOptimizer(FusedOptimizer):
             arena.steps_T.fill_(step)
 
     def _set_learning_rates(self) -> None:
-        rates = {group["table"]: float(group["lr"]) for group in self.param_groups}
+        rates = {self._names[parameter]: float(g["lr"]) for g in self.param_groups for parameter in g["params"]}
         for arena in self._embeddings.arenas:
             own = [rates[piece.full_table.name] for piece in arena.pieces]
             if arena.learning_rates_T is not None or own != [piece.table.optimizer.lr for piece in arena.pieces]:

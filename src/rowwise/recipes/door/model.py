@@ -76,6 +76,9 @@ class DistributedModelParallel(model_parallel.DistributedModelParallel):
         super().__init__(
             module, env, device, plan, our_sharders, init_data_parallel, init_parameters, data_parallel_wrapper
         )
+        for path, child in self.module.named_modules():
+            if type(child) in COLLECTIONS:
+                raise SpecError(f"collection {path!r} has two names in one module", "one name")
         use_our_kernels(self.module)
         self._collections = [child for child in self.module.modules() if isinstance(child, RowwiseCollection)]
 
