@@ -578,3 +578,23 @@ def test_columns_are_coupled_where_the_gradient_of_one_changes_another(kind, cli
             embeddings.update()
         seen.append(embeddings.table("t")[0, :4].tolist())
     assert needs_full_rows(optimizer) == (seen[0] != seen[1])
+
+
+@pytest.mark.parametrize(
+    "optimizer", [Sgd(lr=0.5), RowWiseAdagrad(lr=0.5), Adam(lr=0.5)], ids=lambda o: type(o).__name__
+)
+def test_learning_rates_may_change_between_updates(optimizer):
+    """As if the tables' optimizers had them; None is those of the optimizers."""
+    batch = Jagged.from_lists({"a": [[1, 2], [2]], "b": [[0], [3]]})
+    rates = {"a": 0.25, "b": 0.125}
+    changed = Embeddings([Table(name=name, rows=4, dim=8, optimizer=optimizer) for name in rates], seed=1)
+    fixed = Embeddings(
+        [Table(name=n, rows=4, dim=8, optimizer=msgspec.structs.replace(optimizer, lr=r)) for n, r in rates.items()],
+        seed=1,
+    )
+    changed.arena.learning_rates_T = torch.tensor(list(rates.values()))
+    for _ in range(2):
+        for embeddings in (changed, fixed):
+            embeddings(batch).matrix_BS.square().sum().backward()
+            embeddings.update()
+    assert torch.equal(changed.arena.rows, fixed.arena.rows)

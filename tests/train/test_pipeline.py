@@ -265,3 +265,18 @@ def test_an_error_of_a_batch_that_is_dropped_is_not_raised():
             sharded.abort_forward(failed) if comm.rank else sharded(bad)
 
     run_threads(2, rank, TIMEOUT_S)
+
+
+def test_a_batch_that_is_skipped_leaves_no_collective():
+    tables = (Table(name="a", rows=9, dim=4),)
+
+    def rank(comm):
+        sharded = ShardedEmbeddings(tables, Plan(world=2, tiles=row_wise(tables[0], [0, 1])), comm)
+        skipped, taken = one_batch(), one_batch()
+        for batch in (skipped, taken):
+            sharded.prefetch(batch)
+        vectors = sharded(taken).matrix_BS
+        assert not sharded.is_ahead(skipped)
+        assert torch.equal(sharded(skipped).matrix_BS, vectors)
+
+    run_threads(2, rank, TIMEOUT_S)
