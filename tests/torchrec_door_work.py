@@ -140,16 +140,16 @@ def kind_of(optimizer: str):
     return getattr(torchrec.optim, optimizer, None) or getattr(torch.optim, optimizer)
 
 
-def batch_of(seed: int, rank: int = 0):
+def batch_of(seed: int, rank: int = 0, samples: int = BATCH):
     from torchrec.datasets.utils import Batch
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
     g = torch.Generator().manual_seed(1000 * rank + seed)
-    lengths = torch.randint(0, 4, (len(ROWS), BATCH), generator=g)
+    lengths = torch.randint(0, 4, (len(ROWS), samples), generator=g)
     ids = [torch.randint(0, rows, (int(n.sum()),), generator=g) for rows, n in zip(ROWS.values(), lengths, strict=True)]
     sparse = KeyedJaggedTensor(keys=list(ROWS), values=torch.cat(ids), lengths=lengths.flatten().int())
-    dense = torch.randn(BATCH, DENSE, generator=g)
-    return Batch(dense, sparse, (dense[:, 0] + torch.randn(BATCH, generator=g) > 0).int())
+    dense = torch.randn(samples, DENSE, generator=g)
+    return Batch(dense, sparse, (dense[:, 0] + torch.randn(samples, generator=g) > 0).int())
 
 
 def plan_of(model: nn.Module, world: int, layouts=("table_wise",)):
@@ -438,6 +438,23 @@ def refusals(comm) -> dict[str, str]:
             said[name] = f"{type(error).__name__}: {error}"
     leave_world()
     return said
+
+
+def large_batches(comm) -> dict[str, tuple[float, float]]:
+    """By model: differences of logits and of dense gradients from the plain module, where our kernels run."""
+    join_world(comm)
+    found = {}
+    for name in PACKAGED:
+        plain, batch = make_model(name), batch_of(1, samples=700)
+        mine = ours(fuse(make_model(name), "SGD", {"lr": 0.1}))
+        results = [model(batch) for model in (mine, plain)]
+        for loss, _ in results:
+            loss.backward()
+        gradients = dict(plain.named_parameters())
+        apart = [float((p.grad - gradients[n].grad).abs().max()) for n, p in mine.named_parameters() if p.requires_grad]
+        found[name] = float((results[0][1][1] - results[1][1][1]).abs().max()), max(apart)
+    leave_world()
+    return found
 
 
 def a_bad_batch(comm) -> tuple[str, tuple[int, ...]]:

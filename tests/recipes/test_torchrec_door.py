@@ -145,6 +145,15 @@ def test_sharders_have_optimizers_and_wires():
         assert ratio == 2
 
 
+@pytest.mark.slow
+@TORCHREC
+def test_kernels_for_large_batches_are_equal_up_to_rounding():
+    (found,) = run_processes(1, work.large_batches)
+    for logits, gradients in found.values():
+        assert logits < 1e-5
+        assert gradients < 1e-6
+
+
 SAID = {
     "twice": "SpecError: collection 'bags' is called twice in one forward: expected one call with the features of both",
     "no optimizer": "SpecError: table 't_f0' of collection 'bags' has no optimizer: expected an optimizer by apply_opt",

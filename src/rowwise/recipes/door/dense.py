@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torchrec.models.dlrm import InteractionArch
 from torchrec.modules.crossnet import LowRankCrossNet
 
 from rowwise.tables.ops.interact import interact
 from rowwise.tables.ops.linear import linear
+
+FEW = 512  # samples below which torch's own kernels are as fast: their bits are TorchRec's
 
 
 def use_our_kernels(module: nn.Module) -> None:
@@ -33,12 +36,14 @@ def _set_forward(layer: Any, forward: Callable[..., Tensor]) -> None:
 
 
 def _linear(layer: nn.Linear, input: Tensor) -> Tensor:
-    return linear(input, layer.weight, layer.bias)
+    return product(input, layer.weight, layer.bias)
 
 
 @torch.fx.wrap
 def product(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """`linear`, into which `torch.fx` does not look."""
+    if x.shape[0] < FEW:
+        return F.linear(x, weight_OI, bias_O)
     return linear(x, weight_OI, bias_O)
 
 
@@ -46,7 +51,7 @@ def _cross(net: Any, input: Tensor) -> Tensor:
     """The layers of DCN-v2 with weights of low rank: x + x_0 * (W V x + b)."""
     x = input
     for narrow, wide, bias in zip(net.V_kernels, net.W_kernels, net.bias, strict=True):
-        x = torch.addcmul(x, input, product(product(x, narrow), wide, bias))
+        x = input * (product(product(x, narrow), wide) + bias) + x
     return x
 
 
@@ -60,6 +65,10 @@ def upper_pairs(dense_BD: Tensor, sparse_BFD: Tensor, pairs_2P: Tensor) -> Tenso
     if not pairs_2P.numel():
         return dense_BD
     low_P, high_P = pairs_2P
+    if len(dense_BD) < FEW:
+        vectors_BFD = torch.cat([dense_BD.unsqueeze(1), sparse_BFD], 1)
+        dots_BFF = torch.bmm(vectors_BFD, vectors_BFD.transpose(1, 2))
+        return torch.cat([dense_BD, dots_BFF[:, low_P, high_P]], 1)
     dim = dense_BD.shape[1]
     # Ours have the dense vector, too, and then pair (high, low) at high * (high - 1) / 2 + low.
     order_S = torch.cat([torch.arange(dim, device=low_P.device), dim + high_P * (high_P - 1) // 2 + low_P])
