@@ -5,6 +5,7 @@ import math
 from csv import DictReader
 from datetime import date, datetime
 from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -202,6 +203,14 @@ def test_rows_that_cannot_be_predicted_for(done, tmp_path, change, message):
     with pytest.raises(DataError, match=message):
         predict_rows(done[0].folder.path, tmp_path / "p.parquet", data=str(tmp_path / "new.parquet"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new.parquet"]
+
+
+def test_a_file_that_cannot_be_written_is_named(done, tmp_path):
+    with pytest.raises(SpecError, match=r"no/p.parquet: expected the name of a file in an existing folder"):
+        predict_rows(done[0].folder.path, tmp_path / "no" / "p.parquet")
+    with pytest.raises(OSError, match=r"/proc/p.csv.part") as met:
+        predict_rows(done[0].folder.path, Path("/proc/p.csv"))
+    assert met.value.filename == "/proc/p.csv.part"  # pyarrow's error has none, and was a traceback
 
 
 def test_a_run_without_test_rows(tmp_path):

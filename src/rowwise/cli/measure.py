@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from rowwise.base.errors import SpecError
 from rowwise.cli.code import warn_of_run_code
 from rowwise.cli.console import show_warning
 from rowwise.cli.ensemble import print_ensemble_json, scores_as_json, show_ensemble, slices_by_name
@@ -109,9 +108,9 @@ def predict(  # noqa: PLR0913 - one for each option
     """
     from rowwise.planning.planner.machines import parse_size
     from rowwise.recipes.ensemble import predict_ensemble
+    from rowwise.recipes.predict import check_out
 
-    if not out.parent.is_dir() or (out.exists() and not out.is_file()):
-        raise SpecError(f"--out {out}", "the name of a file in an existing folder")
+    check_out(out)
     size = None if memory is None else parse_size(memory, "--memory")
     for run in runs:
         warn_of_run_code(run)

@@ -8,7 +8,8 @@ Splits are predicted one by one, into a temporary file that is renamed at the en
 """
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -142,8 +143,7 @@ def predict(
         The number of lines.
     """
     best = _items_per_list(k, predictor.items)
-    if out.suffix not in WRITERS:
-        raise SpecError(f"--out {out}", f"a name that ends in {' or '.join(WRITERS)}")
+    check_out(out)
     parts, rows_read, lines_written = predictor.parts, 0, 0
     key, columns = parts.columns.key, structs.replace(parts.columns, labels=(), weight=None, time=None, key=None)
     task = make_task(rows, columns, parts.tables, predictor.transforms)
@@ -153,33 +153,53 @@ def predict(
     copied = _columns_to_copy(keep, key, rows.reader.schema)
     numbered = key is None and "row" not in copied
     _check_copied_columns(copied, predictor.names, rows)
-    temporary = out.with_name(out.name + PART)
-    writer: pq.ParquetWriter | csv.CSVWriter | None = None
+    if not splits:
+        raise DataError("no rows to predict for", "data with at least one row")
+    with line_writer(out) as write, inference_mode(predictor.model, parts.device, predictor.precision):
+        for index, split in enumerate(splits):
+            opened = task.open(index, 0)
+            order_R, count = opened.order_R, opened.table.num_rows
+            by_name = {"row": pa.array(np.arange(rows_read, rows_read + count))} if numbered else {}
+            by_name |= _read_copied_columns(rows, split, copied, out.suffix)
+            if order_R is not None:  # only these rows of the split have logits
+                by_name = {name: values.take(order_R) for name, values in by_name.items()}
+            lines = pa.table(by_name | _predict_split(predictor, opened, best, out.suffix))
+            write(lines)
+            rows_read += count
+            lines_written += lines.num_rows
+            if tell is not None:
+                tell(index + 1, len(splits))
+    return lines_written
+
+
+def check_out(out: Path) -> None:
+    """Raise for a name of another format, or without a folder."""
+    if out.suffix not in WRITERS:
+        raise SpecError(f"--out {out}", f"a name that ends in {' or '.join(WRITERS)}")
+    if not out.parent.is_dir() or (out.exists() and not out.is_file()):
+        raise SpecError(f"--out {out}", "the name of a file in an existing folder")
+
+
+@contextmanager
+def line_writer(out: Path) -> Iterator[Callable[[pa.Table], None]]:
+    """A function that writes lines to a temporary file, which is renamed at the end; an error leaves no file."""
+    temporary, writers = out.with_name(out.name + PART), list[pq.ParquetWriter | csv.CSVWriter]()
+
+    def write(lines: pa.Table) -> None:
+        if not writers:
+            writers.append(WRITERS[out.suffix](temporary, lines.schema))
+        writers[0].write_table(lines)
+
     try:
-        with inference_mode(predictor.model, parts.device, predictor.precision):
-            for index, split in enumerate(splits):
-                opened = task.open(index, 0)
-                order_R, count = opened.order_R, opened.table.num_rows
-                by_name = {"row": pa.array(np.arange(rows_read, rows_read + count))} if numbered else {}
-                by_name |= _read_copied_columns(rows, split, copied, out.suffix)
-                if order_R is not None:  # only these rows of the split have logits
-                    by_name = {name: values.take(order_R) for name, values in by_name.items()}
-                lines = pa.table(by_name | _predict_split(predictor, opened, best, out.suffix))
-                writer = writer or WRITERS[out.suffix](temporary, lines.schema)
-                writer.write_table(lines)
-                rows_read += count
-                lines_written += lines.num_rows
-                if tell is not None:
-                    tell(index + 1, len(splits))
-        if writer is None:
-            raise DataError("no rows to predict for", "data with at least one row")
-        writer.close()
+        temporary.touch()  # an error of Python's names the file
+        yield write
+        for writer in writers:
+            writer.close()
         temporary.replace(out)
     finally:
-        if writer is not None:
+        for writer in writers:
             writer.close()
         temporary.unlink(missing_ok=True)
-    return lines_written
 
 
 def _items_per_list(k: int | None, items: RankedItems | None) -> int:

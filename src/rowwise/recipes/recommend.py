@@ -37,7 +37,7 @@ from rowwise.recipes.export_graph import mixed_towers
 from rowwise.recipes.export_items import cast_items, choose_items, finite_vectors
 from rowwise.recipes.held_out import selected_rows
 from rowwise.recipes.model_kinds import family_of
-from rowwise.recipes.predict import ITEMS, PART, SCORES, WRITERS, Predictor, as_csv, logits_on
+from rowwise.recipes.predict import ITEMS, SCORES, Predictor, as_csv, check_out, line_writer, logits_on
 from rowwise.recipes.resolved import ResolvedRecipe
 from rowwise.recipes.rows import RowSelection, open_reader
 from rowwise.recipes.towers import TowerInput, item_tower, user_vectors
@@ -103,10 +103,7 @@ def recommend(
         tell: called with the number of completed users, and the total.
         warn: called with a line on settings that were replaced.
     """
-    if out.suffix not in WRITERS:
-        raise SpecError(f"--out {out}", f"a name that ends in {' or '.join(WRITERS)}")
-    if not out.parent.is_dir() or (out.exists() and not out.is_file()):
-        raise SpecError(f"--out {out}", "the name of a file in an existing folder")
+    check_out(out)
     with ExitStack() as stack:
         resolved, model = _open(run, which, warn, stack)
         train = resolved.recipe.train
@@ -381,11 +378,16 @@ class _Pairs(NamedTuple):
 
     @classmethod
     def of(cls, keys: list[pa.Array], items: list[Ints], count: int) -> "_Pairs":
-        """The pairs of the rows' keys and the places of their items, of `count` items."""
-        encoded = pc.call_function("dictionary_encode", [pa.chunked_array(keys).combine_chunks()])
-        pairs_N = np.unique(encoded.indices.to_numpy().astype(np.int64) * count + np.concatenate(items))
-        starts_U1 = np.searchsorted(pairs_N, np.arange(len(encoded.dictionary) + 1) * count)
-        return cls(encoded.dictionary, starts_U1, pairs_N % count)
+        """The pairs of the rows' keys and the places of their items, of `count` items; each part has a row."""
+        chunks = pa.chunked_array(keys).dictionary_encode().unify_dictionaries().chunks
+        parts = zip(chunks, items, strict=True)
+        pairs_N = np.concatenate([c.indices.to_numpy().astype(np.int64) * count + i for c, i in parts])
+        pairs_N.sort()  # np.unique takes twice the memory
+        pairs_N = pairs_N[np.append(True, pairs_N[1:] != pairs_N[:-1])]
+        users = chunks[0].dictionary
+        starts_U1 = np.searchsorted(pairs_N, np.arange(len(users) + 1) * count)
+        pairs_N %= count
+        return cls(users, starts_U1, pairs_N)
 
     def of_users(self, keys: pa.Array) -> SeenItems:
         code_U = _index_in(keys, self.users)
@@ -414,8 +416,9 @@ def _history(search: _ItemRanker, resolved: ResolvedRecipe, key: str, options: R
             item_N = _index_in(table[search.item], search.keys)
             known_N = (item_N >= 0) & table[key].is_valid().to_numpy()
             counts_I += np.bincount(item_N[item_N >= 0], minlength=len(counts_I))
-            keys.append(table[key].combine_chunks().filter(pa.array(known_N)))
-            items.append(item_N[known_N])
+            if known_N.any():
+                keys.append(table[key].combine_chunks().filter(pa.array(known_N)))
+                items.append(item_N[known_N])
     if options.seen == "none" or not keys:
         return _History(counts_I, None)
     pairs = _Pairs.of(keys, items, len(counts_I))
@@ -462,9 +465,7 @@ def _write(
     tell: Callable[[int, int], None] | None,
 ) -> Recommended:
     done, short, given_I = 0, 0, np.zeros(len(search.keys), np.int64)
-    temporary, writer = out.with_name(out.name + PART), None
-    try:
-        temporary.touch()  # an error of Python's that names the file
+    with line_writer(out) as write:
         for table in users.tables:
             for begin in range(0, len(table), USERS):
                 block = table.slice(begin, USERS).combine_chunks()
@@ -473,22 +474,15 @@ def _write(
                 lines = _lines(block[users.key], search.keys, places_UK, scores_UK, users.key)
                 if out.suffix == ".csv":
                     lines = pa.table({name: as_csv(lines[name]) for name in lines.column_names})
-                writer = writer or WRITERS[out.suffix](temporary, lines.schema)
-                writer.write_table(lines)
+                write(lines)
                 chosen_UK = places_UK >= 0
                 given_I += np.bincount(places_UK[chosen_UK].numpy(), minlength=len(given_I))
                 short += int((chosen_UK.sum(1) < options.k).sum())
                 done += len(block)
                 if tell is not None:
                     tell(done, max(users.count, done))
-        if writer is None:
+        if not done:
             raise DataError("no users", "a file or data with at least one user")
-        writer.close()
-        temporary.replace(out)
-    finally:
-        if writer is not None:
-            writer.close()
-        temporary.unlink(missing_ok=True)
     return _summary(given_I, history.counts_I, done, short, options)
 
 
