@@ -68,7 +68,7 @@ def test_columns_of_numbers(tmp_path):
         ({"a": [1.0, None, 2.0]}, "a", "item 2 has no number in column 'a'"),
         ({"item": [1, 1, 2], "v": [[1.0]] * 3}, "v", "key 1 occurs twice"),
         ({"v": [[1.0]] * 3}, "w", "no column 'w'; there are item, v"),
-        ({"v": [[1e16], [1.0], [2.0]]}, "v", "item 1 has a number beyond 1e"),
+        ({"v": [[1e16], [1.0], [2.0]]}, "v", "item 1 has a number that is not finite, or beyond 1e"),
         ({"v": [[1.0] * 16385] * 3}, "v", "vectors of 16,385 numbers: expected at most 16,384"),
         ({"item": ["a", "b\tc", "d"], "v": [[1.0]] * 3}, "v", r"key 'b\\tc' has a tab"),
         ({"item": [1.5, 2.5, 3.5], "v": [[1.0]] * 3}, "v", "items.parquet: column 'item' holds double"),

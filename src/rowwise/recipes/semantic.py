@@ -130,8 +130,8 @@ def sorted_items(keys: pa.Array, vectors_ND: Floats, source: str = "") -> ItemVe
     bad = next((key for key in keys.to_pylist() if set(str(key)) & {"\t", "\n", "\r"}), None)
     if bad is not None:
         raise DataError(f"{lead}key {bad!r} has a tab or a line feed", "keys of one line without tabs")
-    _refuse(source, keys, np.asarray(~np.isfinite(vectors_ND).all(1)), "a number that is not finite")
-    _refuse(source, keys, np.asarray((np.abs(vectors_ND) > LARGEST).any(1)), f"a number beyond {LARGEST:.0e}")
+    small_N = np.asarray((np.abs(vectors_ND) <= LARGEST).all(1))
+    _refuse(source, keys, ~small_N, f"a number that is not finite, or beyond {LARGEST:.0e}")
     order_N = pc.call_function("sort_indices", [keys])
     return ItemVectors(keys.take(order_N), np.ascontiguousarray(vectors_ND[order_N.to_numpy()], np.float32))
 
