@@ -127,3 +127,15 @@ def test_a_damaged_description_is_refused(tmp_path, change):
         open_ids(tmp_path / "ids")
     with pytest.raises(DataError, match=r"no ids.json in it: expected a folder of rowwise sid fit"):
         open_ids(tmp_path)
+
+
+def test_the_command_refuses_before_it_fits(tmp_path, refused):
+    path = write_items(tmp_path / "items.parquet", 9)
+    (tmp_path / "runs").mkdir()
+    fit = ("sid", "fit", path, "--codes", "2x2", "--out")
+    assert "--key is missing: expected the name of a column of" in refused(*fit, "ids", "--vectors", "v")
+    assert "--vectors is missing: expected" in refused(*fit, "ids", "--key", "item")
+    assert "--key item: runs is a run; leave it out" in refused("sid", "fit", "runs", "--key", "item", "--out", "ids")
+    assert f"--out {tmp_path}: it exists" in refused(*fit, tmp_path, "--key", "item", "--vectors", "v")
+    problem = "9 items for 16 codes: expected no more codes a level than items"
+    assert problem in refused(*fit, "ids", "--key", "item", "--vectors", "v", "--codes", "16")
