@@ -39,6 +39,7 @@ USES = {
     "base/storage/interface.py": "handed on",
     "base/storage/local.py": "handed on",
     "base/storage/read_cache.py": "which of its files are removed first",
+    "train/mllog.py": "times of MLPerf's log, which its checker compares within the log",
     "train/run_folder.py": "shown",
     "train/trackers.py": "shown",
 }

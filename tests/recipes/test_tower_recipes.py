@@ -180,7 +180,7 @@ def test_what_a_graph_cannot_be_is_refused(tmp_path):
         ({"user": "item"}, "graph: feature item is in both towers"),
         ({"layers": 0}, "model.layers=0: expected at least 1"),
         ({"sampled": 0}, "model.sampled=0: expected at least 1"),
-        ({"sampled": 5_000_000}, "most=5000000: expected 1 to 4,194,304 edges into a node"),
+        ({"sampled": 5_000_000}, "max_edges=5000000: expected 1 to 4,194,304 edges into a node"),
     ):
         with pytest.raises(SpecError, match=text):
             trained(tmp_path, GRAPH | changes)

@@ -160,7 +160,7 @@ def test_views_of_text_are_text():
     frame.write_ipc_stream(sink, compat_level=polars.CompatLevel.newest())
     assert pa.types.is_string_view(pa.ipc.open_stream(sink.getvalue()).schema.field("user").type)
     found = reader().read_arrow(sink.getvalue()).arrays
-    assert pa.table(found).to_pydict() == ROWS | {"user": [-12, None], "name": ["a" * 30, None]}
+    assert pa.table(dict(found)).to_pydict() == ROWS | {"user": [-12, None], "name": ["a" * 30, None]}
 
 
 @pytest.mark.parametrize(
