@@ -270,8 +270,9 @@ def test_a_loader_that_finds_no_idle_processor_is_replaced(models, exported):
         clients.wait_for(1)
         loader, processor = loader_of(process.pid), min(os.sched_getaffinity(0))
         os.sched_setaffinity(loader, {processor})
-        for _ in range(4):
-            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+        for _ in range(8):  # sessions of their own: Linux shares a processor between sessions first
+            command = [sys.executable, "-c", "while True: pass"]
+            busy = stack.enter_context(subprocess.Popen(command, start_new_session=True))
             stack.callback(busy.kill)
             os.sched_setaffinity(busy.pid, {processor})
         os.kill(loader, signal.SIGSTOP)  # else it may be faster than the other processes start

@@ -12,7 +12,6 @@ from rowwise.base.quantity import format_bytes
 from rowwise.base.textfile import parse_whole
 from rowwise.cli.code import warn_of_run_code
 from rowwise.cli.console import show_warning
-from rowwise.cli.kserve import check_kserve, make_service
 from rowwise.cli.options import AsJson, RunArgument, Which
 from rowwise.cli.progress import splits_bar
 from rowwise.cli.stored import open_store
@@ -128,6 +127,8 @@ def export(  # noqa: PLR0913 - one for each option
         _show_foreign(made, form, as_json=as_json)
         return
     if kserve is not None:
+        from rowwise.cli.kserve import check_kserve
+
         check_kserve(kserve, folder)
     with open_store(folder, cache) as store:
         local, after = (Path(folder), 0) if store is None else (store.folder, store.begin_export(full=full))
@@ -149,6 +150,8 @@ def export(  # noqa: PLR0913 - one for each option
         costs = row_type_cost(run, written.folder, which, size) if explain else []
     _show_version(written, folder, costs, as_json=as_json)
     if kserve is not None:
+        from rowwise.cli.kserve import make_service
+
         kserve.write_text(make_service(written.served.name, folder, str(image), written.size_bytes))
     if not as_json:
         print_line(f"serve it with: {f'kubectl apply -f {kserve}' if kserve else f'rowwise serve {folder}'}")

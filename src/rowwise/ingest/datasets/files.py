@@ -1,23 +1,21 @@
 """Any files or tables as a dataset, with column roles inferred from their first splits."""
 
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import structs
 
 from rowwise.base.errors import DataError, SpecError
 from rowwise.base.storage.read_cache import CacheFolder
 from rowwise.base.textfile import open_regular
-from rowwise.ingest.arrow_files import ArrowReader
 from rowwise.ingest.columns import Columns
 from rowwise.ingest.datasets.dataset import Dataset
 from rowwise.ingest.delimited import ENDINGS, CsvReader, MisfitError, find_text_files
 from rowwise.ingest.dialect import Dialect, find_encoding
 from rowwise.ingest.inspect import Role, inspect
-from rowwise.ingest.kafka import KafkaReader, find_ranges, has_fixed_end
 from rowwise.ingest.kinds import FITS, IDS
-from rowwise.ingest.lake import delta, iceberg
 from rowwise.ingest.lake.snapshot import split_version
 from rowwise.ingest.parquet import ENDINGS as PARQUET
 from rowwise.ingest.parquet import ParquetReader
@@ -26,7 +24,7 @@ from rowwise.ingest.warehouse.storage import is_url
 from rowwise.ingest.where import RowFilter
 from rowwise.tables.spec import Table
 
-LAKES = {"delta": delta, "iceberg": iceberg}
+LAKES = ("delta", "iceberg")
 KINDS = ("parquet", "csv", *LAKES, "hf", "kafka")  # in parquet:PATH and the like
 NAMES = ("parquet:PATH", "csv:PATH", "delta:TABLE", "iceberg:TABLE", "hf:FOLDER", "kafka:TOPIC")
 DELIMITED = ENDINGS  # of text files
@@ -41,13 +39,17 @@ def open_named(
     """A reader of parquet:PATH, or another of `NAMES`; None for other names."""
     kind, path = split_kind(name)
     if kind in LAKES:
-        snapshot = LAKES[kind].open_snapshot(*split_version(path), where or RowFilter())
+        snapshot = _lake(kind).open_snapshot(*split_version(path), where or RowFilter())
         return ParquetReader(snapshot, where=where, verify=True, cache=cache)
     if kind == "parquet":
         return ParquetReader(path, where=where, verify=True, cache=cache)
     if kind == "hf":
+        from rowwise.ingest.arrow_files import ArrowReader
+
         return ArrowReader(path)
     if kind == "kafka":
+        from rowwise.ingest.kafka import KafkaReader
+
         return KafkaReader(path)
     return CsvReader(path, dialect) if kind == "csv" else None
 
@@ -64,13 +66,15 @@ def pin(name: str) -> str:
     if not kind:
         return name
     if kind == "kafka":
+        from rowwise.ingest.kafka import find_ranges
+
         return f"kafka:{find_ranges(path).name}"
     version = None
     if kind in LAKES:
         path, version = split_version(path)
         if version is None:
-            version = LAKES[kind].latest(path)
-    if not is_url(path) and (kind != "iceberg" or iceberg.is_path(path)):
+            version = _lake(kind).latest(path)
+    if not is_url(path) and (kind != "iceberg" or _lake(kind).is_path(path)):
         path = str(Path(path).absolute())
     return f"{kind}:{path}" if version is None else f"{kind}:{path}@{version}"
 
@@ -79,10 +83,21 @@ def check_fixed(names: Iterable[str | None], use: str) -> None:
     """Refuse names that leave the newest version open, for runs that have to read the same rows."""
     for name in filter(None, names):
         kind, path = split_kind(name)
-        if (kind in LAKES and split_version(path)[1] is None) or (kind == "kafka" and not has_fixed_end(path)):
+        if (kind in LAKES and split_version(path)[1] is None) or (kind == "kafka" and not _has_fixed_end(path)):
             raise SpecError(
                 f"{use} with {name}: each run would read what is newest then", f"a version, such as {pin(name)}"
             )
+
+
+def _lake(kind: str) -> Any:
+    """The module of a kind of table, which few runs need."""
+    return import_module(f"rowwise.ingest.lake.{kind}")
+
+
+def _has_fixed_end(topic: str) -> bool:
+    from rowwise.ingest.kafka import has_fixed_end
+
+    return has_fixed_end(topic)
 
 
 def open_files(path: str | Path, dialect: Dialect | None = None) -> Reader:
