@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from torch import nn
 
 from rowwise import (
@@ -80,7 +81,9 @@ def logits_of(model, features):
 def model_of(config, dim):
     torch.manual_seed(0)
     names = ("item", "seen", "a", "b", "c")
-    pooling = Pooling.SEQUENCE if isinstance(config, (DienConfig, DinConfig)) else Pooling.MEAN
+    pooling = Pooling.MEAN
+    if isinstance(config, (DienConfig, DinConfig)):
+        pooling, config = Pooling.SEQUENCE, structs.replace(config, histories={"seen": "item"})
     tables = [Table(name=name, rows=50, dim=dim) for name in names[2:]]
     tables.append(Table(name="items", rows=50, dim=dim, features=names[:2], pooling=pooling))
     if isinstance(config, GraphConfig):
@@ -130,7 +133,7 @@ def test_rows_of_other_models_keep_their_bits(config):
 
 
 class Neighbours(nn.Module):
-    """Logits that depend on the batch: on its size, or on the other rows."""
+    """Logits that depend on the batch: on its size, on the other rows, or for the largest rows on being alone."""
 
     def __init__(self, of):
         super().__init__()
@@ -138,16 +141,18 @@ class Neighbours(nn.Module):
 
     def forward(self, batch):
         x_B1 = batch.dense_BF[:, :1]
+        if self.of == "company":
+            return x_B1 + (x_B1 > 2) * (len(x_B1) == 1)
         return x_B1 + (len(x_B1) if self.of == "size" else x_B1.mean())
 
 
-@pytest.mark.parametrize(("of", "kind"), [("size", "fixed"), ("rows", "alone")])
+@pytest.mark.parametrize(("of", "kind"), [("size", "fixed"), ("rows", "alone"), ("company", "padded")])
 def test_a_model_that_sees_its_batch_is_found(of, kind):
     model = Neighbours(of)
     with inference_mode(model):
         blocks = choose_blocks(logits_of(model, ("item",)), ROWS)
     assert blocks.kind == kind
-    assert blocks.describe() != RowBlocks().describe()
+    assert blocks == RowBlocks(rows=16) if of == "company" else blocks.describe() != RowBlocks().describe()
 
 
 @given(st.sampled_from(["padded", "fixed", "alone"]), st.integers(1, 3000), st.integers(1, 600))

@@ -142,14 +142,21 @@ def choose_blocks(logits_of: Callable[[Sequence[int]], Tensor], rows: int) -> Ro
     return RowBlocks(kind="alone")
 
 
+def _shifts(size: int, rows: int) -> Sequence[int]:
+    """The places by which rows are moved in batches of a size; each row is also alone."""
+    if size == 1:
+        return range(rows)
+    return TESTED_SHIFTS if size < LARGE_ROWS and size % BLOCK_ROWS == 0 else FEW_SHIFTS
+
+
 def _differ(logits_of: Callable[[Sequence[int]], Tensor], rows: int, sizes: Sequence[int]) -> bool:
     """Whether a row's bits differ between batches of these sizes, or between places in them."""
     first_RK: Tensor | None = None
     seen_R = torch.zeros(rows, dtype=torch.bool)
     for size in sizes:
-        for shift in TESTED_SHIFTS if size < LARGE_ROWS and size % BLOCK_ROWS == 0 else FEW_SHIFTS:
+        for shift in _shifts(size, rows):
             rows_B = (torch.arange(size) + shift) % rows
-            if shift % 2:  # other neighbours, too
+            if shift % 2 and size > 1:  # other neighbours, too
                 rows_B = rows_B * STRIDE % rows
             bits_BK = logits_of(rows_B.tolist()).float().contiguous().view(torch.int32)
             first_RK = bits_BK.new_empty(rows, bits_BK.shape[1]) if first_RK is None else first_RK
