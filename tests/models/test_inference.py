@@ -172,6 +172,9 @@ def test_packed_layers_equal_plain_ones(shape, relu):
     with torch.no_grad():
         wanted = layer(x)
     with inference_mode(layer):
+        with inference_mode(layer):
+            packed = layer.packed
+        assert layer.packed is packed is not None
         torch.testing.assert_close(layer(x), wanted)
         assert not wanted.numel() or layer(x * torch.nan).isnan().all()
     assert layer.packed is None

@@ -86,14 +86,16 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def inference_mode(model: nn.Module, device: str = "cpu", precision: str = "fp32") -> Iterator[None]:
     """`evaluation_mode` and `autocast`, with packed `Linear` layers whose rows have the same bits in any batch.
 
-    Weights must not change inside it.
+    Weights must not change inside it. Inside another one of the model it changes nothing.
     """
+    unpacked = [module for module in _packed_modules(model) if not module.frozen]
     with evaluation_mode(model), autocast(device, precision):
         try:
-            pack(model)
+            if unpacked:
+                pack(model)
             yield
         finally:
-            for module in _packed_modules(model):
+            for module in unpacked:
                 module.frozen, module.packed = False, None
 
 
