@@ -70,7 +70,7 @@ class RowwiseCollection(ShardedModule, FusedOptimizerModule):
         self.source, self._env = source, env
         self._embeddings = (embeddings,)  # in a tuple, as its parameters have other names
         self.lookups: int | None = None  # in the current forward of the model; None outside of it
-        self._updates = UpdatesAfterBackward(embeddings, env.world_size)
+        self._updates = UpdatesAfterBackward(embeddings)
         self._outputs = tuple(name for entry in source.tables for name in entry.table.feature_names)
         self._features = tuple(name for entry in source.tables for name in entry.features)
         self._widths = [entry.table.dim for entry in source.tables for _ in entry.features]

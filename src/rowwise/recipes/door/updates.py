@@ -1,6 +1,6 @@
 """Applies staged gradients at the end of the backward that computed them, as TorchRec's fused optimizers do.
 
-Gradients are divided by the number of ranks, as DistributedDataParallel divides those of dense parameters.
+Gradients are means over ranks, as DistributedDataParallel makes those of dense parameters.
 """
 
 from collections.abc import Iterable
@@ -16,8 +16,10 @@ from rowwise.parallel.shard.embeddings import AnyEmbeddings, ShardedEmbeddings
 class UpdatesAfterBackward:
     """Calls `embeddings.update` once after each backward that reaches one of the watched outputs."""
 
-    def __init__(self, embeddings: AnyEmbeddings, ranks: int) -> None:
-        self._embeddings, self._ranks, self._queued = embeddings, ranks, False
+    def __init__(self, embeddings: AnyEmbeddings) -> None:
+        self._embeddings, self._queued = embeddings, False
+        if isinstance(embeddings, ShardedEmbeddings):
+            embeddings.mean_over_ranks = True
 
     def prepare(self) -> None:
         """Called before a lookup: drop the gradients of a backward that has failed on its way."""
@@ -31,11 +33,10 @@ class UpdatesAfterBackward:
             if output.requires_grad:
                 output.register_hook(self._reached)
 
-    def _reached(self, gradient: Tensor) -> Tensor:
+    def _reached(self, _: Tensor) -> None:
         if not self._queued:
             self._queued = True
             Variable._execution_engine.queue_callback(self._update)
-        return gradient / self._ranks if self._ranks > 1 else gradient
 
     def _update(self) -> None:
         self._queued = False
