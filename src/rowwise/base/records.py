@@ -24,7 +24,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recommended(Record, frozen=True, kw_only=True):
-    """What was recommended to all users."""
+    """Counts and shares of the recommendations to all users."""
 
     users: int
     items: int  # candidates

@@ -60,7 +60,7 @@ class SemanticFacts(Value, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """Of all files."""
+        """SHA-256 of the checksums of all files."""
         return hashlib.sha256(msgspec.json.encode(self.sha256, order="sorted")).hexdigest()
 
 

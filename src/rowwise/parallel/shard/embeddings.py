@@ -376,7 +376,7 @@ class ShardedEmbeddings(nn.Module):
         return True
 
     def _check_in_backward(self) -> None:
-        """Collective."""
+        """Raise on all ranks if a staged gradient of any rank is not finite; collective."""
         error: GradientError | None = None
         if self.device.type == "cpu":
             try:

@@ -135,7 +135,7 @@ class Graph:
         )
 
     def sampled(self, max_edges: int, how: SampledBy = "spread", *, rescaled: bool = True) -> "Graph":
-        """The graph, of which products read min(degree, max_edges) edges into each target; it shares the edges' memory.
+        """The same graph, with at most max_edges edges into each target in products; shares the memory of the edges.
 
         Args:
             max_edges: of a target. The kernel of CPUs lists the edges that it chose in 8 or 12 bytes each: up to
